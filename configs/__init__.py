@@ -1,0 +1,1 @@
+"""The configuration tree, installed as the package ``recurrl.configs``."""

@@ -1,0 +1,190 @@
+"""The command line: composes and checks a configuration, runs jobs, reports what became of them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from recurrl import checkpoint, envs
+from recurrl.config import ConfigError, TrainConfig, check, check_key, run_directory_of, typed
+from recurrl.evaluation import evaluate
+from recurrl.report import Report
+from recurrl.tracking.summary import write_summary
+from recurrl.train import make_policy_for, train
+
+_finished: list[tuple[str, str | None]] = []
+"""Of each job of this process: its overrides, and the error it failed with."""
+
+
+def main() -> None:
+    """``recurrl-train``: trains one policy, or with ``-m`` one for each combination of overrides."""
+    full_error = "HYDRA_FULL_ERROR" in os.environ
+    # Without it Hydra prints errors itself, a traceback with each.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        _check_overrides(sys.argv[1:])
+        _job()
+    except (ConfigError, HydraException) as error:
+        if full_error:
+            raise
+        _report_jobs()
+        sys.exit(f"error: {error}")
+    except Exception:
+        _report_jobs()
+        raise
+    _report_jobs()
+
+
+def evaluate_main() -> None:
+    """``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
+    parser = argparse.ArgumentParser(
+        prog="recurrl-evaluate", description="Plays deterministic episodes with the policy of a run, and prints returns."
+    )
+    parser.add_argument("run", type=Path, help="a run directory, or a checkpoint in one")
+    parser.add_argument("--episodes", type=int, help="how many (default: as many as the run's own evaluation)")
+    parser.add_argument("--seed", type=int, help="seed of the environments (default: the run's)")
+    parser.add_argument("--device", help="where the policy runs (default: the run's device)")
+    arguments = parser.parse_args()
+    try:
+        returns = evaluate_run(arguments.run, arguments.episodes, arguments.seed, arguments.device)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(
+        f"return {fmean(returns):.1f} ± {pstdev(returns):.1f} over {len(returns)} episodes "
+        f"(min {min(returns):.1f}, max {max(returns):.1f})\n"
+    )
+
+
+def evaluate_run(
+    path: Path, episodes: int | None = None, seed: int | None = None, device: str | None = None
+) -> list[float]:
+    """Returns of deterministic episodes of a run's policy, in the environment it was trained in.
+
+    Args:
+        path: a run directory, or one of its checkpoints; of a run directory the newest checkpoint is taken.
+        episodes: how many; default: as many as the run's own evaluation.
+        seed: of the environments; default: the run's.
+        device: where the policy runs; default: the run's.
+
+    Raises:
+        ConfigError: the path is no run, or its environment or device is not available here.
+    """
+    saved = checkpoint.find(path)
+    config = typed(_saved_config(path))
+    config = replace(config, resume=None, device=device or config.device)
+    _check(config)
+    policy = make_policy_for(config)
+    checkpoint.load_policy(saved, policy)
+    episodes = config.evaluation.episodes if episodes is None else episodes
+    if episodes < 1:
+        raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
+    return evaluate(config.env, policy, episodes, config.seed if seed is None else seed)
+
+
+@hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
+def _job(composed: DictConfig) -> None:
+    started = time.time() if _finished else _process_start()
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    run_dir = Path(HydraConfig.get().runtime.output_dir)
+    name = " ".join(HydraConfig.get().overrides.task) or "(defaults)"
+    report = Report(started=started)
+    try:
+        effective = _with_resumed(composed, run_dir)
+        config = typed(effective)
+        report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
+        _check(config)
+        train(config, run_dir, _plain(effective), report)
+        report.status = "completed"
+    except KeyboardInterrupt:
+        report.status = "interrupted"
+        raise
+    except Exception as error:
+        report.error = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        write_summary(run_dir, report.summary())
+        _finished.append((name, report.error))
+    logging.getLogger(__name__).info(_closing_line(report, run_dir))
+
+
+def _check(config: TrainConfig) -> None:
+    check(config)
+    envs.check(config.env)
+    checkpoint.check_resume(config)
+
+
+def _check_overrides(arguments: Sequence[str]) -> None:
+    """Refuses overrides of keys that do not exist, before Hydra does, which cannot name the nearest ones."""
+    overrides = get_args_parser().parse_known_args(list(arguments))[0].overrides
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.key_or_group
+        if not key.startswith("hydra") and "/" not in key and key != "experiment":
+            check_key(key)
+
+
+def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
+    """The configuration of the run to go on from, with this command line's overrides; ``composed`` if there is none.
+
+    The result replaces Hydra's own record, so that this run too can be resumed and evaluated as it was.
+    """
+    if composed.resume is None:
+        return composed
+    effective = _saved_config(Path(composed.resume))
+    for override in OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task)):
+        key = override.key_or_group
+        if key == "experiment":
+            raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
+        OmegaConf.update(effective, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+    OmegaConf.save(effective, run_dir / ".hydra" / "config.yaml")
+    return effective
+
+
+def _saved_config(path: Path) -> DictConfig:
+    config = OmegaConf.load(run_directory_of(path) / ".hydra" / "config.yaml")
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _closing_line(report: Report, run_dir: Path) -> str:
+    summary = report.summary()
+    return (
+        f"{report.frames} frames in {summary['train_time_s']:.1f} s of training; evaluation return "
+        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes; {run_dir}"
+    )
+
+
+def _report_jobs() -> None:
+    """Of several jobs, says how many ended well, and names those that did not."""
+    if len(_finished) < 2:
+        return
+    failed = [(name, error) for name, error in _finished if error is not None]
+    sys.stderr.write(f"{len(_finished) - len(failed)} of {len(_finished)} jobs completed\n")
+    for name, error in failed:
+        sys.stderr.write(f"failed: {name}: {error}\n")
+
+
+def _process_start() -> float:
+    from recurrl import STARTED
+
+    return STARTED

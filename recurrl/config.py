@@ -1,0 +1,442 @@
+"""The typed configuration: what every key is, and which values go together.
+
+Values live in ``configs/``; this file gives types and rules. :func:`typed` turns a composed configuration into plain
+dataclasses, which everything behind the command line works with. :func:`check` raises :class:`ConfigError` with a
+sentence that says what was asked, why it can't be, and what to do, before any environment or process is started.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recurrl.recurrent import precision as matmul_precision
+from recurrl.recurrent.backends import Options, refusal
+from recurrl.recurrent.cells import cell_names, load_cell
+
+NO_CELL = "none"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be honoured. The message is for the person who typed it."""
+
+
+@dataclass
+class EnvConfig:
+    """An environment, and how many of it.
+
+    Attributes:
+        name: the name of this choice.
+        source: the module of ``recurrl.envs`` that makes it.
+        id: the environment's registered id.
+        num_envs: copies stepped side by side, N.
+        vectorization: ``inline`` (this process, one TorchRL environment of batch N), ``serial`` (TorchRL's SerialEnv),
+            ``parallel`` (TorchRL's ParallelEnv, a process each) or ``gymnasium`` (Gymnasium's own vector environment).
+        packages: packages to import first, because they register ids.
+        mask: indices of the observation to hide from the policy.
+        max_episode_steps: truncate after so many steps; null leaves the registered limit.
+        reward_scale: rewards are multiplied by this for learning; reported returns are not.
+        normalize_observation: normalise observations by running statistics, which are part of the policy.
+        normalize_reward: divide rewards for learning by the running standard deviation of the discounted return.
+        kwargs: further arguments of the environment's constructor.
+    """
+
+    name: str
+    source: str
+    id: str
+    num_envs: int
+    vectorization: str
+    packages: list[str]
+    mask: list[int]
+    max_episode_steps: int | None
+    reward_scale: float
+    normalize_observation: bool
+    normalize_reward: bool
+    kwargs: dict[str, Any]
+
+
+@dataclass
+class CellConfig:
+    """The recurrent cell; ``none`` puts a feed-forward layer of the same size in its place, as a control."""
+
+    name: str
+    hidden_size: int
+    num_layers: int
+
+
+@dataclass
+class ChoiceConfig:
+    """A group whose options have a name and nothing else."""
+
+    name: str
+
+
+@dataclass
+class PolicyConfig:
+    """The network around the cell.
+
+    Attributes:
+        encoder_sizes: widths of the layers between observation and cell, each followed by tanh.
+        initial_std: standard deviation of continuous actions, in units of half the action range, before training.
+    """
+
+    encoder_sizes: list[int]
+    initial_std: float
+
+
+@dataclass
+class AlgorithmConfig:
+    """Proximal policy optimisation with the clipped objective (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
+
+    Attributes:
+        name: the module of ``recurrl.losses``.
+        gamma: discount per step.
+        lmbda: λ of generalised advantage estimation.
+        clip_epsilon: clip range of the probability ratio at the start.
+        clip_final_fraction: what is left of ``clip_epsilon`` at the end; it falls linearly with frames. 1 is constant.
+        entropy_coeff: weight of the entropy bonus at the start.
+        entropy_final_fraction: likewise for ``entropy_coeff``.
+        critic_coeff: weight of the value loss.
+        critic_loss: ``l2`` or ``smooth_l1``.
+        clip_value: range the value may move from the stored one in the value loss; null for no clipping.
+        normalize_advantage: normalise advantages within each minibatch.
+        max_grad_norm: gradients are scaled down to this norm; null for no limit.
+        target_kl: stop the epochs of an iteration once the approximate KL exceeds this; null for never.
+    """
+
+    name: str
+    gamma: float
+    lmbda: float
+    clip_epsilon: float
+    clip_final_fraction: float
+    entropy_coeff: float
+    entropy_final_fraction: float
+    critic_coeff: float
+    critic_loss: str
+    clip_value: float | None
+    normalize_advantage: bool
+    max_grad_norm: float | None
+    target_kl: float | None
+
+
+@dataclass
+class LoggerConfig:
+    """Where metrics go besides ``metrics.csv``, which is always written.
+
+    Attributes:
+        name: ``csv``, ``tensorboard`` or ``wandb``.
+        project: wandb's project.
+        mode: wandb's mode: ``auto`` (online with a login, else offline), ``online`` or ``offline``.
+    """
+
+    name: str
+    project: str | None
+    mode: str | None
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are written: at the end, and every so many frames (null: only at the end)."""
+
+    every_frames: int | None
+
+
+@dataclass
+class EvaluationConfig:
+    """Evaluation by deterministic episodes: how many, and every how many frames (null: only at the end)."""
+
+    episodes: int
+    every_frames: int | None
+
+
+@dataclass
+class TrainConfig:
+    """A training run. ``configs/train.yaml`` says what each key of it means."""
+
+    env: EnvConfig
+    cell: CellConfig
+    backend: ChoiceConfig
+    recompute: ChoiceConfig
+    precision: ChoiceConfig
+    algorithm: AlgorithmConfig
+    collector: ChoiceConfig
+    logger: LoggerConfig
+    policy: PolicyConfig
+    checkpoint: CheckpointConfig
+    evaluation: EvaluationConfig
+    seed: int
+    device: str
+    num_threads: int | None
+    total_frames: int
+    frames_per_batch: int
+    slice_len: int
+    epochs: int
+    minibatch_slices: int
+    lr: float
+    lr_final_fraction: float
+    resume: str | None
+
+    @property
+    def steps_per_row(self) -> int:
+        """T: the steps each environment takes an iteration."""
+        return self.frames_per_batch // self.env.num_envs
+
+    @property
+    def slices_per_batch(self) -> int:
+        """How many slices an iteration's frames are cut into."""
+        return self.frames_per_batch // self.slice_len
+
+    @property
+    def iterations(self) -> int:
+        """Iterations in ``total_frames``; a last one that would exceed it is left out."""
+        return self.total_frames // self.frames_per_batch
+
+
+def typed(config: DictConfig) -> TrainConfig:
+    """The dataclasses of a composed configuration.
+
+    Raises:
+        ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
+    """
+    check_keys(OmegaConf.to_container(config, resolve=False))
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), config)
+        result = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None)
+        reason = str(error).splitlines()[0]
+        hint = "It has to be given: it has no default." if "Missing mandatory" in reason else "Give a value of that type."
+        raise ConfigError(f"The configuration key {key!r}: {reason}. {hint}") from error
+    assert isinstance(result, TrainConfig)
+    return result
+
+
+def check_keys(values: Any) -> None:
+    """Refuses keys the schema does not have, with the nearest ones it has.
+
+    Raises:
+        ConfigError: such a key.
+    """
+    known = set(key_paths(TrainConfig))
+    for path in _paths_of(values):
+        check_key(path, known)
+
+
+def check_key(path: str, known: Iterable[str] | None = None) -> None:
+    """Refuses one dotted key the schema does not have, with the nearest ones it has.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    known = set(key_paths(TrainConfig)) if known is None else set(known)
+    if path in known or path.startswith("env.kwargs."):
+        return
+    near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
+    last = path.rpartition(".")[2]
+    near += [key for key in sorted(known) if key.rpartition(".")[2] == last and key not in near]
+    advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --cfg job lists all keys."
+    raise ConfigError(f"There is no configuration key {path!r}. {advice}")
+
+
+def key_paths(schema: type, prefix: str = "") -> list[str]:
+    """The dotted paths of all keys of a schema, those of groups included."""
+    hints = get_type_hints(schema)
+    paths: list[str] = []
+    for field in fields(schema):
+        path = prefix + field.name
+        paths.append(path)
+        if is_dataclass(hints[field.name]):
+            paths += key_paths(hints[field.name], path + ".")
+    return paths
+
+
+def _paths_of(values: Any, prefix: str = "") -> list[str]:
+    if not isinstance(values, dict):
+        return []
+    paths: list[str] = []
+    for key, value in values.items():
+        paths.append(f"{prefix}{key}")
+        if f"{prefix}{key}" != "env.kwargs":
+            paths += _paths_of(value, f"{prefix}{key}.")
+    return paths
+
+
+def check(config: TrainConfig) -> None:
+    """Checks every value and every rule between values.
+
+    Raises:
+        ConfigError: with a sentence a person can act on.
+    """
+    _check_ranges(config)
+    _check_choices(config)
+    _check_device(config)
+    _check_recurrence(config)
+    _check_batches(config)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _check_ranges(config: TrainConfig) -> None:
+    algorithm = config.algorithm
+    at_least_one = {
+        "env.num_envs": config.env.num_envs,
+        "cell.hidden_size": config.cell.hidden_size,
+        "cell.num_layers": config.cell.num_layers,
+        "total_frames": config.total_frames,
+        "frames_per_batch": config.frames_per_batch,
+        "slice_len": config.slice_len,
+        "epochs": config.epochs,
+        "minibatch_slices": config.minibatch_slices,
+        "evaluation.episodes": config.evaluation.episodes,
+        "env.max_episode_steps": config.env.max_episode_steps,
+        "checkpoint.every_frames": config.checkpoint.every_frames,
+        "evaluation.every_frames": config.evaluation.every_frames,
+        "num_threads": config.num_threads,
+        **{f"policy.encoder_sizes[{i}]": size for i, size in enumerate(config.policy.encoder_sizes)},
+    }
+    for key, value in at_least_one.items():
+        _require(value is None or value >= 1, f"{key}={value} is too small. Give a whole number of at least 1.")
+    between_zero_and_one = {
+        "algorithm.gamma": algorithm.gamma,
+        "algorithm.lmbda": algorithm.lmbda,
+        "algorithm.clip_final_fraction": algorithm.clip_final_fraction,
+        "algorithm.entropy_final_fraction": algorithm.entropy_final_fraction,
+        "lr_final_fraction": config.lr_final_fraction,
+    }
+    for key, fraction in between_zero_and_one.items():
+        _require(0 <= fraction <= 1, f"{key}={fraction} is out of range. Give a number from 0 to 1.")
+    positive = {
+        "lr": config.lr,
+        "env.reward_scale": config.env.reward_scale,
+        "policy.initial_std": config.policy.initial_std,
+        "algorithm.clip_epsilon": algorithm.clip_epsilon,
+        "algorithm.max_grad_norm": algorithm.max_grad_norm,
+        "algorithm.target_kl": algorithm.target_kl,
+        "algorithm.clip_value": algorithm.clip_value,
+    }
+    for key, number in positive.items():
+        _require(
+            number is None or (number > 0 and math.isfinite(number)),
+            f"{key}={number} is out of range. Give a finite number above 0.",
+        )
+    not_negative = {
+        "algorithm.entropy_coeff": algorithm.entropy_coeff,
+        "algorithm.critic_coeff": algorithm.critic_coeff,
+    }
+    for key, number in not_negative.items():
+        _require(
+            number >= 0 and math.isfinite(number), f"{key}={number} is out of range. Give a finite number, 0 or above."
+        )
+    _require(algorithm.clip_epsilon < 1, f"algorithm.clip_epsilon={algorithm.clip_epsilon} must be below 1.")
+    _require(0 <= config.seed < 2**31, f"seed={config.seed} is out of range. Give a whole number from 0 to 2147483647.")
+
+
+def _check_choices(config: TrainConfig) -> None:
+    choices = {
+        "env.vectorization": (config.env.vectorization, ("inline", "serial", "parallel", "gymnasium")),
+        "algorithm.critic_loss": (config.algorithm.critic_loss, ("l2", "smooth_l1")),
+        "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
+        "collector.name": (config.collector.name, ("single",)),
+        "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
+        "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
+        "recompute.name": (config.recompute.name, ("none", "full")),
+        "precision.name": (config.precision.name, matmul_precision.MODES),
+    }
+    for key, (value, allowed) in choices.items():
+        names = ", ".join(str(choice) for choice in allowed)
+        _require(value in allowed, f"{key}={value} does not exist. Choose one of: {names}.")
+    if config.logger.name == "tensorboard":
+        _require(
+            importlib.util.find_spec("tensorboard") is not None,
+            "logger=tensorboard needs the tensorboard package. Install it with: pip install 'recurrl[tensorboard]'",
+        )
+
+
+def _check_device(config: TrainConfig) -> None:
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={config.device} is not a device torch knows. Choose cpu, cuda or cuda:0.") from error
+    if device.type == "cuda":
+        _require(
+            torch.cuda.is_available(),
+            f"device={config.device} was asked for, but torch {torch.__version__} finds no CUDA device here. Choose "
+            "device=cpu, or install a CUDA build of torch on a machine with a GPU.",
+        )
+        _require(
+            (device.index or 0) < torch.cuda.device_count(),
+            f"device={config.device} was asked for, but there are {torch.cuda.device_count()} CUDA devices, numbered "
+            "from 0.",
+        )
+
+
+def _check_recurrence(config: TrainConfig) -> None:
+    device = torch.device(config.device)
+    reason = matmul_precision.refusal(config.precision.name, device)
+    if reason is None and config.cell.name != NO_CELL:
+        options = Options(recompute=config.recompute.name, precision=config.precision.name)
+        reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
+    if reason is not None:
+        raise ConfigError(reason)
+
+
+def _check_batches(config: TrainConfig) -> None:
+    envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
+    _require(
+        frames % envs == 0,
+        f"frames_per_batch={frames} does not divide evenly among env.num_envs={envs}. Give a multiple of {envs}, for "
+        f"example frames_per_batch={max(1, round(frames / envs)) * envs}.",
+    )
+    _require(
+        config.slice_len <= steps,
+        f"slice_len={config.slice_len} is longer than a row, which has {steps} steps (frames_per_batch / "
+        f"env.num_envs). Give slice_len={steps} or a divisor of it, or a larger frames_per_batch.",
+    )
+    _require(
+        steps % config.slice_len == 0,
+        f"slice_len={config.slice_len} does not divide a row of {steps} steps. Give one of: "
+        f"{', '.join(map(str, _divisors(steps)))}.",
+    )
+    slices = config.slices_per_batch
+    _require(
+        slices % config.minibatch_slices == 0,
+        f"minibatch_slices={config.minibatch_slices} does not divide the {slices} slices of an iteration "
+        f"(frames_per_batch / slice_len). Give one of: {', '.join(map(str, _divisors(slices)))}.",
+    )
+    _require(
+        config.total_frames >= frames,
+        f"total_frames={config.total_frames} is less than one iteration of frames_per_batch={frames}. Give more "
+        "total_frames, or a smaller frames_per_batch.",
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def run_directory_of(path: Path) -> Path:
+    """The run directory a resume or evaluation path points into: itself, or the one its checkpoint lies in.
+
+    Raises:
+        ConfigError: the path is no run directory and no checkpoint of one.
+    """
+    for candidate in (path, path.parent.parent):
+        if (candidate / ".hydra" / "config.yaml").is_file():
+            return candidate
+    what = "does not exist" if not path.exists() else "is neither a run directory nor a checkpoint in one"
+    raise ConfigError(
+        f"{path} {what}. Give a directory that a training run wrote (it holds .hydra/config.yaml and checkpoints/), or "
+        "one of the checkpoints in it."
+    )

@@ -1,0 +1,100 @@
+"""Running statistics of observations and of rewards.
+
+They change between iterations only, so that what the update sees is what the rollout saw.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far, by the parallel update of Chan, Golub and LeVeque (1979).
+
+    Kept in float64, so that they stay right over billions of samples. Until the first update the mean is 0 and the
+    variance 1.
+
+    Args:
+        size: features; the statistics are per feature.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, samples: Tensor) -> None:
+        """Takes samples ``[..., size]`` into account."""
+        flat = samples.reshape(-1, self.mean.shape[0]).double()
+        variance, mean = torch.var_mean(flat, 0, correction=0)
+        total = self.count + flat.shape[0]
+        weight = flat.shape[0] / total
+        difference = mean - self.mean
+        self.variance.copy_((1 - weight) * self.variance + weight * variance + weight * (1 - weight) * difference**2)
+        self.mean.add_(weight * difference)
+        self.count.copy_(total)
+
+
+class ObservationNormalizer(nn.Module):
+    """``(observation − mean) / std`` by running statistics, clipped to ±``limit``.
+
+    Args:
+        size: features of the observation.
+        limit: in standard deviations.
+    """
+
+    def __init__(self, size: int, limit: float = 10.0) -> None:
+        super().__init__()
+        self.moments = RunningMoments(size)
+        self.limit = limit
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Normalised observations, in the dtype they came in."""
+        mean, scale = self.moments.mean, (self.moments.variance + 1e-8).rsqrt()
+        dtype = observation.dtype
+        return ((observation - mean.to(dtype)) * scale.to(dtype)).clamp(-self.limit, self.limit)
+
+
+class RewardScaler(nn.Module):
+    """Scales rewards for learning: by a constant, and by the running deviation of the discounted return if asked.
+
+    Dividing by the deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale whatever the
+    discount (Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, appendix A).
+
+    Args:
+        num_envs: environments, N.
+        gamma: discount per step.
+        scale: the constant.
+        running: divide by the running deviation too.
+    """
+
+    discounted_return: Tensor
+
+    def __init__(self, num_envs: int, gamma: float, scale: float, running: bool) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.scale = scale
+        self.moments = RunningMoments(1) if running else None
+        self.register_buffer("discounted_return", torch.zeros(num_envs))
+
+    @torch.no_grad()
+    def forward(self, reward_NT: Tensor, done_NT: Tensor) -> Tensor:
+        """Scaled rewards ``[N, T]`` of one iteration, whose own returns enter the statistics first."""
+        scaled = reward_NT * self.scale
+        if self.moments is None:
+            return scaled
+        returns = []
+        for reward, done in zip(scaled.unbind(1), done_NT.unbind(1), strict=True):
+            self.discounted_return.mul_(self.gamma).add_(reward)
+            returns.append(self.discounted_return.clone())
+            self.discounted_return.masked_fill_(done, 0.0)
+        self.moments.update(torch.stack(returns, 1).unsqueeze(-1))
+        deviation = (self.moments.variance + 1e-8).sqrt().to(scaled.dtype)
+        return (scaled / deviation).clamp(-10, 10)

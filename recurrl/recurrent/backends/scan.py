@@ -1,0 +1,202 @@
+"""A scan over time: hand-written backward in eager mode, hoptorch's scan under ``torch.compile``.
+
+In eager mode the segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`), so that serial
+depth is the longest segment, nothing is padded, and the stored states are read at segment starts alone. One GEMM
+projects all inputs; the loop holds the recurrent product and the cell's maths; after the backward loop one GEMM gives
+the weight gradient.
+
+Under ``torch.compile`` nothing may depend on the data's values: the scan walks all T steps and selects the stored state
+where a segment starts.
+
+Shape legend: B rows, T steps, I input size, H hidden size, G gate rows, N segments, P packed steps (B·T).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from recurrl.recurrent.backends import LayerWeights, Options
+from recurrl.recurrent.cells import Cell
+from recurrl.recurrent.segments import Segments
+
+
+def supports(cell: Cell, options: Options, device: torch.device) -> str | None:
+    """The scan runs every cell on every device, with and without recomputation."""
+    return None
+
+
+def sequence(
+    cell: Cell,
+    x_BTI: Tensor,
+    segments: Segments,
+    stored_states_BTH: tuple[Tensor, ...],
+    weights: LayerWeights,
+    options: Options,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One layer by a scan over its steps."""
+    if torch.compiler.is_compiling():
+        return _traced(cell, x_BTI, segments, stored_states_BTH, weights)
+    packing = segments.packing
+    entering_NH = tuple(packing.at_starts(stored_BTH) for stored_BTH in stored_states_BTH)
+    x_PI = packing.pack(x_BTI)
+    batch_sizes = packing.batch_sizes.tolist()
+    run = _packed_in_chunks if options.recompute == "full" else _packed
+    states_P = run(cell, x_PI, batch_sizes, entering_NH, weights)
+    all_states_BTH = tuple(packing.unpack(state_PH) for state_PH in states_P)
+    return all_states_BTH[0], all_states_BTH
+
+
+def _packed(
+    cell: Cell, x_PI: Tensor, batch_sizes: list[int], entering_NH: tuple[Tensor, ...], weights: LayerWeights
+) -> tuple[Tensor, ...]:
+    x_gates_PG = functional.linear(x_PI, weights.w_ih, weights.b_ih)
+    states: tuple[Tensor, ...] = _PackedScan.apply(
+        cell, batch_sizes, x_gates_PG, weights.w_hh, weights.b_hh, *entering_NH
+    )
+    return states
+
+
+def _packed_in_chunks(
+    cell: Cell, x_PI: Tensor, batch_sizes: list[int], entering_NH: tuple[Tensor, ...], weights: LayerWeights
+) -> tuple[Tensor, ...]:
+    """As ``_packed``, keeping the states at about √S steps only; the backward pass runs each chunk again."""
+    steps = math.isqrt(max(len(batch_sizes) - 1, 0)) + 1
+    chunks: list[tuple[Tensor, ...]] = []
+    begin = 0
+    for first in range(0, len(batch_sizes), steps):
+        sizes = batch_sizes[first : first + steps]
+        end = begin + sum(sizes)
+        states = checkpoint(
+            _packed, cell, x_PI[begin:end], sizes, tuple(s[: sizes[0]] for s in entering_NH), weights, use_reentrant=False
+        )
+        chunks.append(states)
+        entering_NH = tuple(state_PH[-sizes[-1] :] for state_PH in states)
+        begin = end
+    return tuple(torch.cat(pieces) for pieces in zip(*chunks, strict=True))
+
+
+class _PackedScan(torch.autograd.Function):
+    """Every state after every packed step, from the input projections and the states entering the segments."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cell: Cell,
+        batch_sizes: list[int],
+        x_gates_PG: Tensor,
+        w_hh: Tensor,
+        b_hh: Tensor | None,
+        *entering_NH: Tensor,
+    ) -> tuple[Tensor, ...]:
+        w_hh_t = w_hh.t()
+        states_PH = tuple(state.new_empty(x_gates_PG.shape[0], state.shape[1]) for state in entering_NH)
+        gates_PG = torch.empty_like(x_gates_PG)
+        extra_PH = torch.empty_like(states_PH[0])
+        gates_of = gates_PG.split_with_sizes(batch_sizes)
+        views_of = _by_step(cell.forward_views(x_gates_PG, gates_PG, extra_PH), batch_sizes)
+        states, entered = entering_NH, []
+        for gates, views, produced in zip(gates_of, views_of, _by_step(states_PH, batch_sizes), strict=True):
+            if states[0].shape[0] != gates.shape[0]:
+                states = tuple(state[: gates.shape[0]] for state in states)
+            entered.append(states)
+            if b_hh is None:
+                torch.mm(states[0], w_hh_t, out=gates)
+            else:
+                torch.addmm(b_hh, states[0], w_hh_t, out=gates)
+            cell.forward_step(views, states, produced)
+            states = produced
+        entered_PH = tuple(torch.cat(pieces) for pieces in zip(*entered, strict=True))
+        ctx.cell, ctx.batch_sizes, ctx.has_bias = cell, batch_sizes, b_hh is not None
+        ctx.save_for_backward(w_hh, gates_PG, extra_PH, *entered_PH)
+        return states_PH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_states_PH: Tensor) -> tuple[Any, ...]:
+        cell, batch_sizes = ctx.cell, ctx.batch_sizes
+        w_hh, gates_PG, extra_PH, *entered_PH = ctx.saved_tensors
+        derivatives_P = cell.derivatives(gates_PG, extra_PH, tuple(entered_PH))
+        grad_gates_PG = torch.empty_like(gates_PG)
+        grad_gates_of = grad_gates_PG.split_with_sizes(batch_sizes)
+        grad_gates_PKH = grad_gates_PG.unflatten(-1, (cell.GATES, -1))
+        step_inputs = zip(
+            grad_gates_of,
+            grad_gates_PKH.split_with_sizes(batch_sizes),
+            _by_step(derivatives_P, batch_sizes),
+            _by_step(grad_states_PH, batch_sizes),
+            strict=True,
+        )
+        grad_outputs: list[Tensor] = []
+        carried = tuple(state.new_zeros(0, state.shape[1]) for state in entered_PH)
+        for grad_gates_BG, grad_gates_BKH, derivatives, grads in reversed(list(step_inputs)):
+            total = tuple(_add_to_head(grad, carry) for grad, carry in zip(grads, carried, strict=True))
+            grad_outputs.append(total[0])
+            direct = cell.backward_step(total, derivatives, grad_gates_BKH)
+            carried = (torch.addmm(direct[0], grad_gates_BG, w_hh), *direct[1:])
+        grad_x_PG = cell.input_gradient(grad_gates_PG, torch.cat(grad_outputs[::-1]), derivatives_P)
+        grad_w_hh = grad_gates_PG.t() @ entered_PH[0]
+        grad_b_hh = grad_gates_PG.sum(0) if ctx.has_bias else None
+        return (None, None, grad_x_PG, grad_w_hh, grad_b_hh, *carried)
+
+
+def _by_step(packed: tuple[Tensor, ...], batch_sizes: list[int]) -> list[tuple[Tensor, ...]]:
+    """Several packed tensors cut into steps: for each step, its piece of every tensor."""
+    return list(zip(*(tensor.split_with_sizes(batch_sizes) for tensor in packed), strict=True))
+
+
+def _add_to_head(grad: Tensor, carry: Tensor) -> Tensor:
+    """``grad`` with ``carry`` added to its first rows: the segments that run on have the longer tail."""
+    running_on = carry.shape[0]
+    if running_on == 0:
+        return grad
+    if running_on == grad.shape[0]:
+        return grad + carry
+    return torch.cat((grad[:running_on] + carry, grad[running_on:]))
+
+
+def _traced(
+    cell: Cell,
+    x_BTI: Tensor,
+    segments: Segments,
+    stored_states_BTH: tuple[Tensor, ...],
+    weights: LayerWeights,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same by hoptorch's scan over all T steps, which ``torch.compile`` takes whole."""
+    from hoptorch import scan
+
+    x_gates_TBG = functional.linear(x_BTI, weights.w_ih, weights.b_ih).transpose(0, 1).contiguous()
+    starts_TB1 = segments.starts_BT.t().unsqueeze(-1).contiguous()
+    stored_TBH = tuple(stored_BTH.transpose(0, 1).contiguous() for stored_BTH in stored_states_BTH)
+    # The scan may not close over parameters that alias one another.
+    w_hh = weights.w_hh.clone()
+    b_hh = None if weights.b_hh is None else weights.b_hh.clone()
+
+    def step(carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x_gates, start, *stored = inputs
+        entering = tuple(torch.where(start, s, c) for s, c in zip(stored, carry, strict=True))
+        states = cell.activate(x_gates, functional.linear(entering[0], w_hh, b_hh), entering)
+        return states, tuple(state.clone() for state in states)
+
+    initial = tuple(stored[0].clone() for stored in stored_TBH)
+    _, states_TBH = scan(step, initial, (x_gates_TBG, starts_TB1, *stored_TBH))
+    states_BTH = tuple(state_TBH.transpose(0, 1) for state_TBH in states_TBH)
+    return states_BTH[0], states_BTH
+
+
+def prepare_for_compile(device: torch.device) -> None:
+    """Checks hoptorch's scan on ``device``; it must run in eager mode once before ``torch.compile`` traces a scan.
+
+    Raises:
+        RuntimeError: hoptorch cannot provide a scan with a right backward here.
+    """
+    from hoptorch.scan import ensure_scan_backward, scan_unavailable_reason
+
+    if not ensure_scan_backward(device):
+        raise RuntimeError(f"backend=scan cannot be compiled on {device}: {scan_unavailable_reason(device)}.")

@@ -1,0 +1,92 @@
+"""What a run came to: the content of ``summary.json``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass
+class Report:
+    """A run's summary, filled in as things become known, so that it is right whenever the run ends.
+
+    Attributes:
+        started: when the process or job began, seconds since the epoch; not part of the summary.
+        seed: the run's seed.
+        device: where the policy lives.
+        cell: the recurrent cell.
+        status: ``completed``, ``interrupted`` or ``failed``.
+        error: why it failed.
+        frames: environment steps summed over environments, those before a resume included.
+        frames_here: those of this process alone; not part of the summary.
+        startup_time_s: from the beginning to the first iteration.
+        collect_time_s: collecting; with ``learn_time_s`` it makes up ``train_time_s``.
+        learn_time_s: learning.
+        train_return_mean: mean return of the last 100 episodes.
+        eval_return_mean: of the last evaluation, like the next two.
+        best_eval_return_mean: the best of all evaluations.
+        backend: the recurrent backend that ran.
+        checkpoint: the last one written, relative to the run directory.
+    """
+
+    started: float
+    seed: int | None = None
+    device: str | None = None
+    cell: str | None = None
+    status: str = "failed"
+    error: str | None = None
+    frames: int = 0
+    frames_here: int = 0
+    startup_time_s: float | None = None
+    collect_time_s: float = 0.0
+    learn_time_s: float = 0.0
+    train_return_mean: float | None = None
+    eval_return_mean: float | None = None
+    eval_return_std: float | None = None
+    eval_episodes: int | None = None
+    best_eval_return_mean: float | None = None
+    backend: str | None = None
+    checkpoint: str | None = None
+    _iteration: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timing(self, phase: str) -> Iterator[None]:
+        """Adds the time a block takes to ``collect`` or ``learn``."""
+        began = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - began
+        name = f"{phase}_time_s"
+        setattr(self, name, getattr(self, name) + seconds)
+        self._iteration[f"time/{phase}_s"] = seconds
+
+    def iteration(self, frames: int) -> dict[str, float]:
+        """Counts the frames of an iteration, and returns its times and speed, for the log."""
+        self.frames += frames
+        self.frames_here += frames
+        seconds = sum(self._iteration.values())
+        return {**self._iteration, "time/frames_per_s": frames / seconds}
+
+    def take(self, metrics: Mapping[str, float]) -> None:
+        """Takes the returns among an iteration's metrics over into the summary."""
+        self.train_return_mean = metrics["train/return_mean"]
+        if "eval/return_mean" in metrics:
+            self.eval_return_mean = metrics["eval/return_mean"]
+            self.eval_return_std = metrics["eval/return_std"]
+            self.eval_episodes = int(metrics["eval/episodes"])
+            best = self.best_eval_return_mean
+            self.best_eval_return_mean = self.eval_return_mean if best is None else max(best, self.eval_return_mean)
+
+    def summary(self) -> dict[str, object]:
+        """The content of ``summary.json`` as of now."""
+        values = asdict(self)
+        for name in ("started", "frames_here", "_iteration"):
+            del values[name]
+        train_time = self.collect_time_s + self.learn_time_s
+        return {
+            **values,
+            "wall_time_s": time.time() - self.started,
+            "train_time_s": train_time,
+            "frames_per_s": self.frames_here / train_time if train_time else None,
+        }

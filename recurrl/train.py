@@ -1,0 +1,132 @@
+"""The training loop: collect, learn, evaluate, log, save."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recurrl import checkpoint
+from recurrl.collector import make_collector
+from recurrl.config import NO_CELL, EnvConfig, TrainConfig
+from recurrl.envs import make_env, recurrent_modules
+from recurrl.episodes import EpisodeStatistics
+from recurrl.evaluation import evaluate, evaluation_metrics
+from recurrl.learner import Learner
+from recurrl.policy import ActorCritic, make_policy
+from recurrl.recurrent import precision
+from recurrl.report import Report
+from recurrl.tracking import make_trackers
+from recurrl.tracking.curve import plot_learning_curve
+from recurrl.tracking.progress import Progress
+
+logger = logging.getLogger(__name__)
+_DEFAULT_THREADS = torch.get_num_threads()
+
+
+def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], report: Report) -> None:
+    """Trains a policy as configured, from scratch or from a checkpoint.
+
+    Args:
+        config: a checked configuration.
+        run_dir: where everything is written.
+        settings: the whole configuration as plain values, for the trackers.
+        report: filled in on the way.
+
+    Raises:
+        ConfigError: the environment or the checkpoint cannot be used as asked.
+    """
+    set_process_state(config)
+    policy = make_policy_for(config)
+    learner, episodes = Learner(config, policy), EpisodeStatistics()
+    if config.resume:
+        report.frames = checkpoint.load(checkpoint.find(Path(config.resume)), learner, episodes)
+    report.backend = backend_of(policy)
+    logger.info(describe(config, policy))
+
+    with ExitStack() as stack:
+        collector = make_collector(config, policy)
+        stack.callback(collector.shutdown)
+        trackers = make_trackers(config, run_dir, settings)
+        stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
+        progress = Progress(config.total_frames)
+        stack.callback(progress.close)
+        report.startup_time_s = time.time() - report.started
+
+        batches = iter(collector)
+        while not is_last(config, report.frames):
+            with report.timing("collect"):
+                batch = next(batches)
+            with report.timing("learn"):
+                metrics = learner.learn(batch, progress=report.frames / config.total_frames)
+            episodes.update(batch)
+            metrics |= report.iteration(config.frames_per_batch) | episodes.metrics()
+            if is_due(config, report.frames, config.evaluation.every_frames):
+                metrics |= evaluation_metrics(evaluate(config.env, policy, config.evaluation.episodes, config.seed))
+            trackers.log(report.frames, metrics)
+            progress.update(report.frames, metrics)
+            report.take(metrics)
+            if is_due(config, report.frames, config.checkpoint.every_frames):
+                saved = checkpoint.save(run_dir, report.frames, learner, episodes)
+                report.checkpoint = str(saved.relative_to(run_dir))
+    plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
+
+
+def is_last(config: TrainConfig, frames: int) -> bool:
+    """Whether another iteration would exceed the frames asked for."""
+    return frames + config.frames_per_batch > config.total_frames
+
+
+def is_due(config: TrainConfig, frames: int, every_frames: int | None) -> bool:
+    """Whether the iteration that ended at ``frames`` reached a multiple of ``every_frames``, or was the last."""
+    if is_last(config, frames) or every_frames is None:
+        return is_last(config, frames)
+    return frames // every_frames > (frames - config.frames_per_batch) // every_frames
+
+
+def set_process_state(config: TrainConfig) -> None:
+    """Sets what the whole process shares, so that a sweep's jobs do not inherit it from one another."""
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.num_threads or _DEFAULT_THREADS)
+    tf32 = precision.resolve(config.precision.name, torch.device(config.device)) == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def make_policy_for(config: TrainConfig) -> ActorCritic:
+    """The configured policy for the configured environment, one copy of which is made and closed for its specs."""
+    single: EnvConfig = replace(config.env, vectorization="inline")
+    env = make_env(single, 1, config.seed)
+    try:
+        return make_policy(config, env.observation_spec[0], env.action_spec[0])
+    finally:
+        env.close()
+
+
+def backend_of(policy: ActorCritic) -> str | None:
+    """The recurrent backend that runs; None for a policy without a cell."""
+    modules = recurrent_modules(policy)
+    return modules[0].resolved_backend() if modules else None
+
+
+def describe(config: TrainConfig, policy: ActorCritic) -> str:
+    """One line on what is about to run, and on what ``auto`` chose."""
+    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    memory = "no memory (cell=none)"
+    if config.cell.name != NO_CELL:
+        chosen = " (chosen by auto)" if config.backend.name == "auto" else ""
+        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {backend_of(policy)}{chosen}"
+    return (
+        f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}; {parameters:,} parameters; "
+        f"{config.iterations} iterations of {config.frames_per_batch} frames"
+    )
