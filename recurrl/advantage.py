@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from recurrl.policy import OBSERVATION, VALUE, ActorCritic
 from recurrl.recurrent import set_recurrent_mode
@@ -18,7 +18,9 @@ VALUE_TARGET = "value_target"
 
 
 @torch.no_grad()
-def add_advantages(batch_NT: TensorDictBase, policy: ActorCritic, reward_NT: Tensor, gamma: float, lmbda: float) -> None:
+def add_advantages(
+    batch_NT: TensorDictBase, policy: ActorCritic, reward_NT: Tensor, gamma: float, lmbda: float
+) -> None:
     """Writes generalised advantage estimates and value targets (advantage + value) into rows ``[N, T]``.
 
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438. ``terminated`` cuts the bootstrap, ``truncated`` does not;
@@ -32,9 +34,10 @@ def add_advantages(batch_NT: TensorDictBase, policy: ActorCritic, reward_NT: Ten
         lmbda: weight of longer returns.
     """
     value = batch_NT[VALUE]
-    advantage, target = vec_generalized_advantage_estimate(
-        gamma,
-        lmbda,
+    advantage, target = generalized_advantage_estimate(
+        # As tensors: TorchRL multiplies them with integers, and a Python number would make that float32.
+        value.new_tensor(gamma),
+        value.new_tensor(lmbda),
         value,
         next_values(batch_NT, policy),
         reward_NT.unsqueeze(-1),

@@ -7,8 +7,9 @@ from typing import Any
 
 from torchrl.checkpoint import Checkpoint, CheckpointError, GlobalRNGState
 
-from recurrl.config import ConfigError, TrainConfig, run_directory_of
+from recurrl.config import TrainConfig, run_directory_of
 from recurrl.episodes import EpisodeStatistics
+from recurrl.errors import ConfigError
 from recurrl.learner import Learner
 from recurrl.policy import ActorCritic
 

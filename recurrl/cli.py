@@ -21,7 +21,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint, envs
-from recurrl.config import ConfigError, TrainConfig, check, check_key, run_directory_of, typed
+from recurrl.config import CONFIG_FILE, TrainConfig, check, check_key, run_directory_of, typed
+from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.report import Report
 from recurrl.tracking.summary import write_summary
@@ -53,7 +54,8 @@ def main() -> None:
 def evaluate_main() -> None:
     """``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
     parser = argparse.ArgumentParser(
-        prog="recurrl-evaluate", description="Plays deterministic episodes with the policy of a run, and prints returns."
+        prog="recurrl-evaluate",
+        description="Plays deterministic episodes with the policy of a run, and prints returns.",
     )
     parser.add_argument("run", type=Path, help="a run directory, or a checkpoint in one")
     parser.add_argument("--episodes", type=int, help="how many (default: as many as the run's own evaluation)")
@@ -140,9 +142,10 @@ def _check_overrides(arguments: Sequence[str]) -> None:
 def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
     """The configuration of the run to go on from, with this command line's overrides; ``composed`` if there is none.
 
-    The result replaces Hydra's own record, so that this run too can be resumed and evaluated as it was.
+    What results is recorded in the run directory, for those who resume or evaluate this run.
     """
     if composed.resume is None:
+        OmegaConf.save(composed, run_dir / CONFIG_FILE)
         return composed
     effective = _saved_config(Path(composed.resume))
     for override in OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task)):
@@ -150,12 +153,13 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
         if key == "experiment":
             raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
         OmegaConf.update(effective, key, OmegaConf.select(composed, key), merge=False, force_add=True)
-    OmegaConf.save(effective, run_dir / ".hydra" / "config.yaml")
+    OmegaConf.save(effective, run_dir / CONFIG_FILE)
+    OmegaConf.save(effective, run_dir / ".hydra" / CONFIG_FILE)
     return effective
 
 
 def _saved_config(path: Path) -> DictConfig:
-    config = OmegaConf.load(run_directory_of(path) / ".hydra" / "config.yaml")
+    config = OmegaConf.load(run_directory_of(path) / CONFIG_FILE)
     assert isinstance(config, DictConfig)
     return config
 

@@ -19,15 +19,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
 from recurrl.recurrent.backends import Options, refusal
 from recurrl.recurrent.cells import cell_names, load_cell
 
 NO_CELL = "none"
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot be honoured. The message is for the person who typed it."""
+CONFIG_FILE = "config.yaml"
+"""In a run directory: the run's whole configuration, that of the run it resumed included."""
 
 
 @dataclass
@@ -214,7 +214,9 @@ def typed(config: DictConfig) -> TrainConfig:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
         reason = str(error).splitlines()[0]
-        hint = "It has to be given: it has no default." if "Missing mandatory" in reason else "Give a value of that type."
+        hint = (
+            "It has to be given: it has no default." if "Missing mandatory" in reason else "Give a value of that type."
+        )
         raise ConfigError(f"The configuration key {key!r}: {reason}. {hint}") from error
     assert isinstance(result, TrainConfig)
     return result
@@ -433,10 +435,10 @@ def run_directory_of(path: Path) -> Path:
         ConfigError: the path is no run directory and no checkpoint of one.
     """
     for candidate in (path, path.parent.parent):
-        if (candidate / ".hydra" / "config.yaml").is_file():
+        if (candidate / CONFIG_FILE).is_file():
             return candidate
     what = "does not exist" if not path.exists() else "is neither a run directory nor a checkpoint in one"
     raise ConfigError(
-        f"{path} {what}. Give a directory that a training run wrote (it holds .hydra/config.yaml and checkpoints/), or "
+        f"{path} {what}. Give a directory that a training run wrote (it holds config.yaml and checkpoints/), or "
         "one of the checkpoints in it."
     )

@@ -43,4 +43,8 @@ def evaluate(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int) -
 
 def evaluation_metrics(returns: list[float]) -> dict[str, float]:
     """What to log of an evaluation."""
-    return {"eval/return_mean": fmean(returns), "eval/return_std": pstdev(returns), "eval/episodes": float(len(returns))}
+    return {
+        "eval/return_mean": fmean(returns),
+        "eval/return_std": pstdev(returns),
+        "eval/episodes": float(len(returns)),
+    }

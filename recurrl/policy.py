@@ -19,7 +19,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch.distributions import Categorical as CategoricalDistribution
-from torch.distributions import Independent, Normal
+from torch.distributions import Distribution, Independent, Normal
 from torch.nn import functional
 from torchrl.data import Categorical, Composite, TensorSpec
 
@@ -50,14 +50,12 @@ class ActorCritic(nn.Module):
         actor_head: TensorDictModule,
         sampler: ProbabilisticTensorDictModule,
         critic_head: TensorDictModule,
-        normalizer: ObservationNormalizer | None,
     ) -> None:
         super().__init__()
         self.trunk = trunk
         self.actor_head = actor_head
         self.sampler = sampler
         self.critic_head = critic_head
-        self._normalizer = [normalizer]  # in a list: it is a part of the trunk, not a second owner of its buffers
 
     def acting(self) -> TensorDictModuleBase:
         """What a collector calls: writes the action, its log-probability, the value and the new states."""
@@ -80,27 +78,26 @@ class ActorCritic(nn.Module):
 
     def observe(self, observations: Tensor) -> None:
         """Takes observations into the running statistics, where the policy has any."""
-        (normalizer,) = self._normalizer
-        if normalizer is not None:
-            normalizer.moments.update(observations)
+        for module in self.modules():
+            if isinstance(module, ObservationNormalizer):
+                module.moments.update(observations)
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> ActorCritic:
     """The network a configuration describes, for an environment's unbatched specs, on the configured device."""
     device = torch.device(config.device)
     observation = observation_spec[OBSERVATION]
-    encoder, normalizer, width = _make_encoder(config, observation)
+    encoder, width = _make_encoder(config, observation)
     hidden = config.cell.hidden_size
     trunk = TensorDictSequential(
         TensorDictModule(encoder, in_keys=[OBSERVATION], out_keys=["encoded"]), _make_memory(config, width)
     )
     actor_head, sampler = _make_actor(action_spec, hidden, config.policy.initial_std)
-    critic_head = TensorDictModule(_linear(hidden, 1, gain=1.0), in_keys=[FEATURES], out_keys=[VALUE])
-    return ActorCritic(trunk, actor_head, sampler, critic_head, normalizer).to(device)
+    critic_head = TensorDictModule(_linear(hidden, 1, gain=0.01), in_keys=[FEATURES], out_keys=[VALUE])
+    return ActorCritic(trunk, actor_head, sampler, critic_head).to(device)
 
 
-def _make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Module, ObservationNormalizer | None, int]:
-    normalizer = None
+def _make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Module, int]:
     layers: list[nn.Module] = []
     if isinstance(observation, Categorical):
         width = int(observation.space.n)
@@ -109,12 +106,11 @@ def _make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Modu
         width = observation.shape[-1]
         layers.append(ToFloat())
         if config.env.normalize_observation:
-            normalizer = ObservationNormalizer(width)
-            layers.append(normalizer)
+            layers.append(ObservationNormalizer(width))
     for size in config.policy.encoder_sizes:
         layers += [_linear(width, size, gain=math.sqrt(2)), nn.Tanh()]
         width = size
-    return nn.Sequential(*layers), normalizer, width
+    return nn.Sequential(*layers), width
 
 
 def _make_memory(config: TrainConfig, width: int) -> TensorDictModuleBase:
@@ -170,11 +166,11 @@ def _sampler(in_keys: list[str], distribution: Any) -> ProbabilisticTensorDictMo
     )
 
 
-def _categorical(logits: Tensor) -> CategoricalDistribution:
+def _categorical(logits: Tensor) -> Distribution:
     return CategoricalDistribution(logits=logits, validate_args=False)
 
 
-def _diagonal_gaussian(loc: Tensor, scale: Tensor) -> Independent:
+def _diagonal_gaussian(loc: Tensor, scale: Tensor) -> Distribution:
     return Independent(Normal(loc, scale, validate_args=False), 1, validate_args=False)
 
 

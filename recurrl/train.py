@@ -53,10 +53,10 @@ def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], repor
     logger.info(describe(config, policy))
 
     with ExitStack() as stack:
-        collector = make_collector(config, policy)
-        stack.callback(collector.shutdown)
         trackers = make_trackers(config, run_dir, settings)
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
+        collector = make_collector(config, policy)
+        stack.callback(collector.shutdown)
         progress = Progress(config.total_frames)
         stack.callback(progress.close)
         report.startup_time_s = time.time() - report.started

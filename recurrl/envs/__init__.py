@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv
 
-from recurrl.config import ConfigError, EnvConfig
+from recurrl.config import EnvConfig
+from recurrl.errors import ConfigError
 from recurrl.recurrent import RecurrentModule
 
 EPISODE_RETURN = "episode_reward"

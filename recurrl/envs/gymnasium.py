@@ -21,7 +21,8 @@ from torchrl._utils import seed_generator
 from torchrl.data import Categorical, Composite
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
-from recurrl.config import ConfigError, EnvConfig
+from recurrl.config import EnvConfig
+from recurrl.errors import ConfigError
 
 EXTRAS = ("popgym",)
 
@@ -120,7 +121,9 @@ class InlineEnv(EnvBase):
         self._envs = list(envs)
         specs = GymWrapper(envs[0], categorical_action_encoding=True)
         self.observation_spec = Composite(
-            observation=specs.observation_spec["observation"].expand(len(envs), *specs.observation_spec["observation"].shape),
+            observation=specs.observation_spec["observation"].expand(
+                len(envs), *specs.observation_spec["observation"].shape
+            ),
             shape=self.batch_size,
         )
         self.action_spec = specs.action_spec.expand(len(envs), *specs.action_spec.shape)

@@ -6,7 +6,8 @@ import importlib
 import pkgutil
 from typing import Any
 
-from recurrl.config import ConfigError, TrainConfig
+from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
 from recurrl.policy import ActorCritic
 
 

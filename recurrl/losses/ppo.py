@@ -26,7 +26,5 @@ def make_loss(config: AlgorithmConfig, policy: ActorCritic) -> ClipPPOLoss:
         clip_value=config.clip_value,
         functional=False,
     )
-    loss.set_keys(
-        advantage=ADVANTAGE, value_target=VALUE_TARGET, value=VALUE, action=ACTION, sample_log_prob=LOG_PROB
-    )
+    loss.set_keys(advantage=ADVANTAGE, value_target=VALUE_TARGET, value=VALUE, action=ACTION, sample_log_prob=LOG_PROB)
     return loss

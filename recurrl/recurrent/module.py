@@ -135,7 +135,7 @@ class RecurrentModule(TensorDictModuleBase):
         """The backend that runs here and now: the one asked for, or what ``auto`` stands for."""
         if self.recurrent_backend != backends.AUTO:
             return self.recurrent_backend
-        return backends.choose(self.cell, self.options, self._device)
+        return backends.choose(self.cell, self.options, next(self.layers.parameters()).device)
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The transform that gives an environment the recurrent states: specs, and zeros at resets.
@@ -199,10 +199,6 @@ class RecurrentModule(TensorDictModuleBase):
             return x.new_zeros(*x.shape[:-1], layers, hidden)
         return state.reshape(*x.shape[:-1], layers, hidden)
 
-    @property
-    def _device(self) -> torch.device:
-        return self.layers.weight_ih_l0.device
-
 
 class GRUModule(RecurrentModule):
     """Gated recurrent units. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``."""
@@ -213,7 +209,8 @@ class GRUModule(RecurrentModule):
 
 class LSTMModule(RecurrentModule):
     """Long short-term memory. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
-    ``recurrent_state_c``."""
+    ``recurrent_state_c``.
+    """
 
     def __init__(self, input_size: int, hidden_size: int, *args: Any, **kwargs: Any) -> None:
         super().__init__("lstm", input_size, hidden_size, *args, **kwargs)

@@ -18,7 +18,7 @@ from recurrl.recurrent.segments import Segments
 
 
 def supports(cell: Cell, options: Options, device: torch.device) -> str | None:
-    """torch's kernels keep a backward workspace of their own, so they can recompute nothing."""
+    """Torch's kernels keep a backward workspace of their own, so they can recompute nothing."""
     if options.recompute != "none":
         return (
             f"recompute={options.recompute} is not possible with backend=pad, whose fused kernels manage their own "
@@ -43,9 +43,7 @@ def sequence(
         return output_BTH, tuple(_at_last_step(state_BH, x_BTI.shape[1]) for state_BH in last_BH)
     packing = segments.packing
     entering_NH = tuple(packing.at_starts(stored_BTH) for stored_BTH in stored_states_BTH)
-    packed_output, last_NH = cell.fused(
-        packing.pack(x_BTI), packing.batch_sizes, entering_NH, weights.present(), train
-    )
+    packed_output, last_NH = cell.fused(packing.pack(x_BTI), packing.batch_sizes, entering_NH, weights.present(), train)
     return packing.unpack(packed_output), tuple(packing.at_ends(state_NH) for state_NH in last_NH)
 
 

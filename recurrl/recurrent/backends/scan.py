@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -57,7 +56,7 @@ def _packed(
     cell: Cell, x_PI: Tensor, batch_sizes: list[int], entering_NH: tuple[Tensor, ...], weights: LayerWeights
 ) -> tuple[Tensor, ...]:
     x_gates_PG = functional.linear(x_PI, weights.w_ih, weights.b_ih)
-    states: tuple[Tensor, ...] = _PackedScan.apply(
+    states: tuple[Tensor, ...] = _PackedScan.apply(  # type: ignore[no-untyped-call]
         cell, batch_sizes, x_gates_PG, weights.w_hh, weights.b_hh, *entering_NH
     )
     return states
@@ -74,7 +73,13 @@ def _packed_in_chunks(
         sizes = batch_sizes[first : first + steps]
         end = begin + sum(sizes)
         states = checkpoint(
-            _packed, cell, x_PI[begin:end], sizes, tuple(s[: sizes[0]] for s in entering_NH), weights, use_reentrant=False
+            _packed,
+            cell,
+            x_PI[begin:end],
+            sizes,
+            tuple(s[: sizes[0]] for s in entering_NH),
+            weights,
+            use_reentrant=False,
         )
         chunks.append(states)
         entering_NH = tuple(state_PH[-sizes[-1] :] for state_PH in states)
@@ -118,8 +123,13 @@ class _PackedScan(torch.autograd.Function):
         return states_PH
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_states_PH: Tensor) -> tuple[Any, ...]:
+        # once_differentiable would let a second derivative through, and leave this layer's part out of it.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "backend=scan has a hand-written first derivative and no second one (create_graph=True was asked for). "
+                "Choose backend=reference, which autograd differentiates as often as needed."
+            )
         cell, batch_sizes = ctx.cell, ctx.batch_sizes
         w_hh, gates_PG, extra_PH, *entered_PH = ctx.saved_tensors
         derivatives_P = cell.derivatives(gates_PG, extra_PH, tuple(entered_PH))

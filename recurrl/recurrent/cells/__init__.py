@@ -63,9 +63,7 @@ class Cell(Protocol):
         """
         ...
 
-    def input_gradient(
-        self, grad_gates_PG: Tensor, grad_output_PH: Tensor, derivatives: tuple[Tensor, ...]
-    ) -> Tensor:
+    def input_gradient(self, grad_gates_PG: Tensor, grad_output_PH: Tensor, derivatives: tuple[Tensor, ...]) -> Tensor:
         """The gradient of the input projection, for all steps at once, from that of the recurrent projection."""
         ...
 

@@ -37,9 +37,7 @@ def forward_views(x_gates_PG: Tensor, gates_PG: Tensor, extra_PH: Tensor) -> tup
     return x_rz, x_n, rz, *rz.chunk(2, -1), h_n, extra_PH
 
 
-def forward_step(
-    views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]
-) -> None:
+def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]) -> None:
     """The same in given memory."""
     x_rz, x_n, rz, r, z, h_n, n = views
     rz.add_(x_rz).sigmoid_()
@@ -70,7 +68,7 @@ def backward_step(
 
 
 def input_gradient(grad_gates_PG: Tensor, grad_output_PH: Tensor, derivatives: tuple[Tensor, ...]) -> Tensor:
-    """r and z have it in common; n's recurrent part passes the reset gate, its input part does not."""
+    """R and z have it in common; n's recurrent part passes the reset gate, its input part does not."""
     grad_rz, _ = grad_gates_PG.tensor_split((2 * grad_output_PH.shape[-1],), -1)
     return torch.cat((grad_rz, grad_output_PH * derivatives[1]), -1)
 

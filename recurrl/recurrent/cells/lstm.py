@@ -32,9 +32,7 @@ def forward_views(x_gates_PG: Tensor, gates_PG: Tensor, extra_PH: Tensor) -> tup
     return x_gates_PG, gates_PG, gates_PG[:, : 2 * i.shape[-1]], i, f, g, o, extra_PH
 
 
-def forward_step(
-    views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]
-) -> None:
+def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]) -> None:
     """The same in given memory."""
     x_gates, gates, i_f, i, f, g, o, tanh_c = views
     out_h, out_c = out_states_BH

@@ -1,0 +1,101 @@
+"""Metrics in ``metrics.csv`` of the run directory: a row an iteration, the first column ``frames``."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from recurrl.errors import ConfigError
+from recurrl.tracking import FRAMES
+from recurrl.tracking.atomic import atomic_write
+
+if TYPE_CHECKING:
+    from recurrl.config import TrainConfig
+
+FILE_NAME = "metrics.csv"
+
+Row = dict[str, str]
+
+
+class CsvTracker:
+    """Appends to a CSV file and flushes each row, so that a killed run loses none.
+
+    Floats are written with all their digits. A metric that a row lacks is an empty cell. A metric that comes up later
+    gets a column of its own at the end; the rows before have an empty cell there.
+
+    With ``resumes`` the file is one an interrupted run left. Its rows stay up to the first frame count logged here;
+    those at or after it are measured again by the run that goes on, and replaced.
+    """
+
+    def __init__(self, path: Path, resumes: bool = False) -> None:
+        self._path = path
+        self._columns: list[str] = []
+        self._file: TextIO | None = None
+        if not resumes:
+            _create(path)
+
+    def log(self, frames: int, metrics: Mapping[str, float]) -> None:
+        """Appends a row, and columns for metrics that have none yet."""
+        row = {FRAMES: str(frames), **{name: repr(float(value)) for name, value in metrics.items()}}
+        if self._file is None:
+            self._columns, rows = _read(self._path)
+            self._file = self._rewrite(row, [earlier for earlier in rows if int(earlier[FRAMES]) < frames])
+        elif any(name not in self._columns for name in row):
+            self._file.close()
+            self._file = self._rewrite(row, _read(self._path)[1])
+        _writer(self._file, self._columns).writerow(row)
+        self._file.flush()
+
+    def close(self, exit_code: int = 0) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _rewrite(self, row: Row, rows: Iterable[Row]) -> TextIO:
+        """Makes a file of the given rows with a column for each cell of ``row``, and opens it to append."""
+        self._columns += [name for name in row if name not in self._columns]
+        with atomic_write(self._path) as file:
+            writer = _writer(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        return self._path.open("a", encoding="utf-8", newline="")
+
+
+def make(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any]) -> CsvTracker:
+    """The tracker of a run that starts in ``run_dir``, or goes on there when ``config.resume`` points into it.
+
+    Raises:
+        ConfigError: the directory holds the metrics of another run.
+    """
+    path = run_dir / FILE_NAME
+    return CsvTracker(path, resumes=_points_into(config.resume, run_dir) and path.exists())
+
+
+def _points_into(resume: str | None, run_dir: Path) -> bool:
+    if resume is None:
+        return False
+    return resume == "auto" or Path(resume).resolve().is_relative_to(run_dir.resolve())
+
+
+def _create(path: Path) -> None:
+    try:
+        path.open("x", encoding="utf-8").close()
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{path} exists already: another run writes there, or did, and the rows of two runs must not mix. Give "
+            f"this run a directory of its own with hydra.run.dir=..., or go on with that run with resume={path.parent}."
+        ) from error
+
+
+def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
+    return csv.DictWriter(file, columns, restval="", lineterminator="\n")
+
+
+def _read(path: Path) -> tuple[list[str], list[Row]]:
+    """Columns and rows of a file; a last line without its end was cut off by a crash and is left out."""
+    text = path.read_text(encoding="utf-8")
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+    return list(reader.fieldnames or []), list(reader)

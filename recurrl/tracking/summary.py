@@ -1,0 +1,46 @@
+"""``summary.json``: what came out of a run, in a form that scripts can read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recurrl.tracking.atomic import atomic_write
+
+FILE_NAME = "summary.json"
+
+
+def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
+    """Writes the summary of a run and returns its path. An earlier summary is replaced whole or not at all.
+
+    JSON has no NaN and no infinity; they become null.
+
+    Raises:
+        TypeError: a value that JSON cannot hold, such as a tensor. An earlier summary stays.
+    """
+    path = run_dir / FILE_NAME
+    text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
+    with atomic_write(path) as file:
+        file.write(text + "\n")
+    return path
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The summary of a run.
+
+    Raises:
+        FileNotFoundError: the run has written none, for example because it is still going.
+    """
+    summary: dict[str, Any] = json.loads((run_dir / FILE_NAME).read_text(encoding="utf-8"))
+    return summary
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

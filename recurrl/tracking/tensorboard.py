@@ -1,0 +1,59 @@
+"""Metrics as TensorBoard events in ``tensorboard/`` of the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recurrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from recurrl.config import TrainConfig
+
+DIRECTORY = "tensorboard"
+
+
+class TensorboardTracker:
+    """Writes a scalar a metric on the axis of frames, flushed after each iteration.
+
+    Events that an interrupted run left in the same directory at or after the first frame count logged here are
+    declared void, so that TensorBoard shows each frame count once.
+    """
+
+    def __init__(self, open_writer: Callable[[int], SummaryWriter]) -> None:
+        """The argument opens a writer, given the first frame count."""
+        self._open_writer = open_writer
+        self._writer: SummaryWriter | None = None
+
+    def log(self, frames: int, metrics: Mapping[str, float]) -> None:
+        """Writes one event a metric."""
+        if self._writer is None:
+            self._writer = self._open_writer(frames)
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, global_step=frames)
+        self._writer.flush()
+
+    def close(self, exit_code: int = 0) -> None:
+        """Closes the events file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def make(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any]) -> TensorboardTracker:
+    """The tracker of a run in ``run_dir``.
+
+    Raises:
+        ConfigError: the package tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "logger=tensorboard needs the package tensorboard, which cannot be imported here "
+            f"({error}). Install it with: pip install 'recurrl[tensorboard]'"
+        ) from error
+    directory = str(run_dir / DIRECTORY)
+    return TensorboardTracker(lambda first_frames: SummaryWriter(directory, purge_step=first_frames))

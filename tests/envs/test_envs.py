@@ -1,0 +1,195 @@
+"""Environments: marks, primers, masks, and the ways of running several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torchrl.envs import EnvBase, GymEnv, InitTracker, TransformedEnv
+from torchrl.envs.utils import check_env_specs
+
+from recurrl.config import TrainConfig
+from recurrl.envs import check_states, make_env
+from recurrl.errors import ConfigError
+from recurrl.recurrent import GRUModule
+from recurrl.train import make_policy_for
+
+Compose = Callable[..., TrainConfig]
+
+KEYS = (
+    "observation",
+    "is_init",
+    ("next", "observation"),
+    ("next", "reward"),
+    ("next", "done"),
+    ("next", "terminated"),
+    ("next", "truncated"),
+    ("next", "episode_reward"),
+    ("next", "step_count"),
+)
+
+
+def play(env: EnvBase, steps: int) -> TensorDict:
+    """A rollout of given actions, with resets."""
+    actions = torch.randint(2, (env.batch_size[0], steps), generator=torch.Generator().manual_seed(0))
+    times = iter(range(steps))
+
+    def policy(step: TensorDict) -> TensorDict:
+        return step.set("action", actions[:, next(times)])
+
+    result = env.rollout(steps, policy=policy, break_when_any_done=False)
+    env.close()
+    return result
+
+
+def way(compose: Compose, vectorization: str, *overrides: str) -> EnvBase:
+    config = compose(f"env.vectorization={vectorization}", *overrides)
+    return make_env(config.env, 3, seed=5, policy=make_policy_for(config))
+
+
+@pytest.mark.parametrize("vectorization", ["serial", pytest.param("parallel", marks=pytest.mark.slow)])
+def test_every_way_of_running_environments_gives_the_same_batch(vectorization: str, compose: Compose) -> None:
+    expected = play(way(compose, "inline", "env.max_episode_steps=20"), 60)
+    found = play(way(compose, vectorization, "env.max_episode_steps=20"), 60)
+    for key in KEYS:
+        torch.testing.assert_close(found[key], expected[key], msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.parametrize(
+    "vectorization", ["inline", "serial", "gymnasium", pytest.param("parallel", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_every_way_marks_episode_starts_and_carries_the_states(cell: str, vectorization: str, compose: Compose) -> None:
+    env = way(compose, vectorization, f"cell={cell}", "env.max_episode_steps=20")
+    batch = play(env, 60)
+    done = batch["next", "done"][:, :-1]
+    assert batch["is_init"][:, 0].all()
+    assert torch.equal(batch["is_init"][:, 1:], done)
+    assert done.any()
+    states = {"gru": ["recurrent_state"], "lstm": ["recurrent_state_h", "recurrent_state_c"]}[cell]
+    for key in states:
+        assert batch[key].shape == (3, 60, 1, 64)
+
+
+@pytest.mark.parametrize("vectorization", ["inline", "gymnasium"])
+def test_what_follows_a_step_is_the_episodes_own_last_observation(vectorization: str, compose: Compose) -> None:
+    """Not the next episode's first one: the bootstrap at a truncation needs what really followed."""
+    batch = play(way(compose, vectorization, "env.mask=[]", "env.max_episode_steps=9"), 40)
+    position, velocity = batch["observation"][..., 0], batch["observation"][..., 1]
+    torch.testing.assert_close(batch["next", "observation"][..., 0], position + 0.02 * velocity, rtol=0, atol=1e-5)
+
+
+def test_a_truncation_is_not_a_termination(compose: Compose) -> None:
+    batch = play(way(compose, "inline", "env.max_episode_steps=5"), 20)
+    after = batch["next"]
+    assert after["truncated"].any()
+    assert not (after["terminated"] & after["truncated"]).any()
+    assert torch.equal(after["done"], after["terminated"] | after["truncated"])
+
+
+@pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel", "mountaincar_continuous_novel", "repeat_first"])
+def test_specs_tell_the_truth(env: str, compose: Compose) -> None:
+    made = make_env(compose(f"env={env}").env, 3, seed=0)
+    check_env_specs(made)
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "shape"),
+    [
+        ("cartpole_novel", (2,)),
+        ("pendulum_novel", (2,)),
+        ("mountaincar_continuous_novel", (1,)),
+        ("repeat_previous", ()),
+        ("repeat_first", ()),
+    ],
+)
+def test_the_policy_sees_what_is_not_hidden(env: str, shape: tuple[int, ...], compose: Compose) -> None:
+    made = make_env(compose(f"env={env}").env, 2, seed=0)
+    assert made.reset()["observation"].shape == (2, *shape)
+    made.close()
+
+
+def test_hidden_entries_are_the_ones_named(compose: Compose) -> None:
+    seen = play(make_env(compose("env.mask=[1,3]").env, 2, seed=0), 10)
+    everything = play(make_env(compose("env.mask=[]").env, 2, seed=0), 10)
+    assert torch.equal(seen["observation"], everything["observation"][..., [0, 2]])
+
+
+def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(compose: Compose) -> None:
+    env = make_env(compose("env=pendulum_novel", "env.mask=[]").env, 2, seed=0)
+    start = env.reset()
+    results = [env.step(start.clone().set("action", torch.full((2, 1), a)))["next", "reward"] for a in (1.0,)]
+    env.set_seed(0)
+    again = env.step(env.reset().set("action", torch.full((2, 1), 50.0)))["next", "reward"]
+    env.close()
+    assert results[0].isfinite().all()
+    assert again.isfinite().all()
+
+
+def test_a_policy_without_its_primer_is_an_error() -> None:
+    policy = GRUModule(4, 8, in_key="observation", out_key="features")
+    env = TransformedEnv(GymEnv("CartPole-v1"), InitTracker())
+    with pytest.raises(ConfigError, match="'recurrent_state' has no primer"):
+        check_states(env, policy)
+    check_states(env.append_transform(policy.make_tensordict_primer()), policy)
+    env.close()
+
+
+def test_an_environment_that_does_not_mark_episode_starts_is_an_error() -> None:
+    policy = GRUModule(4, 8, in_key="observation", out_key="features")
+    env = TransformedEnv(GymEnv("CartPole-v1"), policy.make_tensordict_primer())
+    with pytest.raises(ConfigError, match="does not mark episode starts with 'is_init'"):
+        check_states(env, policy)
+    env.close()
+
+
+class Odd(gymnasium.Env):  # type: ignore[type-arg]
+    """An environment whose spaces are given."""
+
+    def __init__(self, observation: spaces.Space, action: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation, action
+
+
+@pytest.fixture
+def odd_env() -> Iterator[str]:
+    gymnasium.register("recurrl-test/Odd-v0", entry_point=Odd)
+    yield "recurrl-test/Odd-v0"
+    del gymnasium.registry["recurrl-test/Odd-v0"]
+
+
+BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "sentence"),
+    [
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), DISCRETE, "observations of the kind Box"),
+        (spaces.Dict({"a": BOX}), DISCRETE, "observations of the kind Dict"),
+        (BOX, spaces.MultiDiscrete([2, 3]), "actions of the kind MultiDiscrete"),
+        (BOX, spaces.Dict({"a": BOX}), "actions of the kind Dict"),
+    ],
+)
+def test_spaces_the_policy_cannot_handle_are_refused(
+    observation: spaces.Space, action: spaces.Space, sentence: str, odd_env: str, compose: Compose
+) -> None:
+    config = compose("env=gym", f"env.id={odd_env}").env
+    config.kwargs = {"observation": observation, "action": action}
+    with pytest.raises(ConfigError, match=sentence):
+        make_env(config, 1, seed=0)
+
+
+@pytest.mark.parametrize("mask", [[7], [0, 1, 2, 3]])
+def test_a_mask_that_does_not_fit_is_refused(mask: list[int], compose: Compose) -> None:
+    with pytest.raises(ConfigError, match="does not fit an observation of 4 entries"):
+        make_env(compose(f"env.mask={mask}").env, 1, seed=0)
+
+
+def test_a_mask_on_an_observation_that_is_no_vector_is_refused(compose: Compose) -> None:
+    with pytest.raises(ConfigError, match="hides entries of a vector"):
+        make_env(compose("env=repeat_first", "env.mask=[0]").env, 1, seed=0)

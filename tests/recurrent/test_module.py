@@ -1,0 +1,176 @@
+"""The TensorDict layer: steps and sequences, keys, states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Unbounded
+
+from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
+
+STATES = {GRUModule: ["recurrent_state"], LSTMModule: ["recurrent_state_h", "recurrent_state_c"]}
+
+
+@pytest.fixture(params=[GRUModule, LSTMModule], ids=["gru", "lstm"])
+def module(request: pytest.FixtureRequest) -> RecurrentModule:
+    torch.manual_seed(0)
+    return request.param(3, 5, num_layers=2, in_key="x", out_key="y").double()
+
+
+def random_batch(module: RecurrentModule, *batch: int) -> TensorDict:
+    generator = torch.Generator().manual_seed(0)
+    states = {key: torch.randn(*batch, 2, 5, dtype=torch.float64, generator=generator) for key in STATES[type(module)]}
+    x = torch.randn(*batch, 3, dtype=torch.float64, generator=generator)
+    is_init = torch.rand(*batch, 1, generator=generator) < 0.3
+    return TensorDict({"x": x, "is_init": is_init, **states}, batch)
+
+
+def test_a_sequence_equals_its_steps_one_by_one(module: RecurrentModule) -> None:
+    data = random_batch(module, 4, 7)
+    for key in STATES[type(module)]:
+        data[key][data["is_init"].squeeze(-1)] = 0.0  # as an environment's primer leaves them at a reset
+    carried = {key: data[key][:, 0] for key in STATES[type(module)]}
+    outputs = []
+    for t in range(7):
+        step = module(data[:, t].select("x", "is_init").update(carried))
+        carried = {key: step["next", key] for key in STATES[type(module)]}
+        outputs.append(step["y"])
+    with set_recurrent_mode(True):
+        sequence = module(data)
+    torch.testing.assert_close(sequence["y"], torch.stack(outputs, 1))
+    for key in STATES[type(module)]:
+        torch.testing.assert_close(sequence["next", key][:, -1], carried[key])
+
+
+def test_a_step_zeroes_the_state_where_an_episode_starts(module: RecurrentModule) -> None:
+    data = random_batch(module, 6)
+    data["is_init"][:] = True
+    zeroed = data.clone()
+    for key in STATES[type(module)]:
+        zeroed[key].zero_()
+    zeroed["is_init"][:] = False
+    torch.testing.assert_close(module(data)["y"], module(zeroed)["y"])
+
+
+def test_a_state_that_is_not_finite_does_not_survive_its_reset(module: RecurrentModule) -> None:
+    data = random_batch(module, 6)
+    data["is_init"][:] = True
+    for key in STATES[type(module)]:
+        data[key].fill_(torch.nan)
+    assert module(data)["y"].isfinite().all()
+
+
+def test_next_states_are_zero_but_at_the_ends_of_segments(module: RecurrentModule) -> None:
+    data = random_batch(module, 4, 7)
+    ends = torch.ones(4, 7, dtype=torch.bool)
+    ends[:, :-1] = data["is_init"].squeeze(-1)[:, 1:]
+    with set_recurrent_mode(True):
+        result = module(data)
+    for key in STATES[type(module)]:
+        nonzero = (result["next", key] != 0).flatten(2).any(-1)
+        assert torch.equal(nonzero, ends)
+
+
+def test_a_flat_batch_of_slices_that_start_episodes_equals_the_stacked_slices(module: RecurrentModule) -> None:
+    data = random_batch(module, 4, 7)
+    data["is_init"][:, 0] = True
+    with set_recurrent_mode(True):
+        stacked = module(data.clone())["y"]
+        flat = module(data.clone().reshape(28))["y"]
+    torch.testing.assert_close(flat, stacked.reshape(28, 5))
+
+
+@pytest.mark.parametrize("batch", [(3, 2, 7), (2, 1, 2, 4)])
+def test_leading_batch_dimensions_are_rows(module: RecurrentModule, batch: tuple[int, ...]) -> None:
+    data = random_batch(module, *batch)
+    with set_recurrent_mode(True):
+        many = module(data.clone())["y"]
+        rows = module(data.clone().reshape(-1, batch[-1]))["y"]
+    torch.testing.assert_close(many.flatten(0, -3), rows)
+
+
+def test_a_single_step_needs_no_batch_dimension(module: RecurrentModule) -> None:
+    data = random_batch(module, 1)
+    torch.testing.assert_close(module(data[0])["y"], module(data.clone())["y"][0])
+
+
+def test_missing_states_are_zero(module: RecurrentModule) -> None:
+    data = random_batch(module, 3, 4)
+    zeroed = data.clone()
+    for key in STATES[type(module)]:
+        zeroed[key].zero_()
+    with set_recurrent_mode(True):
+        missing = module(data.exclude(*STATES[type(module)]))["y"]
+        torch.testing.assert_close(missing, module(zeroed)["y"])
+
+
+def test_inputs_need_not_be_contiguous(module: RecurrentModule) -> None:
+    data = random_batch(module, 7, 4)
+    transposed = data.transpose(0, 1)
+    with set_recurrent_mode(True):
+        torch.testing.assert_close(module(transposed.clone())["y"], module(transposed.contiguous())["y"])
+
+
+def test_the_primer_gives_an_environment_the_states(module: RecurrentModule) -> None:
+    primers = module.make_tensordict_primer().primers
+    for key in STATES[type(module)]:
+        assert primers[key] == Unbounded(shape=(2, 5))
+
+
+def test_a_primer_that_would_not_carry_the_state_is_refused() -> None:
+    module = GRUModule(3, 5, in_keys=["x", "h"], out_keys=["y", "h"])
+    with pytest.raises(ValueError, match=r"written to \[\('next', 'h'\)\]"):
+        module.make_tensordict_primer()
+
+
+def test_the_input_and_is_init_are_asked_for_by_name(module: RecurrentModule) -> None:
+    with pytest.raises(KeyError, match="is_init"):
+        module(random_batch(module, 2).exclude("is_init"))
+    with pytest.raises(KeyError, match="'x'"):
+        module(random_batch(module, 2).exclude("x"))
+
+
+def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
+    with set_recurrent_mode(True), pytest.raises(ValueError, match="at least one batch dimension"):
+        module(random_batch(module, 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"in_key": "x", "in_keys": ["x", "h"], "out_key": "y"}, "Give either in_key or in_keys"),
+        ({"in_key": "x"}, "Give either out_key or out_keys"),
+        ({"in_keys": ["x"], "out_key": "y"}, "reads one input and 1 state"),
+        ({"in_key": "x", "out_keys": ["y"]}, "reads one input and 1 state"),
+        ({"in_key": "x", "out_key": "y", "batch_first": False}, "batch_first=False is not possible"),
+        ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "There is no backend 'fast'"),
+        ({"in_key": "x", "out_key": "y", "recurrent_backend": "triton"}, "Choose backend=auto"),
+        (
+            {"in_key": "x", "out_key": "y", "recurrent_backend": "pad", "recurrent_recompute": "full"},
+            "Choose backend=scan, or recompute=none",
+        ),
+        (
+            {"in_key": "x", "out_key": "y", "recurrent_backend": "reference", "recurrent_recompute": "full"},
+            "Choose backend=scan, or recompute=none",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_what_to_do(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        GRUModule(3, 5, **options)
+
+
+def test_auto_says_what_it_stands_for(module: RecurrentModule) -> None:
+    assert module.recurrent_backend == "auto"
+    assert module.resolved_backend() == "scan"
+
+
+def test_dropout_acts_between_layers_in_training_only() -> None:
+    torch.manual_seed(0)
+    module = GRUModule(3, 64, num_layers=2, dropout=0.5, in_key="x", out_key="y")
+    data = TensorDict({"x": torch.randn(4, 6, 3), "is_init": torch.zeros(4, 6, 1, dtype=torch.bool)}, [4, 6])
+    with set_recurrent_mode(True):
+        assert not torch.equal(module(data.clone())["y"], module(data.clone())["y"])
+        module.eval()
+        assert torch.equal(module(data.clone())["y"], module(data.clone())["y"])

@@ -1,0 +1,71 @@
+"""Running statistics of observations and rewards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recurrl.normalization import ObservationNormalizer, RewardScaler, RunningMoments
+
+
+def test_moments_of_parts_equal_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    samples = torch.randn(5, 7, 3) * torch.tensor([1.0, 10.0, 0.1]) + torch.tensor([0.0, 100.0, -3.0])
+    moments = RunningMoments(3)
+    for part in samples.split((1, 3, 1)):
+        moments.update(part)
+    flat = samples.double().flatten(0, 1)
+    torch.testing.assert_close(moments.mean, flat.mean(0))
+    torch.testing.assert_close(moments.variance, flat.var(0, correction=0))
+    assert moments.count == 35
+
+
+def test_observations_pass_unchanged_until_statistics_are_known() -> None:
+    normalizer = ObservationNormalizer(2)
+    observation = torch.tensor([[0.5, -2.0]])
+    torch.testing.assert_close(normalizer(observation), observation)
+
+
+def test_normalised_observations_have_zero_mean_and_unit_deviation() -> None:
+    torch.manual_seed(0)
+    normalizer = ObservationNormalizer(2)
+    samples = torch.randn(4000, 2) * 3 + 5
+    normalizer.moments.update(samples)
+    normalised = normalizer(samples)
+    torch.testing.assert_close(normalised.mean(0), torch.zeros(2), rtol=0, atol=1e-4)
+    torch.testing.assert_close(normalised.std(0), torch.ones(2), rtol=0, atol=1e-3)
+    assert normalised.dtype == samples.dtype
+
+
+def test_an_outlier_is_clipped() -> None:
+    normalizer = ObservationNormalizer(1)
+    normalizer.moments.update(torch.randn(100, 1))
+    assert normalizer(torch.tensor([[1e9]])).item() == 10.0
+
+
+def test_rewards_are_scaled_by_the_constant() -> None:
+    scaler = RewardScaler(2, 0.9, 0.05, running=False)
+    torch.testing.assert_close(scaler(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)), torch.full((2, 3), 0.05))
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
+    gamma = 0.9
+    rewards = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 1.0, 5.0]])
+    done = torch.tensor([[False, True, False, False], [False, False, False, True]])
+    scaler = RewardScaler(2, gamma, 1.0, running=True)
+    # In two batches: the discounted return runs on from the first into the second.
+    parts = [scaler(rewards[:, :2], done[:, :2]), scaler(rewards[:, 2:], done[:, 2:])]
+    returns = []
+    for row, ends in zip(rewards.tolist(), done.tolist(), strict=True):
+        total = 0.0
+        for reward, end in zip(row, ends, strict=True):
+            total = gamma * total + reward
+            returns.append(total)
+            total = 0.0 if end else total
+    deviation = torch.tensor(returns).std(correction=0)
+    torch.testing.assert_close(parts[1], rewards[:, 2:] / deviation)
+
+
+@pytest.mark.parametrize("module", [RunningMoments(2), ObservationNormalizer(2), RewardScaler(2, 0.9, 1.0, True)])
+def test_statistics_are_part_of_the_saved_state(module: torch.nn.Module) -> None:
+    assert any("variance" in key for key in module.state_dict())

@@ -1,0 +1,114 @@
+"""Right before fast: what the update sees is what the rollout saw.
+
+Log-probabilities and values recomputed from slices equal those of collection, across resets, truncations, the ends of
+batches and slices; and the first update does not depend on the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from recurrl.buffer import SliceBuffer
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig
+from recurrl.learner import Learner
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
+from recurrl.recurrent import set_recurrent_mode
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = (
+    "cell.hidden_size=12",
+    "policy.encoder_sizes=[16]",
+    "env.num_envs=6",
+    "frames_per_batch=240",
+    "slice_len=8",
+    "minibatch_slices=6",
+    "env.max_episode_steps=17",
+)
+
+
+def make(config: TrainConfig) -> tuple[ActorCritic, Any]:
+    set_process_state(config)
+    policy = make_policy_for(config)
+    with torch.no_grad():  # far from the initial zeros, so that a wrong state shows
+        for head in (policy.actor_head, policy.critic_head):
+            for parameter in head.parameters():
+                parameter.normal_(std=0.5)
+    return policy, make_collector(config, policy)
+
+
+@pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel"])
+@pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, compose: Compose) -> None:
+    config = compose(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *SMALL)
+    policy, collector = make(config)
+    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, torch.device("cpu"))
+    resets = mid_slice = 0
+    for _, batch in zip(range(3), collector, strict=False):  # episodes run on from batch to batch
+        buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
+        for minibatch in buffer.epoch():
+            resets += int(minibatch["is_init"].sum())
+            mid_slice += int((~minibatch["is_init"][:, 0]).sum())
+            assert_replays(policy, minibatch)
+        policy.observe(batch[OBSERVATION])
+    collector.shutdown()
+    assert resets > 20
+    assert mid_slice > 20
+
+
+def assert_replays(policy: ActorCritic, minibatch: Any) -> None:
+    with set_recurrent_mode(True), torch.no_grad():
+        replayed = minibatch.select(OBSERVATION, "is_init", *policy.state_keys)
+        distribution = policy.actor().get_dist(replayed)
+        value = policy.critic_head(policy.trunk(replayed.clone()))[VALUE]
+    torch.testing.assert_close(distribution.log_prob(minibatch[ACTION]), minibatch[LOG_PROB], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(compose: Compose) -> None:
+    """The test above can fail."""
+    config = compose(*SMALL)
+    policy, collector = make(config)
+    batch = next(iter(collector))
+    collector.shutdown()
+    batch["recurrent_state"].zero_()
+    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, torch.device("cpu"))
+    buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
+    with pytest.raises(AssertionError, match="not close"):
+        assert_replays(policy, next(buffer.epoch()))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_the_first_update_is_the_same_for_every_backend(cell: str, compose: Compose) -> None:
+    losses, weights = {}, {}
+    for backend in ("reference", "pad", "scan"):
+        config = compose(f"cell={cell}", f"backend={backend}", "epochs=1", *SMALL)
+        set_process_state(config)
+        policy = make_policy_for(config)
+        collector = make_collector(config, policy)
+        metrics = Learner(config, policy).learn(next(iter(collector)), progress=0.0)
+        collector.shutdown()
+        losses[backend] = sum(metrics[f"loss/{name}"] for name in ("objective", "critic", "entropy"))
+        weights[backend] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+    for backend in ("pad", "scan"):
+        assert losses[backend] == pytest.approx(losses["reference"], abs=1e-5)
+        torch.testing.assert_close(weights[backend], weights["reference"], rtol=0, atol=1e-5)
+
+
+def test_the_collector_acts_with_the_weights_as_they_are_now(compose: Compose) -> None:
+    config = compose(*SMALL, "lr=0.05")
+    policy, collector = make(config)
+    batches = iter(collector)
+    learner = Learner(config, policy)
+    for _ in range(2):
+        learner.learn(next(batches), progress=0.0)
+    batch = next(batches)
+    collector.shutdown()
+    assert_replays(policy, batch.select(OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))

@@ -1,0 +1,177 @@
+import csv
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recurrl.tracking.csv import CsvTracker, make
+
+
+def read(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path, rows):
+    tracker = CsvTracker(path)
+    for frames, metrics in rows:
+        tracker.log(frames, metrics)
+    tracker.close()
+
+
+def frames_of(path):
+    return [int(row["frames"]) for row in read(path)]
+
+
+def test_frames_come_first_and_each_iteration_is_a_row(tmp_path):
+    write(tmp_path / "metrics.csv", [(8, {"b": 1.0, "a": 2.0}), (16, {"a": 3.0, "b": 4.0})])
+    assert (tmp_path / "metrics.csv").read_text() == "frames,b,a\n8,1.0,2.0\n16,4.0,3.0\n"
+
+
+def test_a_row_is_in_the_file_before_the_tracker_is_closed(tmp_path):
+    tracker = CsvTracker(tmp_path / "metrics.csv")
+    for frames in (8, 16):
+        tracker.log(frames, {"a": 1.0})
+        assert frames_of(tmp_path / "metrics.csv")[-1] == frames
+    tracker.close()
+
+
+def test_a_metric_that_comes_up_later_gets_a_column_and_earlier_rows_an_empty_cell(tmp_path):
+    path = tmp_path / "metrics.csv"
+    write(path, [(8, {"a": 1.0}), (16, {"a": 2.0, "eval/return_mean": 9.0}), (24, {"a": 3.0})])
+    assert path.read_text() == "frames,a,eval/return_mean\n8,1.0,\n16,2.0,9.0\n24,3.0,\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_second_row_at_the_same_frames_does_not_displace_the_first_when_it_brings_a_column(tmp_path):
+    path = tmp_path / "metrics.csv"
+    write(path, [(8, {"a": 1.0}), (8, {"b": 2.0})])
+    assert path.read_text() == "frames,a,b\n8,1.0,\n8,,2.0\n"
+
+
+names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1).filter(
+    lambda name: name != "frames"
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.dictionaries(names, st.floats(), max_size=4), max_size=6))
+def test_whatever_was_logged_is_read_back_to_the_last_digit_under_its_own_name(rows):
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "metrics.csv"
+        write(path, enumerate(rows, start=1))
+        for index, (row, logged) in enumerate(zip(read(path), rows, strict=True), start=1):
+            assert int(row.pop("frames")) == index
+            cells = {name: float(cell) for name, cell in row.items() if cell}
+            assert cells.keys() == logged.keys()
+            assert all(cells[name] == value or math.isnan(value) for name, value in logged.items())
+
+
+@pytest.mark.parametrize("leftover", ["", "frames,a\n8,1.0\n"])
+def test_a_file_that_exists_is_refused_with_what_to_do_and_left_as_it_is(config_for, tmp_path, leftover):
+    path = tmp_path / "metrics.csv"
+    path.write_text(leftover)
+    with pytest.raises(ValueError, match=r"exists already.*hydra\.run\.dir") as caught:
+        make(config_for(), tmp_path, {})
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value.__cause__, FileExistsError)
+    assert path.read_text() == leftover
+
+
+def test_the_file_is_claimed_before_the_first_row(config_for, tmp_path):
+    make(config_for(), tmp_path, {})
+    with pytest.raises(ValueError, match="exists already"):
+        make(config_for(), tmp_path, {})
+
+
+def test_a_run_that_resumes_another_directory_starts_a_file_of_its_own_and_leaves_the_other(config_for, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    write(old / "metrics.csv", [(8, {"a": 1.0})])
+    tracker = make(config_for(resume=str(old)), new, {})
+    tracker.log(16, {"a": 2.0})
+    tracker.close()
+    assert frames_of(old / "metrics.csv") == [8]
+    assert frames_of(new / "metrics.csv") == [16]
+
+
+def test_a_run_that_resumes_another_directory_still_cannot_share_its_own(config_for, tmp_path):
+    old, new = tmp_path / "run", tmp_path / "run2"
+    old.mkdir()
+    new.mkdir()
+    write(new / "metrics.csv", [(8, {"a": 1.0})])
+    with pytest.raises(ValueError, match="exists already"):
+        make(config_for(resume=str(old)), new, {})
+    with pytest.raises(ValueError, match="exists already"):
+        make(config_for(resume=str(new)), make_run(old, [8]), {})
+
+
+def make_run(run_dir, frames):
+    run_dir.mkdir(exist_ok=True)
+    write(run_dir / "metrics.csv", [(count, {"a": float(count)}) for count in frames])
+    return run_dir
+
+
+@pytest.mark.parametrize("resume", ["", "checkpoints/000016.pt", "../run", "auto"])
+def test_a_run_that_resumes_in_its_own_directory_goes_on_and_repeats_no_frame_count(config_for, tmp_path, resume):
+    run_dir = make_run(tmp_path / "run", [8, 16, 24, 32])
+    asked = resume if resume == "auto" else str(run_dir / resume)
+    tracker = make(config_for(resume=asked), run_dir, {})
+    for frames in (24, 32, 40):
+        tracker.log(frames, {"a": -1.0})
+    tracker.close()
+    expected = "frames,a\n8,8.0\n16,16.0\n24,-1.0\n32,-1.0\n40,-1.0\n"
+    assert (run_dir / "metrics.csv").read_text() == expected
+
+
+def test_a_relative_path_to_the_own_directory_counts_as_its_own(config_for, tmp_path, monkeypatch):
+    run_dir = make_run(tmp_path / "run", [8, 16])
+    monkeypatch.chdir(tmp_path)
+    tracker = make(config_for(resume="run"), run_dir, {})
+    tracker.log(16, {"a": 0.0})
+    tracker.close()
+    assert frames_of(run_dir / "metrics.csv") == [8, 16]
+
+
+def test_a_resumed_run_that_logs_nothing_changes_nothing(config_for, tmp_path):
+    run_dir = make_run(tmp_path / "run", [8, 16])
+    before = (run_dir / "metrics.csv").read_bytes()
+    make(config_for(resume=str(run_dir)), run_dir, {}).close(exit_code=1)
+    assert (run_dir / "metrics.csv").read_bytes() == before
+
+
+def test_a_resumed_run_keeps_old_columns_and_adds_new_ones(config_for, tmp_path):
+    run_dir = make_run(tmp_path / "run", [8])
+    tracker = make(config_for(resume=str(run_dir)), run_dir, {})
+    tracker.log(16, {"b": 2.0})
+    tracker.close()
+    assert (run_dir / "metrics.csv").read_text() == "frames,a,b\n8,8.0,\n16,,2.0\n"
+
+
+def test_a_row_that_a_crash_cut_off_is_left_out_when_the_run_goes_on(config_for, tmp_path):
+    run_dir = make_run(tmp_path / "run", [8])
+    with (run_dir / "metrics.csv").open("a") as file:
+        file.write("16,12.3")
+    tracker = make(config_for(resume=str(run_dir)), run_dir, {})
+    tracker.log(24, {"a": 1.0})
+    tracker.close()
+    assert frames_of(run_dir / "metrics.csv") == [8, 24]
+
+
+@pytest.mark.parametrize("leftover", ["", "frames,a"])
+def test_a_file_without_a_whole_header_is_begun_anew_when_the_run_goes_on(config_for, tmp_path, leftover):
+    (tmp_path / "metrics.csv").write_text(leftover)
+    tracker = make(config_for(resume=str(tmp_path)), tmp_path, {})
+    tracker.log(8, {"b": 1.0})
+    tracker.close()
+    assert (tmp_path / "metrics.csv").read_text() == "frames,b\n8,1.0\n"
+
+
+def test_a_resumed_directory_without_a_file_gets_one_that_no_other_run_can_share(config_for, tmp_path):
+    make(config_for(resume=str(tmp_path)), tmp_path, {})
+    with pytest.raises(ValueError, match="exists already"):
+        make(config_for(), tmp_path, {})

@@ -1,0 +1,137 @@
+import math
+import subprocess
+import sys
+import warnings
+
+import numpy
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from recurrl.tracking.csv import CsvTracker
+from recurrl.tracking.curve import plot_learning_curve
+
+TRAIN, EVAL, STD = "train/return_mean", "eval/return_mean", "eval/return_std"
+
+
+@pytest.fixture
+def plot(tmp_path, monkeypatch):
+    """Plots rows, and gives the axes that were saved; with ``rendered`` into a file, where any warning is an error."""
+    saved = []
+    save = Figure.savefig
+
+    def plot(rows, text=None, rendered=False):
+        path = tmp_path / "metrics.csv"
+        if text is None:
+            tracker = CsvTracker(path)
+            for frames, metrics in rows:
+                tracker.log(frames, metrics)
+            tracker.close()
+        else:
+            path.write_text(text)
+
+        def record(figure, *arguments, **options):
+            saved.append(figure)
+            if rendered:
+                save(figure, *arguments, **options)
+
+        monkeypatch.setattr(Figure, "savefig", record)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            plot_learning_curve(path, tmp_path / "learning_curve.png")
+        [figure] = saved
+        [axes] = figure.axes
+        return axes
+
+    return plot
+
+
+def line_of(axes: Axes, label):
+    [line] = [line for line in axes.lines if line.get_label() == label]
+    return list(zip(*line.get_data(), strict=True))
+
+
+def points_of(axes: Axes):
+    [points] = axes.containers
+    return list(zip(*points.lines[0].get_data(), strict=True))
+
+
+def bars_of(axes: Axes):
+    [points] = axes.containers
+    segments = points.lines[2][0].get_segments()
+    return [tuple(segment[:, 1]) for segment in segments if segment.size and numpy.isfinite(segment).all()]
+
+
+def is_drawn(path):
+    image = imread(path)
+    return image.shape[0] >= 400 and image.shape[1] >= 800 and image[..., :3].std() > 0.01
+
+
+def test_returns_of_training_are_a_line_over_frames_and_evaluations_points_with_bars(plot, tmp_path):
+    axes = plot([(10, {TRAIN: 1.0}), (20, {TRAIN: 2.0, EVAL: 4.0, STD: 0.5}), (30, {TRAIN: 3.0})], rendered=True)
+    assert line_of(axes, "training") == [(10, 1.0), (20, 2.0), (30, 3.0)]
+    assert points_of(axes) == [(20, 4.0)]
+    assert bars_of(axes) == [(3.5, 4.5)]
+    assert is_drawn(tmp_path / "learning_curve.png")
+
+
+def test_the_axes_the_plot_and_its_parts_are_named(plot):
+    axes = plot([(10, {TRAIN: 1.0, EVAL: 4.0, STD: 0.5})])
+    assert "frames" in axes.get_xlabel()
+    assert "return" in axes.get_ylabel()
+    assert axes.get_title() == "Learning curve"
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert len(labels) == 2
+    assert labels[0].startswith("training")
+    assert labels[1].startswith("evaluation")
+
+
+def test_iterations_without_a_value_are_skipped(plot):
+    axes = plot([(10, {TRAIN: math.nan}), (20, {TRAIN: 2.0}), (30, {EVAL: 1.0}), (40, {TRAIN: 4.0, EVAL: math.nan})])
+    assert line_of(axes, "training") == [(20, 2.0), (40, 4.0)]
+    assert points_of(axes) == [(30, 1.0)]
+
+
+@pytest.mark.parametrize("spread", [{}, {STD: math.nan}])
+def test_an_evaluation_without_a_spread_is_a_point_without_a_bar(plot, spread):
+    axes = plot([(10, {EVAL: 4.0, STD: 1.0}), (20, {EVAL: 5.0, **spread})], rendered=True)
+    assert points_of(axes) == [(10, 4.0), (20, 5.0)]
+    assert bars_of(axes) == [(3.0, 5.0)]
+
+
+def test_a_single_value_of_training_can_be_seen(plot):
+    axes = plot([(10, {TRAIN: 1.0})])
+    [line] = axes.lines
+    assert line.get_marker() == "."
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[], [(10, {TRAIN: math.nan})], [(10, {"loss/critic": 1.0})]],
+    ids=["no row", "nan", "no such column"],
+)
+def test_a_run_without_a_finished_episode_gives_labelled_axes_that_say_so(plot, tmp_path, rows):
+    axes = plot(rows, rendered=True)
+    assert [text.get_text() for text in axes.texts] == ["no finished episode yet"]
+    assert "frames" in axes.get_xlabel()
+    assert is_drawn(tmp_path / "learning_curve.png")
+
+
+def test_a_last_row_that_was_cut_off_does_no_harm(plot):
+    axes = plot([], text=f"frames,loss,{TRAIN}\n10,1.0,2.0\n20,1.")
+    assert line_of(axes, "training") == [(10, 2.0)]
+
+
+def test_no_plotting_state_of_the_process_is_touched(tmp_path):
+    (tmp_path / "metrics.csv").write_text(f"frames,{TRAIN}\n10,1.0\n")
+    script = """
+import sys
+from pathlib import Path
+from recurrl.tracking.curve import plot_learning_curve
+plot_learning_curve(Path("metrics.csv"), Path("learning_curve.png"))
+print("matplotlib.pyplot" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    assert is_drawn(tmp_path / "learning_curve.png")

@@ -1,0 +1,118 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recurrl.tracking
+import recurrl.tracking.csv
+import recurrl.tracking.tensorboard
+from recurrl.tracking import Trackers, make_trackers
+
+
+class Recorder:
+    def __init__(self, events=None, name="", failure=None):
+        self.events = [] if events is None else events
+        self.name = name
+        self.failure = failure
+
+    def log(self, frames, metrics):
+        self.events.append((self.name, frames, dict(metrics)))
+
+    def close(self, exit_code=0):
+        self.events.append((self.name, "closed", exit_code))
+        if self.failure is not None:
+            raise self.failure
+
+
+def test_every_destination_gets_the_same_metrics():
+    events = []
+    Trackers([Recorder(events, "a"), Recorder(events, "b")]).log(64, {"loss/critic": 0.5})
+    assert events == [("a", 64, {"loss/critic": 0.5}), ("b", 64, {"loss/critic": 0.5})]
+
+
+def test_closing_reaches_every_destination_in_order_with_the_exit_code():
+    events = []
+    Trackers([Recorder(events, "a"), Recorder(events, "b")]).close(exit_code=3)
+    assert events == [("a", "closed", 3), ("b", "closed", 3)]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_closing_reaches_every_destination_when_one_fails_and_the_failure_is_raised(failing):
+    events = []
+    trackers = [Recorder(events, str(i), OSError("disk full") if i == failing else None) for i in range(3)]
+    with pytest.raises(OSError, match="disk full"):
+        Trackers(trackers).close()
+    assert [name for name, *_ in events] == ["0", "1", "2"]
+
+
+def test_a_metric_that_is_named_like_the_axis_is_refused_before_anything_is_recorded():
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="'frames'"):
+        Trackers([recorder]).log(1, {"frames": 1.0})
+    assert recorder.events == []
+
+
+def test_csv_alone_writes_the_csv_file_and_nothing_else(config_for, tmp_path):
+    trackers = make_trackers(config_for("csv"), tmp_path, {})
+    trackers.log(8, {"loss/critic": 1.0})
+    trackers.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_another_destination_comes_on_top_of_csv(config_for, tmp_path):
+    trackers = make_trackers(config_for("tensorboard"), tmp_path, {})
+    trackers.log(8, {"loss/critic": 1.0})
+    trackers.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "tensorboard"]
+
+
+def test_a_destination_gets_the_configuration_the_directory_and_the_settings(config_for, tmp_path, monkeypatch):
+    received = []
+    monkeypatch.setattr(
+        recurrl.tracking.tensorboard, "make", lambda *arguments: received.append(arguments) or Recorder()
+    )
+    config = config_for("tensorboard")
+    make_trackers(config, tmp_path, {"seed": 1}).close()
+    assert received == [(config, tmp_path, {"seed": 1})]
+
+
+def test_what_was_opened_is_closed_as_failed_when_a_later_destination_cannot_be_had(config_for, tmp_path, monkeypatch):
+    def refuse(config, run_dir, settings):
+        raise ValueError("not here")
+
+    first = Recorder()
+    monkeypatch.setattr(recurrl.tracking.csv, "make", lambda *_: first)
+    monkeypatch.setattr(recurrl.tracking.tensorboard, "make", refuse)
+    with pytest.raises(ValueError, match="not here"):
+        make_trackers(config_for("tensorboard"), tmp_path, {})
+    assert first.events == [("", "closed", 1)]
+
+
+def test_each_yaml_of_the_group_has_a_module_of_its_name_that_makes_a_tracker():
+    names = [path.stem for path in (Path(__file__).parents[2] / "configs" / "logger").glob("*.yaml")]
+    assert {"csv", "tensorboard", "wandb"} <= set(names)
+    package = Path(recurrl.tracking.__file__).parent
+    for name in names:
+        assert "\ndef make(config: TrainConfig" in (package / f"{name}.py").read_text(encoding="utf-8"), name
+
+
+def test_importing_the_package_and_making_csv_imports_no_heavy_library(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from recurrl.tracking import make_trackers
+config = SimpleNamespace(logger=SimpleNamespace(name="csv"), resume=None)
+make_trackers(config, Path(sys.argv[1]), {}).close()
+print(sorted({"wandb", "tensorboard", "torch", "matplotlib", "hydra", "omegaconf"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_two_runs_cannot_share_a_directory(config_for, tmp_path):
+    first = make_trackers(config_for(), tmp_path, {})
+    with pytest.raises(ValueError, match=r"hydra\.run\.dir"):
+        make_trackers(config_for(), tmp_path, {})
+    first.close()

@@ -1,0 +1,328 @@
+import json
+import logging
+import math
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import wandb
+from wandb.proto.wandb_internal_pb2 import Record
+
+from recurrl.tracking.wandb import choose_mode, has_login, make
+
+# A sweep as Hydra runs it: several jobs, one after another, in one process. The second one fails.
+TWO_JOBS = """
+import logging, math, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from recurrl.tracking import make_trackers
+
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+config = SimpleNamespace(logger=SimpleNamespace(name="wandb", project="memory", mode="auto"), resume=None)
+for job in (0, 1):
+    run_dir = Path(sys.argv[1]) / "12-00-00" / str(job)
+    run_dir.mkdir(parents=True)
+    trackers = make_trackers(config, run_dir, {"seed": job, "cell": {"name": "gru", "size": None}, "sizes": [64, 32]})
+    print("id", trackers.trackers[1].id)
+    trackers.log(1024, {"train/return_mean": math.nan, "loss/critic": 0.5 + job})
+    trackers.log(2048, {"train/return_mean": 10.0 + job, "loss/critic": 0.25})
+    trackers.close(exit_code=job)
+import wandb
+wandb.termlog("a remark of wandb")
+wandb.termerror("an error of wandb")
+print("WANDB_MODE", os.environ.get("WANDB_MODE"), wandb.setup().settings.mode)
+"""
+
+
+def clean_environment(home):
+    """This process's environment without any trace of wandb, its logins and its settings."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    return {**environment, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def records(run_dir):
+    """The records of the one wandb run in a directory, from the file that ``wandb sync`` uploads.
+
+    The file is a LevelDB log behind a header of 7 bytes: blocks of 32 KiB with chunks of a checksum, a length, a type
+    (1 whole, 2 first, 3 middle, 4 last) and data. The end of a block too short for a chunk's head is filled with zeros.
+    """
+    [path] = run_dir.glob("wandb/offline-run-*/*.wandb")
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    found, parts, position = [], b"", 7
+    while position < len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            found.append(Record.FromString(parts))
+            parts = b""
+    return found
+
+
+def only(found, kind):
+    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+
+
+def history(found):
+    """What was logged at each step: nested keys joined, values as JSON gives them."""
+    return [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in step.item}
+        for step in only(found, "history")
+    ]
+
+
+def config_of(run):
+    return {item.key: json.loads(item.value_json) for item in run.config.update}
+
+
+class Sweep:
+    """Runs the two jobs beside a server that only counts who connects."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        home = directory / "home"
+        home.mkdir()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            url = f"http://127.0.0.1:{server.getsockname()[1]}"
+            terminal, child_terminal = os.openpty()
+            self.done = subprocess.run(
+                [sys.executable, "-c", TWO_JOBS, str(directory)],
+                env={**clean_environment(home), "WANDB_BASE_URL": url, "HTTPS_PROXY": url},
+                cwd=home,
+                stdin=child_terminal,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            os.close(terminal)
+            os.close(child_terminal)
+            self.was_contacted = self._has_caller(server)
+
+    @staticmethod
+    def _has_caller(server):
+        server.setblocking(False)
+        try:
+            server.accept()
+        except BlockingIOError:
+            return False
+        return True
+
+    def run_dir(self, job):
+        return self.directory / "12-00-00" / str(job)
+
+    def records(self, job):
+        return records(self.run_dir(job))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return Sweep(tmp_path_factory.mktemp("sweep"))
+
+
+def test_each_job_of_a_process_is_a_run_of_its_own(sweep):
+    runs = [only(sweep.records(job), "run") for job in (0, 1)]
+    ids = [run.run_id for job in runs for run in job]
+    assert len(ids) == len(set(ids)) == 2
+    assert [line.split()[1] for line in sweep.done.stdout.splitlines() if line.startswith("id ")] == ids
+    assert [run.project for job in runs for run in job] == ["memory", "memory"]
+    assert [run.display_name for job in runs for run in job] == ["12-00-00/0", "12-00-00/1"]
+
+
+def test_the_whole_configuration_is_in_the_run(sweep):
+    for job in (0, 1):
+        [run] = only(sweep.records(job), "run")
+        config = config_of(run)
+        config.pop("_wandb", None)
+        assert config == {"seed": job, "cell": {"name": "gru", "size": None}, "sizes": [64, 32]}
+
+
+@pytest.mark.parametrize("job", [0, 1])
+def test_metrics_are_logged_with_their_frames(sweep, job):
+    first, second = history(sweep.records(job))
+    assert math.isnan(first.pop("train/return_mean"))
+    assert {name: first[name] for name in ("frames", "loss/critic")} == {"frames": 1024, "loss/critic": 0.5 + job}
+    expected = {"frames": 2048, "train/return_mean": 10.0 + job, "loss/critic": 0.25}
+    assert {name: second[name] for name in expected} == expected
+
+
+def test_all_metrics_are_drawn_over_frames(sweep):
+    metrics = only(sweep.records(0), "metric")
+    assert "frames" in [metric.name for metric in metrics]
+    assert [metric.step_metric for metric in metrics if metric.glob_name == "*"] == ["frames"]
+
+
+def test_a_run_is_finished_with_the_exit_code_it_was_closed_with(sweep):
+    for job in (0, 1):
+        [ended] = only(sweep.records(job), "exit")
+        assert ended.exit_code == job
+
+
+def test_offline_neither_the_network_nor_a_prompt_is_used(sweep):
+    assert not sweep.was_contacted
+    assert "API key" not in sweep.done.stdout + sweep.done.stderr
+
+
+def test_one_line_says_what_auto_chose_why_and_how_to_upload(sweep):
+    said = [line for line in sweep.done.stdout.splitlines() if line.startswith("wandb run")]
+    assert len(said) == 2
+    for job, line in enumerate(said):
+        assert "is offline (no login was found" in line
+        [path] = sweep.run_dir(job).glob("wandb/offline-run-*/*.wandb")
+        assert line.endswith(f"wandb sync {path.parent}")
+
+
+def test_wandb_says_nothing_of_its_own_but_its_errors(sweep):
+    [line] = sweep.done.stderr.splitlines()
+    assert "an error of wandb" in line
+
+
+def test_the_mode_of_the_process_is_as_it_was_after_the_runs(sweep):
+    assert sweep.done.stdout.splitlines()[-1] == "WANDB_MODE None online"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A home without wandb, and wandb as it is in a new process."""
+    wandb.teardown()
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("NETRC", raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    yield home
+    wandb.teardown()
+
+
+def settings(**values):
+    return wandb.Settings(**values)
+
+
+def netrc_with(home, host, name=".netrc"):
+    path = home / name
+    entry = "default" if host == "default" else f"machine {host}"
+    path.write_text(f"{entry}\n  login user\n  password {'0' * 40}\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("asked", ["online", "offline"])
+def test_a_mode_that_was_asked_for_is_taken_whatever_the_machine_says(machine, monkeypatch, asked):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert choose_mode(asked, settings(mode="disabled")).name == asked
+
+
+@pytest.mark.parametrize("asked", ["auto", None])
+@pytest.mark.parametrize("mode", ["offline", "disabled", "online"])
+def test_auto_respects_the_mode_in_the_environment(machine, monkeypatch, asked, mode):
+    if mode != "online":
+        netrc_with(machine, "api.wandb.ai")
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert choose_mode(asked, settings()) == (mode, f"WANDB_MODE={mode}")
+
+
+def test_auto_respects_wandb_offline(machine):
+    netrc_with(machine, "api.wandb.ai")
+    assert choose_mode("auto", settings(mode="offline")).name == "offline"
+
+
+def test_auto_is_online_with_a_login_and_offline_without(machine):
+    assert choose_mode("auto", settings()).name == "offline"
+    netrc_with(machine, "api.wandb.ai")
+    assert choose_mode("auto", settings()).name == "online"
+
+
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"])
+def test_a_login_is_found_in_the_environment(machine, monkeypatch, name):
+    assert not has_login(settings())
+    monkeypatch.setenv(name, "0" * 40)
+    assert has_login(settings())
+
+
+def test_a_login_is_found_in_the_settings_of_wandb(machine):
+    assert has_login(settings(api_key="0" * 40))
+
+
+@pytest.mark.parametrize("name", [".netrc", "_netrc"])
+def test_a_login_is_found_in_the_home_directory(machine, name):
+    netrc_with(machine, "api.wandb.ai", name)
+    assert has_login(settings())
+
+
+def test_a_login_is_found_in_the_file_that_netrc_names_and_then_nowhere_else(machine, monkeypatch):
+    monkeypatch.setenv("NETRC", str(netrc_with(machine, "api.wandb.ai", "elsewhere")))
+    assert has_login(settings())
+    netrc_with(machine, "api.wandb.ai")
+    netrc_with(machine, "example.org", "elsewhere")
+    assert not has_login(settings())
+
+
+def test_a_login_to_another_server_is_none(machine):
+    netrc_with(machine, "api.wandb.ai")
+    assert not has_login(settings(base_url="http://wandb.example.org:8080"))
+    netrc_with(machine, "wandb.example.org:8080")
+    assert has_login(settings(base_url="http://wandb.example.org:8080"))
+
+
+def test_a_login_for_the_servers_present_name_is_found(machine):
+    host = settings().base_url.removeprefix("https://")
+    netrc_with(machine, host)
+    assert has_login(settings())
+
+
+@pytest.mark.parametrize("host", ["api.wandb.ai", "default", "example.org"])
+def test_our_search_of_netrc_finds_what_wandb_itself_would_use(machine, host):
+    own = pytest.importorskip("wandb.sdk.lib.wbauth", reason="wandb keeps its own search elsewhere in other versions")
+    netrc_with(machine, host)
+    assert has_login(settings()) is bool(own.read_netrc_auth(host=settings().base_url)) is (host != "example.org")
+
+
+def test_a_netrc_file_that_cannot_be_read_is_said_and_counts_as_no_login(machine, caplog):
+    (machine / ".netrc").write_text("machine\n")
+    with caplog.at_level(logging.WARNING):
+        assert not has_login(settings())
+    assert str(machine / ".netrc") in caplog.text
+
+
+def test_online_without_a_login_is_refused_with_what_to_do(machine, config_for, tmp_path):
+    with pytest.raises(ValueError, match=r"logger\.mode=offline") as caught:
+        make(config_for("wandb", mode="online", project="memory"), tmp_path, {})
+    assert "wandb login" in str(caught.value)
+    assert wandb.setup().settings.mode == "online"
+
+
+@pytest.mark.parametrize(("mode", "required"), [("online", True), ("offline", False)])
+def test_online_stays_online_because_wandb_may_not_offer_another_mode_at_its_prompt(
+    machine, config_for, tmp_path, monkeypatch, mode, required
+):
+    asked = []
+
+    def init(**options):
+        asked.append((options["mode"], options["force"]))
+        raise wandb.Error("no run")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(ValueError, match="no run"):
+        make(config_for("wandb", mode=mode), tmp_path, {})
+    assert asked == [(mode, required)]
+
+
+def test_wandb_disabled_on_the_machine_runs_without_a_file(machine, config_for, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    tracker = make(config_for("wandb", mode="auto", project="memory"), run_dir, {"seed": 0})
+    tracker.log(8, {"loss/critic": 1.0})
+    tracker.close()
+    assert list(run_dir.rglob("*.wandb")) == []
