@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
-from recurrl.recurrent.backends import Options, refusal
+from recurrl.recurrent.backends import AUTO, Options, refusal
 from recurrl.recurrent.cells import cell_names, load_cell
 
 NO_CELL = "none"
@@ -202,7 +202,7 @@ class TrainConfig:
 
 
 def typed(config: DictConfig) -> TrainConfig:
-    """The dataclasses of a composed configuration.
+    """The dataclasses of a composed configuration; ``device=auto`` becomes the device it stands for here.
 
     Raises:
         ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
@@ -219,6 +219,8 @@ def typed(config: DictConfig) -> TrainConfig:
         )
         raise ConfigError(f"The configuration key {key!r}: {reason}. {hint}") from error
     assert isinstance(result, TrainConfig)
+    if result.device == AUTO:
+        result.device = "cuda" if torch.cuda.is_available() else "cpu"
     return result
 
 
@@ -370,7 +372,9 @@ def _check_device(config: TrainConfig) -> None:
     try:
         device = torch.device(config.device)
     except RuntimeError as error:
-        raise ConfigError(f"device={config.device} is not a device torch knows. Choose cpu, cuda or cuda:0.") from error
+        raise ConfigError(
+            f"device={config.device} is not a device torch knows. Choose auto, cpu, cuda or cuda:0."
+        ) from error
     if device.type == "cuda":
         _require(
             torch.cuda.is_available(),

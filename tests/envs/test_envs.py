@@ -39,8 +39,8 @@ def play(env: EnvBase, steps: int) -> TensorDict:
     actions = torch.randint(2, (env.batch_size[0], steps), generator=torch.Generator().manual_seed(0))
     times = iter(range(steps))
 
-    def policy(step: TensorDict) -> TensorDict:
-        return step.set("action", actions[:, next(times)])
+    def policy(td: TensorDict) -> TensorDict:
+        return td.set("action", actions[:, next(times)])
 
     result = env.rollout(steps, policy=policy, break_when_any_done=False)
     env.close()

@@ -148,8 +148,8 @@ class _PackedScan(torch.autograd.Function):
         for grad_gates_BG, grad_gates_BKH, derivatives, grads in reversed(list(step_inputs)):
             total = tuple(_add_to_head(grad, carry) for grad, carry in zip(grads, carried, strict=True))
             grad_outputs.append(total[0])
-            direct = cell.backward_step(total, derivatives, grad_gates_BKH)
-            carried = (torch.addmm(direct[0], grad_gates_BG, w_hh), *direct[1:])
+            _, direct = cell.backward_step(total, derivatives, grad_gates_BKH)
+            carried = (_through_projection(direct[0], grad_gates_BG, w_hh), *direct[1:])
         grad_x_PG = cell.input_gradient(grad_gates_PG, torch.cat(grad_outputs[::-1]), derivatives_P)
         grad_w_hh = grad_gates_PG.t() @ entered_PH[0]
         grad_b_hh = grad_gates_PG.sum(0) if ctx.has_bias else None
@@ -171,6 +171,13 @@ def _add_to_head(grad: Tensor, carry: Tensor) -> Tensor:
     return torch.cat((grad[:running_on] + carry, grad[running_on:]))
 
 
+def _through_projection(direct_BH: Tensor | None, grad_gates_BG: Tensor, w_hh: Tensor) -> Tensor:
+    """The gradient of a state: by its direct path, if it has one, and through the recurrent projection."""
+    if direct_BH is None:
+        return grad_gates_BG @ w_hh
+    return torch.addmm(direct_BH, grad_gates_BG, w_hh)
+
+
 def _traced(
     cell: Cell,
     x_BTI: Tensor,
@@ -179,25 +186,102 @@ def _traced(
     weights: LayerWeights,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The same by hoptorch's scan over all T steps, which ``torch.compile`` takes whole."""
-    from hoptorch import scan
-
     x_gates_TBG = functional.linear(x_BTI, weights.w_ih, weights.b_ih).transpose(0, 1).contiguous()
     starts_TB1 = segments.starts_BT.t().unsqueeze(-1).contiguous()
     stored_TBH = tuple(stored_BTH.transpose(0, 1).contiguous() for stored_BTH in stored_states_BTH)
-    # The scan may not close over parameters that alias one another.
-    w_hh = weights.w_hh.clone()
-    b_hh = None if weights.b_hh is None else weights.b_hh.clone()
-
-    def step(carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        x_gates, start, *stored = inputs
-        entering = tuple(torch.where(start, s, c) for s, c in zip(stored, carry, strict=True))
-        states = cell.activate(x_gates, functional.linear(entering[0], w_hh, b_hh), entering)
-        return states, tuple(state.clone() for state in states)
-
-    initial = tuple(stored[0].clone() for stored in stored_TBH)
-    _, states_TBH = scan(step, initial, (x_gates_TBG, starts_TB1, *stored_TBH))
+    states_TBH: tuple[Tensor, ...] = _TracedScan.apply(  # type: ignore[no-untyped-call]
+        cell, x_gates_TBG, starts_TB1, weights.w_hh, weights.b_hh, *stored_TBH
+    )
     states_BTH = tuple(state_TBH.transpose(0, 1) for state_TBH in states_TBH)
     return states_BTH[0], states_BTH
+
+
+class _TracedScan(torch.autograd.Function):
+    """Every state after every step, by a scan forward in time, and a scan backward in time for the gradients.
+
+    torch's own derivative of a scan is not used: it gives wrong gradients for parameters that the step closes over
+    (pytorch issue 184528).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cell: Cell,
+        x_gates_TBG: Tensor,
+        starts_TB1: Tensor,
+        w_hh: Tensor,
+        b_hh: Tensor | None,
+        *stored_TBH: Tensor,
+    ) -> tuple[Tensor, ...]:
+        from hoptorch import scan
+
+        def step(
+            carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            x_gates, start, *stored = inputs
+            entering = tuple(torch.where(start, s, c) for s, c in zip(stored, carry, strict=True))
+            states = cell.activate(x_gates, functional.linear(entering[0], w_hh, b_hh), entering)
+            return states, tuple(state.clone() for state in states)
+
+        initial = tuple(stored[0].clone() for stored in stored_TBH)
+        _, states_TBH = scan(step, initial, (x_gates_TBG, starts_TB1, *stored_TBH))
+        ctx.cell, ctx.states = cell, len(stored_TBH)
+        ctx.save_for_backward(x_gates_TBG, starts_TB1, w_hh, b_hh, *stored_TBH, *states_TBH)
+        return tuple(states_TBH)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_states_TBH: Tensor) -> tuple[Any, ...]:
+        from hoptorch import scan
+
+        cell: Cell = ctx.cell
+        x_gates_TBG, starts_TB1, w_hh, b_hh, *rest = ctx.saved_tensors
+        stored_TBH, states_TBH = rest[: ctx.states], rest[ctx.states :]
+        entered_TBH = [
+            torch.where(starts_TB1, stored, torch.cat((stored[:1], states[:-1])))
+            for stored, states in zip(stored_TBH, states_TBH, strict=True)
+        ]
+        rows = x_gates_TBG.shape[1]
+        entered_PH = tuple(entered.flatten(0, 1) for entered in entered_TBH)
+        derivatives_P = _recomputed_derivatives(cell, x_gates_TBG.flatten(0, 1), entered_PH, w_hh, b_hh)
+        derivatives_TB = tuple(factor.unflatten(0, (-1, rows)) for factor in derivatives_P)
+
+        def step(
+            carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            start, *given = inputs
+            grads, derivatives = given[: ctx.states], tuple(given[ctx.states :])
+            total = tuple(grad + c for grad, c in zip(grads, carry, strict=True))
+            grad_gates_BKH, direct = cell.backward_step(total, derivatives, None)
+            entering = (_through_projection(direct[0], grad_gates_BKH.flatten(1), w_hh), *direct[1:])
+            # At a start the gradient goes to the stored state, and none further back.
+            onward = tuple(torch.where(start, 0.0, grad) for grad in entering)
+            return onward, (grad_gates_BKH.clone(), total[0].clone(), *(grad.clone() for grad in entering))
+
+        backward_in_time = tuple(value.flip(0) for value in (starts_TB1, *grad_states_TBH, *derivatives_TB))
+        initial = tuple(torch.zeros_like(grad[0]) for grad in grad_states_TBH)
+        _, results = scan(step, initial, backward_in_time)
+        grad_gates_TBKH, grad_output_TBH, *grad_entering_TBH = (value.flip(0) for value in results)
+        grad_gates_PG = grad_gates_TBKH.flatten(2).flatten(0, 1)
+        grad_x_PG = cell.input_gradient(grad_gates_PG, grad_output_TBH.flatten(0, 1), derivatives_P)
+        return (
+            None,
+            grad_x_PG.unflatten(0, (-1, rows)),
+            None,
+            grad_gates_PG.t() @ entered_PH[0],
+            None if b_hh is None else grad_gates_PG.sum(0),
+            *(torch.where(starts_TB1, grad, 0.0) for grad in grad_entering_TBH),
+        )
+
+
+def _recomputed_derivatives(
+    cell: Cell, x_gates_PG: Tensor, entered_PH: tuple[Tensor, ...], w_hh: Tensor, b_hh: Tensor | None
+) -> tuple[Tensor, ...]:
+    """``cell.derivatives`` of all steps from the states that entered them: every step at once, as if rows."""
+    gates_PG = functional.linear(entered_PH[0], w_hh, b_hh)
+    extra_PH = torch.empty_like(entered_PH[0])
+    produced_PH = tuple(torch.empty_like(state) for state in entered_PH)
+    cell.forward_step(cell.forward_views(x_gates_PG, gates_PG, extra_PH), entered_PH, produced_PH)
+    return cell.derivatives(gates_PG, extra_PH, entered_PH)
 
 
 def prepare_for_compile(device: torch.device) -> None:

@@ -55,11 +55,12 @@ class Cell(Protocol):
         ...
 
     def backward_step(
-        self, grad_states_BH: tuple[Tensor, ...], derivatives: tuple[Tensor, ...], grad_gates_BKH: Tensor
-    ) -> tuple[Tensor, ...]:
-        """One step back: writes the gradient of the recurrent projection into ``grad_gates``.
+        self, grad_states_BH: tuple[Tensor, ...], derivatives: tuple[Tensor, ...], out: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """One step back.
 
-        Returns the gradients of the incoming states by every path but that projection.
+        Returns the gradient ``[B, K, H]`` of the recurrent projection (in ``out`` if given), and the gradients of the
+        incoming states by every path but that projection, None where there is no other path.
         """
         ...
 
