@@ -148,8 +148,8 @@ class _PackedScan(torch.autograd.Function):
         for grad_gates_BG, grad_gates_BKH, derivatives, grads in reversed(list(step_inputs)):
             total = tuple(_add_to_head(grad, carry) for grad, carry in zip(grads, carried, strict=True))
             grad_outputs.append(total[0])
-            _, direct = cell.backward_step(total, derivatives, grad_gates_BKH)
-            carried = (_through_projection(direct[0], grad_gates_BG, w_hh), *direct[1:])
+            _, direct, others = cell.backward_step(total, derivatives, grad_gates_BKH)
+            carried = (_through_projection(direct, grad_gates_BG, w_hh), *others)
         grad_x_PG = cell.input_gradient(grad_gates_PG, torch.cat(grad_outputs[::-1]), derivatives_P)
         grad_w_hh = grad_gates_PG.t() @ entered_PH[0]
         grad_b_hh = grad_gates_PG.sum(0) if ctx.has_bias else None
@@ -251,8 +251,8 @@ class _TracedScan(torch.autograd.Function):
             start, *given = inputs
             grads, derivatives = given[: ctx.states], tuple(given[ctx.states :])
             total = tuple(grad + c for grad, c in zip(grads, carry, strict=True))
-            grad_gates_BKH, direct = cell.backward_step(total, derivatives, None)
-            entering = (_through_projection(direct[0], grad_gates_BKH.flatten(1), w_hh), *direct[1:])
+            grad_gates_BKH, direct, others = cell.backward_step(total, derivatives, None)
+            entering = (_through_projection(direct, grad_gates_BKH.flatten(1), w_hh), *others)
             # At a start the gradient goes to the stored state, and none further back.
             onward = tuple(torch.where(start, 0.0, grad) for grad in entering)
             return onward, (grad_gates_BKH.clone(), total[0].clone(), *(grad.clone() for grad in entering))

@@ -56,11 +56,11 @@ class Cell(Protocol):
 
     def backward_step(
         self, grad_states_BH: tuple[Tensor, ...], derivatives: tuple[Tensor, ...], out: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
         """One step back.
 
-        Returns the gradient ``[B, K, H]`` of the recurrent projection (in ``out`` if given), and the gradients of the
-        incoming states by every path but that projection, None where there is no other path.
+        Returns the gradient ``[B, K, H]`` of the recurrent projection (in ``out`` if given); that of the incoming first
+        state by every path but the projection, None if there is no other; those of the further states.
         """
         ...
 

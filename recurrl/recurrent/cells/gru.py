@@ -60,10 +60,10 @@ def derivatives(gates_PG: Tensor, extra_PH: Tensor, states_PH: tuple[Tensor, ...
 
 def backward_step(
     grad_states_BH: tuple[Tensor, ...], derivatives: tuple[Tensor, ...], out: Tensor | None
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
     """All three gates' gradients are the output's times a factor."""
     (grad,), (factors, _, z) = grad_states_BH, derivatives
-    return torch.mul(grad.unsqueeze(1), factors, out=out), (grad * z,)
+    return torch.mul(grad.unsqueeze(1), factors, out=out), grad * z, ()
 
 
 def input_gradient(grad_gates_PG: Tensor, grad_output_PH: Tensor, derivatives: tuple[Tensor, ...]) -> Tensor:

@@ -55,12 +55,12 @@ def derivatives(gates_PG: Tensor, extra_PH: Tensor, states_PH: tuple[Tensor, ...
 
 def backward_step(
     grad_states_BH: tuple[Tensor, ...], derivatives: tuple[Tensor, ...], out: Tensor | None
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
     """i, f and g act through c', o through h'. The incoming h has no path but its projection."""
     (grad_h, grad_c), (to_c, to_o, h_by_c, f) = grad_states_BH, derivatives
     grad_c = torch.addcmul(grad_c, grad_h, h_by_c)
     grad_gates = torch.cat((grad_c.unsqueeze(1) * to_c, (grad_h * to_o).unsqueeze(1)), 1, out=out)
-    return grad_gates, (None, grad_c * f)
+    return grad_gates, None, (grad_c * f,)
 
 
 def input_gradient(grad_gates_PG: Tensor, grad_output_PH: Tensor, derivatives: tuple[Tensor, ...]) -> Tensor:
