@@ -20,13 +20,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl import checkpoint, envs
-from recurrl.config import CONFIG_FILE, TrainConfig, check, check_key, run_directory_of, typed
+from recurrl import checkpoint, envs, losses
+from recurrl.config import CONFIG_FILE, TrainConfig, check, check_key, key_paths, run_directory_of, typed
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.report import Report
+from recurrl.tracking.csv import FILE_NAME
 from recurrl.tracking.summary import write_summary
 from recurrl.train import make_policy_for, train
+
+GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig) if key.endswith(".name")))
 
 _finished: list[tuple[str, str | None]] = []
 """Of each job of this process: its overrides, and the error it failed with."""
@@ -45,6 +48,9 @@ def main() -> None:
             raise
         _report_jobs()
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        _report_jobs()
+        sys.exit(130)
     except Exception:
         _report_jobs()
         raise
@@ -106,6 +112,11 @@ def _job(composed: DictConfig) -> None:
     name = " ".join(HydraConfig.get().overrides.task) or "(defaults)"
     report = Report(started=started)
     try:
+        _check_unused(run_dir, composed)
+    except ConfigError as error:
+        _finished.append((name, f"{type(error).__name__}: {error}"))
+        raise
+    try:
         effective = _with_resumed(composed, run_dir)
         config = typed(effective)
         report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
@@ -127,7 +138,19 @@ def _job(composed: DictConfig) -> None:
 def _check(config: TrainConfig) -> None:
     check(config)
     envs.check(config.env)
+    losses.check(config.algorithm)
     checkpoint.check_resume(config)
+
+
+def _check_unused(run_dir: Path, composed: DictConfig) -> None:
+    """Refuses a directory that holds another run, before anything of that run is overwritten."""
+    if not (run_dir / FILE_NAME).exists():
+        return
+    if composed.resume is None or run_directory_of(Path(str(composed.resume))).resolve() != run_dir.resolve():
+        raise ConfigError(
+            f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
+            f"hydra.run.dir=..., or go on with that run with resume={run_dir}."
+        )
 
 
 def _check_overrides(arguments: Sequence[str]) -> None:
@@ -135,8 +158,12 @@ def _check_overrides(arguments: Sequence[str]) -> None:
     overrides = get_args_parser().parse_known_args(list(arguments))[0].overrides
     for override in OverridesParser.create().parse_overrides(overrides):
         key = override.key_or_group
-        if not key.startswith("hydra") and "/" not in key and key != "experiment":
+        if key.startswith("hydra") or "/" in key:
+            continue
+        if key != "experiment":
             check_key(key)
+        if key in GROUPS and not override.is_delete() and override.value() is None:
+            raise ConfigError(f"{key}=null leaves {key} without a choice. Leave it out, or give one of its options.")
 
 
 def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
@@ -147,7 +174,7 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
     if composed.resume is None:
         OmegaConf.save(composed, run_dir / CONFIG_FILE)
         return composed
-    effective = _saved_config(Path(composed.resume))
+    effective = _saved_config(Path(str(composed.resume)))
     for override in OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task)):
         key = override.key_or_group
         if key == "experiment":

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
-from recurrl.recurrent.backends import AUTO, Options, refusal
+from recurrl.recurrent.backends import AUTO, Options, backend_names, refusal
 from recurrl.recurrent.cells import cell_names, load_cell
 
 NO_CELL = "none"
@@ -212,16 +212,21 @@ def typed(config: DictConfig) -> TrainConfig:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), config)
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None)
-        reason = str(error).splitlines()[0]
-        hint = (
-            "It has to be given: it has no default." if "Missing mandatory" in reason else "Give a value of that type."
-        )
-        raise ConfigError(f"The configuration key {key!r}: {reason}. {hint}") from error
+        raise ConfigError(_untypable(error)) from error
     assert isinstance(result, TrainConfig)
     if result.device == AUTO:
         result.device = "cuda" if torch.cuda.is_available() else "cpu"
     return result
+
+
+def _untypable(error: OmegaConfBaseException) -> str:
+    key = getattr(error, "full_key", None)
+    reason = str(error).splitlines()[0].rstrip(".")
+    if "missing mandatory" in reason:
+        return f"The configuration key {key!r} has to be given: it has no default. Add {key}=... to the command line."
+    if "is not a ListConfig" in reason:
+        return f"The configuration key {key!r} has to be a list. Give {key}=[...], with commas between its values."
+    return f"The configuration key {key!r}: {reason}. Give a value of that type."
 
 
 def check_keys(values: Any) -> None:
@@ -246,7 +251,9 @@ def check_key(path: str, known: Iterable[str] | None = None) -> None:
         return
     near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
     last = path.rpartition(".")[2]
-    near += [key for key in sorted(known) if key.rpartition(".")[2] == last and key not in near]
+    names = {key.rpartition(".")[2] for key in known}
+    lasts = {last} if near else {last, *difflib.get_close_matches(last, names, n=1, cutoff=0.75)}
+    near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
     advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --cfg job lists all keys."
     raise ConfigError(f"There is no configuration key {path!r}. {advice}")
 
@@ -351,6 +358,7 @@ def _check_choices(config: TrainConfig) -> None:
     choices = {
         "env.vectorization": (config.env.vectorization, ("inline", "serial", "parallel", "gymnasium")),
         "algorithm.critic_loss": (config.algorithm.critic_loss, ("l2", "smooth_l1")),
+        "backend.name": (config.backend.name, backend_names()),
         "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
         "collector.name": (config.collector.name, ("single",)),
         "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
@@ -375,6 +383,10 @@ def _check_device(config: TrainConfig) -> None:
         raise ConfigError(
             f"device={config.device} is not a device torch knows. Choose auto, cpu, cuda or cuda:0."
         ) from error
+    _require(
+        device.type in ("cpu", "cuda"),
+        f"device={config.device} is a kind of device that recurrl does not train on. Choose auto, cpu, cuda or cuda:0.",
+    )
     if device.type == "cuda":
         _require(
             torch.cuda.is_available(),

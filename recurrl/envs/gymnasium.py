@@ -37,9 +37,9 @@ def check(config: EnvConfig) -> None:
     if config.id not in gymnasium.registry:
         names = sorted(gymnasium.registry)
         near = difflib.get_close_matches(config.id, names, n=3, cutoff=0.6)
-        advice = f"Did you mean {' or '.join(near)}?" if near else ""
+        advice = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ConfigError(
-            f"env.id={config.id} is not registered with Gymnasium. {advice} If another package registers it, name "
+            f"env.id={config.id} is not registered with Gymnasium.{advice} If another package registers it, name "
             "that package: env.packages=[package]."
         )
     if any(index < 0 for index in config.mask):
@@ -67,11 +67,20 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
 
     Raises:
-        ConfigError: the spaces are of a kind that the policy cannot handle.
+        ConfigError: a package is missing, the arguments do not fit, or the spaces are of a kind that the policy cannot
+            handle.
     """
     _import_packages(config)
     limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    env: gymnasium.Env[Any, Any] = gymnasium.make(config.id, disable_env_checker=True, **limit, **config.kwargs)
+    env: gymnasium.Env[Any, Any]
+    try:
+        env = gymnasium.make(config.id, disable_env_checker=True, **limit, **config.kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"env.id={config.id} needs a package: {error}.") from error
+    except TypeError as error:
+        if not config.kwargs:
+            raise
+        raise ConfigError(f"env.id={config.id} does not take env.kwargs={config.kwargs}: {error}.") from error
     _check_spaces(config.id, env)
     if config.mask:
         env = HideObservations(env, config.mask)
@@ -180,10 +189,17 @@ def _wrap(make_one: Any) -> EnvBase:
 
 def _import_packages(config: EnvConfig) -> None:
     for package in config.packages:
-        if importlib.util.find_spec(package) is None:
-            install = f"'recurrl[{package}]'" if package in EXTRAS else package
-            raise ConfigError(f"env={config.name} needs the package {package}. Install it with: pip install {install}")
-        importlib.import_module(package)
+        top = package.partition(".")[0]
+        if importlib.util.find_spec(top) is None:
+            install = f"'recurrl[{top}]'" if top in EXTRAS else top
+            raise ConfigError(f"env={config.name} needs the package {top}. Install it with: pip install {install}")
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigError(
+                f"env={config.name} needs {package}, which cannot be imported: {error}. Install what it lacks, or "
+                "another version of it."
+            ) from error
 
 
 def _check_spaces(env_id: str, env: gymnasium.Env[Any, Any]) -> None:

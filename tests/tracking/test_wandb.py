@@ -326,3 +326,19 @@ def test_wandb_disabled_on_the_machine_runs_without_a_file(machine, config_for, 
     tracker.log(8, {"loss/critic": 1.0})
     tracker.close()
     assert list(run_dir.rglob("*.wandb")) == []
+
+
+def test_a_sweep_by_the_command_line_is_one_finished_offline_run_a_job(console, tiny, tmp_path):
+    ours = ["-m", *tiny, "logger=wandb", "logger.mode=offline", "cell=gru,lstm", "hydra.sweep.dir=sweep"]
+    outcome = console("recurrl-train", *ours, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    for job, cell in enumerate(("gru", "lstm")):
+        found = records(tmp_path / "sweep" / str(job))
+        [run] = only(found, "run")
+        settings = config_of(run)
+        assert settings["cell"]["name"] == cell
+        assert settings["total_frames"] == 64
+        assert [step["frames"] for step in history(found)] == [32, 64]
+        assert "loss/critic" in history(found)[0]
+        assert "eval/return_mean" in history(found)[-1]
+        assert [exit_.exit_code for exit_ in only(found, "exit")] == [0]

@@ -1,0 +1,156 @@
+"""What the tests of the configuration and of the command line share: composing, and running commands in this process.
+
+Importing torch takes seconds, so commands run in this process wherever that shows the same.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import hydra
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from recurrl import cli
+from recurrl.config import TrainConfig, typed
+
+
+class Outcome(NamedTuple):
+    """What a command came to, as its caller sees it."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """What standard error says after ``error:`` at the beginning of a line; nothing without such a line."""
+        found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
+        return found[1].strip() if found else ""
+
+
+@pytest.fixture(scope="session")
+def tiny() -> list[str]:
+    """Overrides of a run of two iterations that takes less than a second."""
+    return [
+        "device=cpu",
+        "total_frames=64",
+        "frames_per_batch=32",
+        "env.num_envs=4",
+        "slice_len=4",
+        "minibatch_slices=4",
+        "epochs=2",
+        "cell.hidden_size=8",
+        "policy.encoder_sizes=[8]",
+        "evaluation.episodes=2",
+    ]
+
+
+@pytest.fixture(scope="session")
+def compose_untyped() -> Callable[..., DictConfig]:
+    """Composes the configuration of a run from overrides, as Hydra gives it."""
+
+    def compose(*overrides: str) -> DictConfig:
+        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+            return hydra.compose("train", list(overrides))
+
+    return compose
+
+
+@pytest.fixture(scope="session")
+def compose(compose_untyped: Callable[..., DictConfig]) -> Callable[..., TrainConfig]:
+    """Composes the configuration of a run from overrides, as dataclasses, not checked."""
+    return lambda *overrides: typed(compose_untyped(*overrides))
+
+
+@pytest.fixture(scope="session")
+def recurrl_train() -> Callable[..., Outcome]:
+    """Runs ``recurrl-train`` in this process, in the folder ``cwd``."""
+    return lambda *arguments, cwd: _run(cli.main, "recurrl-train", arguments, cwd)
+
+
+@pytest.fixture(scope="session")
+def recurrl_evaluate() -> Callable[..., Outcome]:
+    """Runs ``recurrl-evaluate`` in this process, in the folder ``cwd``."""
+    return lambda *arguments, cwd: _run(cli.evaluate_main, "recurrl-evaluate", arguments, cwd)
+
+
+@pytest.fixture(scope="session")
+def console() -> Callable[..., Outcome]:
+    """Runs a console command of the package in a process of its own, in the folder ``cwd``."""
+
+    def console(program: str, *arguments: str, cwd: Path) -> Outcome:
+        command = [str(Path(sys.executable).parent / program), *arguments]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=300)
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return console
+
+
+@pytest.fixture(scope="session")
+def finished_run(
+    recurrl_train: Callable[..., Outcome], tiny: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The directory of a finished run of an LSTM with checkpoints at 32 and 64 frames. Not to be written to."""
+    folder = tmp_path_factory.mktemp("finished")
+    ours = ["cell=lstm", "lr=3e-3", "lr_final_fraction=0.1", "checkpoint.every_frames=32", "hydra.run.dir=run"]
+    done = recurrl_train(*tiny, *ours, cwd=folder)
+    assert done.code == 0, done.err
+    return folder / "run"
+
+
+def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], cwd: Path) -> Outcome:
+    """Calls the entry point of a command, and ends it as the interpreter would."""
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with _state_of_process_kept(), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", [program, *map(str, arguments)])
+        patch.setattr(cli, "_finished", [])
+        patch.delenv("HYDRA_FULL_ERROR", raising=False)
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        except KeyboardInterrupt:
+            code = 130
+        except Exception:
+            code = 1
+            err.write(traceback.format_exc())
+    if isinstance(code, str):
+        err.write(code + "\n")
+        code = 1
+    assert isinstance(code, int)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _state_of_process_kept() -> Iterator[None]:
+    """Puts back what a command sets for the whole process."""
+    root = logging.getLogger()
+    handlers, level, torchrl_level = root.handlers[:], root.level, logging.getLogger("torchrl").level
+    threads, environment = torch.get_num_threads(), dict(os.environ)
+    try:
+        yield
+    finally:
+        for handler in set(root.handlers) - set(handlers):
+            handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.getLogger("torchrl").setLevel(torchrl_level)
+        torch.set_num_threads(threads)
+        GlobalHydra.instance().clear()
+        os.environ.clear()
+        os.environ.update(environment)

@@ -1,0 +1,42 @@
+"""The main job: solved environments, by the commands of the README."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Console = Callable[..., Any]
+
+
+def train(console: Console, tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    """The summary of a run with the given overrides and no others."""
+    outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_default_run_solves_cartpole_without_its_velocities(seed: int, console: Console, tmp_path: Path) -> None:
+    summary = train(console, tmp_path, f"seed={seed}")
+    assert summary["eval_episodes"] == 20
+    assert summary["eval_return_mean"] >= 475
+    assert summary["frames"] <= 50_000
+
+
+@pytest.mark.slow
+def test_without_memory_it_is_not_solved(console: Console, tmp_path: Path) -> None:
+    assert train(console, tmp_path, "cell=none")["eval_return_mean"] < 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_the_pendulum_experiment_swings_up_without_the_velocity(seed: int, console: Console, tmp_path: Path) -> None:
+    summary = train(console, tmp_path, "experiment=pendulum_novel", f"seed={seed}")
+    assert summary["eval_return_mean"] >= -300
+    assert summary["frames"] <= 100_000
