@@ -43,23 +43,40 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(nn.Module):
-    """``(observation − mean) / std`` by running statistics, clipped to ±``limit``.
+    """``(observation − mean) / std`` by the statistics of the observations seen, clipped to ±``limit``.
+
+    The statistics in use are replaced each time as many observations again have been seen. Replacing them moves the
+    policy under the learner's feet, so it happens a logarithmic number of times, not at every iteration.
 
     Args:
         size: features of the observation.
         limit: in standard deviations.
     """
 
+    mean: Tensor
+    scale: Tensor
+    replaced_at: Tensor
+
     def __init__(self, size: int, limit: float = 10.0) -> None:
         super().__init__()
         self.moments = RunningMoments(size)
         self.limit = limit
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+        self.register_buffer("replaced_at", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def observe(self, observations: Tensor) -> None:
+        """Takes observations ``[..., size]`` into account, from the next doubling of their number on."""
+        self.moments.update(observations)
+        if self.moments.count >= 2 * self.replaced_at:
+            self.mean.copy_(self.moments.mean)
+            self.scale.copy_((self.moments.variance + 1e-8).rsqrt())
+            self.replaced_at.copy_(self.moments.count)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Normalised observations, in the dtype they came in."""
-        mean, scale = self.moments.mean, (self.moments.variance + 1e-8).rsqrt()
-        dtype = observation.dtype
-        return ((observation - mean.to(dtype)) * scale.to(dtype)).clamp(-self.limit, self.limit)
+        """Normalised observations."""
+        return ((observation - self.mean) * self.scale).clamp(-self.limit, self.limit)
 
 
 class RewardScaler(nn.Module):

@@ -80,7 +80,7 @@ class ActorCritic(nn.Module):
         """Takes observations into the running statistics, where the policy has any."""
         for module in self.modules():
             if isinstance(module, ObservationNormalizer):
-                module.moments.update(observations)
+                module.observe(observations)
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> ActorCritic:

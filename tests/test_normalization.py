@@ -30,16 +30,28 @@ def test_normalised_observations_have_zero_mean_and_unit_deviation() -> None:
     torch.manual_seed(0)
     normalizer = ObservationNormalizer(2)
     samples = torch.randn(4000, 2) * 3 + 5
-    normalizer.moments.update(samples)
+    normalizer.observe(samples)
     normalised = normalizer(samples)
     torch.testing.assert_close(normalised.mean(0), torch.zeros(2), rtol=0, atol=1e-4)
     torch.testing.assert_close(normalised.std(0), torch.ones(2), rtol=0, atol=1e-3)
     assert normalised.dtype == samples.dtype
 
 
+def test_the_statistics_in_use_are_replaced_when_the_number_of_observations_has_doubled() -> None:
+    normalizer = ObservationNormalizer(1)
+    replaced = []
+    for iteration in range(1, 20):
+        before = normalizer.mean.clone()
+        normalizer.observe(torch.full((10, 1), float(iteration)))
+        if normalizer.mean != before:
+            replaced.append(iteration)
+            assert normalizer.mean.item() == pytest.approx((iteration + 1) / 2)  # all seen so far
+    assert replaced == [1, 2, 4, 8, 16]
+
+
 def test_an_outlier_is_clipped() -> None:
     normalizer = ObservationNormalizer(1)
-    normalizer.moments.update(torch.randn(100, 1))
+    normalizer.observe(torch.randn(100, 1))
     assert normalizer(torch.tensor([[1e9]])).item() == 10.0
 
 
