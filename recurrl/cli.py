@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl import checkpoint, envs, losses
+from recurrl import STARTED, checkpoint, envs, losses
 from recurrl.config import CONFIG_FILE, TrainConfig, check, check_key, key_paths, run_directory_of, typed
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
@@ -46,15 +46,11 @@ def main() -> None:
     except (ConfigError, HydraException) as error:
         if full_error:
             raise
-        _report_jobs()
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        _report_jobs()
         sys.exit(130)
-    except Exception:
+    finally:
         _report_jobs()
-        raise
-    _report_jobs()
 
 
 def evaluate_main() -> None:
@@ -106,7 +102,7 @@ def evaluate_run(
 
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
 def _job(composed: DictConfig) -> None:
-    started = time.time() if _finished else _process_start()
+    started = time.time() if _finished else STARTED
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     name = " ".join(HydraConfig.get().overrides.task) or "(defaults)"
@@ -213,9 +209,3 @@ def _report_jobs() -> None:
     sys.stderr.write(f"{len(_finished) - len(failed)} of {len(_finished)} jobs completed\n")
     for name, error in failed:
         sys.stderr.write(f"failed: {name}: {error}\n")
-
-
-def _process_start() -> float:
-    from recurrl import STARTED
-
-    return STARTED
