@@ -5,6 +5,21 @@ Stands alone: plain arguments, no configuration, no training code.
 
 from torchrl.modules import recurrent_mode, set_recurrent_mode
 
-from recurrl.recurrent.module import GRUModule, LSTMModule, RecurrentModule
+from recurrl.recurrent.module import GRUModule, LSTMModule, RecurrentModule, canonicalize_rnn_subset
+from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
+from recurrl.recurrent.rnn import GRU, LSTM, GRUCell, LSTMCell
 
-__all__ = ["GRUModule", "LSTMModule", "RecurrentModule", "recurrent_mode", "set_recurrent_mode"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "GRUCell",
+    "GRUModule",
+    "LSTMCell",
+    "LSTMModule",
+    "RecurrentModule",
+    "canonicalize_rnn_subset",
+    "get_recurrent_matmul_precision",
+    "recurrent_mode",
+    "set_recurrent_matmul_precision",
+    "set_recurrent_mode",
+]

@@ -1,52 +1,113 @@
 """A stack of recurrent layers over a batch of rows with resets: what is the same for every cell and backend.
 
-Shape legend: B rows, T steps, I input size, H hidden size, L layers.
+Shape legend: B rows, T steps, I input size, H hidden size, O output size of a layer in one direction (H, or that of the
+projection), L layers, D directions, X size of a state.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.backends import LayerWeights, Options, load_backend
+from recurrl.recurrent.backends import LayerWeights, Options, load_backend, step
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
 
+Parameters = nn.Module
+"""The parameters of a stack of layers, named and shaped as in ``nn.GRU`` and ``nn.LSTM``, with their attributes."""
 
-class Parameters(nn.RNNBase):
-    """The parameters of a stack of layers, named, shaped and initialised as in ``nn.GRU`` and ``nn.LSTM``.
+
+class Stack(nn.Module):
+    """The parameters of a stack of layers of a cell that torch has no module for, initialised as torch's are.
 
     It has no forward of its own: :func:`run_sequence` and :func:`run_step` compute from it.
     """
 
-    def weights(self, layer: int) -> LayerWeights:
-        """The parameters of one layer."""
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if self.bias else ("weight_ih", "weight_hh")
-        found = [getattr(self, f"{name}_l{layer}") for name in names]
-        return LayerWeights(*found, *[None] * (4 - len(found)))
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bias, self.dropout, self.bidirectional = bias, dropout, bidirectional
+        self.batch_first, self.proj_size = True, 0
+        rows = cell.GATES * hidden_size
+        directions = 2 if bidirectional else 1
+        for layer in range(num_layers):
+            for direction in range(directions):
+                inputs = input_size if layer == 0 else directions * hidden_size
+                for name, shape in (("ih", (rows, inputs)), ("hh", (rows, hidden_size))):
+                    if name == "hh" and not cell.RECURRENT:
+                        continue
+                    suffix = _suffix(layer, direction)
+                    self._add(f"weight_{name}{suffix}", shape, device)
+                    if bias:
+                        self._add(f"bias_{name}{suffix}", (rows,), device)
+
+    def _add(self, name: str, shape: tuple[int, ...], device: torch.device | str | None) -> None:
+        parameter = nn.Parameter(torch.empty(shape, device=device))
+        nn.init.uniform_(parameter, -1 / math.sqrt(self.hidden_size), 1 / math.sqrt(self.hidden_size))
+        self.register_parameter(name, parameter)
+
+
+def weights_of(cell: Cell, parameters: Parameters, layer: int, direction: int) -> LayerWeights:
+    """The parameters of one layer in one direction (1 is backwards)."""
+    suffix = _suffix(layer, direction)
+    has = {
+        "weight_ih": True,
+        "weight_hh": cell.RECURRENT,
+        "bias_ih": parameters.bias,
+        "bias_hh": parameters.bias and cell.RECURRENT,
+        "weight_hr": parameters.proj_size > 0,
+    }
+    return LayerWeights(*(getattr(parameters, name + suffix) if there else None for name, there in has.items()))
+
+
+def _suffix(layer: int, direction: int) -> str:
+    return f"_l{layer}" + ("_reverse" if direction else "")
+
+
+def directions(parameters: Parameters) -> int:
+    """How many directions each layer runs in."""
+    return 2 if parameters.bidirectional else 1
+
+
+def state_sizes(cell: Cell, parameters: Parameters) -> list[int]:
+    """The size X of each state: the output's may be projected."""
+    return [parameters.proj_size or parameters.hidden_size] + [parameters.hidden_size] * (len(cell.STATES) - 1)
 
 
 def run_step(
-    cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor, states_BLH: tuple[Tensor, ...]
+    cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor, states_BLX: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One step of every layer. ``is_init`` zeroes the incoming states.
 
     Returns:
-        The last layer's output ``[B, H]`` and the new states, ``[B, L, H]`` each.
+        The last layer's output ``[B, D·O]`` and the new states, ``[B, L·D, X]`` each.
     """
     keep_B1 = ~is_init_B[:, None]
     layer_input = x_BI
     new_states: list[tuple[Tensor, ...]] = []
     for layer in range(parameters.num_layers):
-        weights = parameters.weights(layer)
-        # A select, not a product: a state that is not finite must not survive its own reset.
-        entering = tuple(torch.where(keep_B1, states[:, layer], 0.0) for states in states_BLH)
-        x_gates = functional.linear(layer_input, weights.w_ih, weights.b_ih)
-        h_gates = functional.linear(entering[0], weights.w_hh, weights.b_hh)
-        states = cell.activate(x_gates, h_gates, entering)
-        new_states.append(states)
-        layer_input = _dropout(parameters, layer, states[0])
+        outputs = []
+        for direction in range(directions(parameters)):
+            weights = weights_of(cell, parameters, layer, direction)
+            # A select, not a product: a state that is not finite must not survive its own reset.
+            entering = tuple(torch.where(keep_B1, states[:, len(new_states)], 0.0) for states in states_BLX)
+            x_gates = functional.linear(layer_input, weights.w_ih, weights.b_ih)
+            new_states.append(step(cell, weights, x_gates, entering))
+            outputs.append(new_states[-1][0])
+        layer_input = _next_input(parameters, layer, outputs)
     return layer_input, tuple(torch.stack(states, 1) for states in zip(*new_states, strict=True))
 
 
@@ -56,32 +117,39 @@ def run_sequence(
     parameters: Parameters,
     x_BTI: Tensor,
     segments: Segments,
-    stored_states_BTLH: tuple[Tensor, ...],
+    stored_states_BTLX: tuple[Tensor, ...],
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Every step of every layer.
 
-    The state entering step t is the stored state at t where a segment starts, else what step t − 1 produced.
+    The state entering step t is the stored state at t where a segment starts, else what step t − 1 produced. A layer's
+    backward direction runs each segment from its last step to its first, from the state stored at the segment's start,
+    and its last state is returned at the segment's end: as ``nn.GRU`` does for a whole sequence.
 
     Returns:
-        The last layer's output ``[B, T, H]``; and each state ``[B, T, L, H]``, true at the last step of every
+        The last layer's output ``[B, T, D·O]``; and each state ``[B, T, L·D, X]``, true at the last step of every
         segment and zero elsewhere.
     """
     sequence = load_backend(backend).sequence
     layer_input = x_BTI
     end_states: list[tuple[Tensor, ...]] = []
     for layer in range(parameters.num_layers):
-        stored = tuple(states[:, :, layer] for states in stored_states_BTLH)
-        layer_output, states = sequence(cell, layer_input, segments, stored, parameters.weights(layer), options)
-        end_states.append(states)
-        layer_input = _dropout(parameters, layer, layer_output)
-    at_end = segments.ends_BT[..., None, None]
-    return layer_input, tuple(
-        torch.where(at_end, torch.stack(states, 2), 0.0) for states in zip(*end_states, strict=True)
-    )
+        outputs = []
+        for direction in range(directions(parameters)):
+            stored = tuple(states[:, :, len(end_states)] for states in stored_states_BTLX)
+            weights = weights_of(cell, parameters, layer, direction)
+            x = segments.mirrored(layer_input) if direction else layer_input
+            output, states = sequence(cell, x, segments, stored, weights, options)
+            outputs.append(segments.mirrored(output) if direction else output)
+            end_states.append(states)
+        layer_input = _next_input(parameters, layer, outputs)
+    if len(end_states) == 1:
+        return layer_input, tuple(state.unsqueeze(2) for state in end_states[0])
+    return layer_input, tuple(torch.stack(states, 2) for states in zip(*end_states, strict=True))
 
 
-def _dropout(parameters: Parameters, layer: int, output: Tensor) -> Tensor:
+def _next_input(parameters: Parameters, layer: int, outputs: list[Tensor]) -> Tensor:
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
     if parameters.dropout == 0 or layer == parameters.num_layers - 1:
         return output
     return functional.dropout(output, parameters.dropout, parameters.training)

@@ -2,36 +2,39 @@
 
 The one file of the package that knows tensordict and torchrl.
 
-Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers.
+Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions, X size
+of a state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase, unravel_key, unravel_key_list
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from recurrl.recurrent import backends
+from recurrl.recurrent import auto, backends, precision, rnn
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cells import load_cell
-from recurrl.recurrent.layer import Parameters, run_sequence, run_step
+from recurrl.recurrent.layer import Parameters, Stack, directions, run_sequence, run_step, state_sizes
 from recurrl.recurrent.segments import Segments
+
+IS_INIT = "is_init"
 
 
 class RecurrentModule(TensorDictModuleBase):
     """A stack of recurrent layers that reads and writes a TensorDict.
 
-    Outside sequence mode (``torchrl.modules.set_recurrent_mode(False)``, the default) every element of the batch is
-    one step: ``is_init`` zeroes the incoming states. In sequence mode the last batch dimension is time: the state that
-    enters step t is the stored state at t where ``t == 0`` or ``is_init[t]``, else the state that step t − 1 produced;
+    Outside sequence mode (``set_recurrent_mode(False)``, the default) every element of the batch is one step:
+    ``is_init`` zeroes the incoming states. In sequence mode the last batch dimension is time: the state that enters
+    step t is the stored state at t where ``t == 0`` or ``is_init[t]``, else the state that step t − 1 produced;
     ``("next", state)`` holds each segment's last state at the segment's last step and zero elsewhere.
 
     The parameters live in a submodule named after the cell (``gru``, ``lstm``), with torch's names.
@@ -44,81 +47,153 @@ class RecurrentModule(TensorDictModuleBase):
         bias: whether the layers have biases.
         batch_first: must be true; accepted for compatibility with torch's signature.
         dropout: probability of dropout between layers, in training mode.
+        proj_size: size of the projected output, for an LSTM; 0 is no projection.
+        bidirectional: whether each layer also runs each segment backwards, D = 2.
+        python_based: use none of torch's fused kernels, so that ``torch.vmap`` takes the module in step mode and its
+            submodule anywhere.
         recurrent_backend: ``auto``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence mode.
-        recurrent_recompute: ``none``, or ``full`` to run the forward pass again in the backward pass for less memory.
-        recurrent_matmul_precision: precision of matrix products on a GPU; on a CPU always ``ieee``.
+        recurrent_compute_dtype: dtype of the factors of the recurrent product, for ``triton``.
+        recurrent_recompute: ``none``; ``full`` to run the forward pass again in the backward pass for less memory;
+            ``chunk``, for ``triton``, to keep the states every few steps.
+        recurrent_matmul_precision: precision of the matrix products, see :mod:`recurrl.recurrent.precision`.
         in_key: key of the input; the states get their default keys. Exclusive with ``in_keys``.
         in_keys: keys of the input, of each state, and optionally of ``is_init``.
         out_key: key of the output; the new states get their default keys under ``"next"``. Exclusive with ``out_keys``.
         out_keys: keys of the output and of each new state.
         device: where the parameters live.
+        wrapped: a torch module to take the parameters of, instead of sizes.
         default_recurrent_mode: the mode when no ``set_recurrent_mode`` is active. Default: False.
 
     Raises:
-        ValueError: an option is out of range, or the backend cannot do what is asked.
+        ValueError: an option is out of range, or no device could do what is asked with the backend.
+        TypeError: keys that are no keys.
     """
 
     def __init__(
         self,
         cell: str,
-        input_size: int,
-        hidden_size: int,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
         num_layers: int = 1,
         bias: bool = True,
         batch_first: bool = True,
         dropout: float = 0.0,
-        recurrent_backend: str = "auto",
+        proj_size: int = 0,
+        bidirectional: bool = False,
+        python_based: bool = False,
+        recurrent_backend: str = backends.AUTO,
+        recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
-        recurrent_matmul_precision: str = "ieee",
+        recurrent_matmul_precision: str = precision.AUTO,
         *,
         in_key: NestedKey | None = None,
         in_keys: Sequence[NestedKey] | None = None,
         out_key: NestedKey | None = None,
         out_keys: Sequence[NestedKey] | None = None,
         device: torch.device | str | None = None,
-        default_recurrent_mode: bool = False,
+        wrapped: nn.RNNBase | None = None,
+        default_recurrent_mode: bool | None = None,
     ) -> None:
         super().__init__()
-        if not batch_first:
-            raise ValueError("batch_first=False is not possible: a TensorDict's first dimensions are its batch.")
         self.cell = load_cell(cell)
         self.cell_name = cell
-        self.options = Options(recompute=recurrent_recompute, precision=recurrent_matmul_precision)
-        device = torch.device(device or "cpu")
-        reason = backends.refusal(recurrent_backend, self.cell, self.options, device)
-        if reason is not None:
-            raise ValueError(reason)
-        self.recurrent_backend = recurrent_backend
-        self.default_recurrent_mode = default_recurrent_mode
-        state_keys: list[NestedKey] = [f"recurrent_state{suffix}" for suffix in self.cell.STATES]
-        self.in_keys = _keys("in_key", in_key, in_keys, state_keys)
-        self.out_keys = _keys("out_key", out_key, out_keys, [unravel_key(("next", key)) for key in state_keys])
-        expected = 1 + len(state_keys)
-        if len(self.in_keys) == expected:
-            self.in_keys = [*self.in_keys, "is_init"]
-        if len(self.in_keys) != expected + 1 or len(self.out_keys) != expected:
+        sizes = {
+            "input_size": input_size,
+            "hidden_size": hidden_size,
+            "num_layers": num_layers,
+            "bias": bias,
+            "dropout": dropout,
+            "bidirectional": bidirectional,
+        }
+        if not (batch_first if wrapped is None else wrapped.batch_first):
             raise ValueError(
-                f"{type(self).__name__} reads one input and {len(state_keys)} state(s), and writes one output and as "
-                f"many states. Got in_keys={self.in_keys} and out_keys={self.out_keys}."
+                f"batch_first=False is not possible for {self._name}: a TensorDict's first dimensions are its batch."
             )
-        layers = Parameters(
-            self.cell.MODE,
-            input_size,
-            hidden_size,
-            num_layers,
-            bias=bias,
-            batch_first=True,
-            dropout=dropout,
-            device=device,
-        )
+        if wrapped is None:
+            if not input_size or not hidden_size:
+                raise ValueError(
+                    f"{self._name} needs input_size and hidden_size, or a torch module to wrap. Got "
+                    f"input_size={input_size} and hidden_size={hidden_size}."
+                )
+            layers = self._make_layers(sizes, proj_size, python_based, device)
+        elif input_size is not None or hidden_size is not None:
+            raise ValueError(f"{self._name} takes sizes or a {cell} to wrap, not both: the {cell} has its own sizes.")
+        else:
+            layers = wrapped
         self.add_module(cell, layers)
+        self.in_keys, self.out_keys = self._checked_keys(in_key, in_keys, out_key, out_keys)
+        self.default_recurrent_mode = default_recurrent_mode
+        self.recurrent_backend = recurrent_backend
+        self.recurrent_compute_dtype = recurrent_compute_dtype
+        self.recurrent_recompute = recurrent_recompute
+        self.recurrent_matmul_precision = recurrent_matmul_precision
+        self.backend_in_use: str | None = None
+        """The backend that ran last; None before the first call in sequence mode."""
+        self._auto = auto.Chooser()
+        precision.check(recurrent_matmul_precision)
+        # Where the parameters are to run is not known yet: they can be moved.
+        self._refuse_if(backends.refusal(recurrent_backend, self.cell, self.options, None))
+
+    def _refuse_if(self, reason: str | None) -> None:
+        if reason is not None:
+            raise ValueError(
+                f"{self._name}(recurrent_backend={self.recurrent_backend!r}, "
+                f"recurrent_recompute={self.recurrent_recompute!r}): {reason}"
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _make_layers(
+        self, sizes: dict[str, Any], proj_size: int, python_based: bool, device: torch.device | str | None
+    ) -> nn.Module:
+        if self.cell.TORCH is None:
+            if proj_size:
+                raise ValueError(f"proj_size={proj_size} is not possible for cell {self.cell_name!r}. Leave it at 0.")
+            return Stack(self.cell, **sizes, device=device)
+        # nn.GRU would accept proj_size and then complain about it in its own words.
+        projected = {"proj_size": proj_size} if proj_size else {}
+        made = _PYTHON[self.cell_name] if python_based else self.cell.TORCH
+        return cast(nn.Module, made(**sizes, **projected, batch_first=True, device=device))
+
+    def _checked_keys(
+        self,
+        in_key: NestedKey | None,
+        in_keys: Sequence[NestedKey] | None,
+        out_key: NestedKey | None,
+        out_keys: Sequence[NestedKey] | None,
+    ) -> tuple[list[NestedKey], list[NestedKey]]:
+        states: list[NestedKey] = [f"recurrent_state{suffix}" for suffix in self.cell.STATES]
+        read = _keys("in_key", in_key, in_keys, states)
+        written = _keys("out_key", out_key, out_keys, [("next", key) for key in states])
+        expected = 1 + len(states)
+        if len(read) == expected and not _is_reset_mark(read[-1]):
+            read = [*read, IS_INIT]
+        if len(read) != expected + 1 or not _is_reset_mark(read[-1]):
+            raise ValueError(
+                f"{self._name} reads one input, {len(states)} state(s) and, if it is named, 'is_init' last. Got "
+                f"in_keys={read}."
+            )
+        if len(written) != expected:
+            raise ValueError(f"{self._name} writes one output and {len(states)} state(s). Got out_keys={written}.")
+        return read, written
 
     @property
     def layers(self) -> Parameters:
         """The submodule that holds the parameters."""
-        layers = getattr(self, self.cell_name)
-        assert isinstance(layers, Parameters)
-        return layers
+        return cast(Parameters, self._modules[self.cell_name])
+
+    @property
+    def options(self) -> Options:
+        """What the backend is asked for."""
+        return Options(
+            recompute=self.recurrent_recompute,
+            precision=self.recurrent_matmul_precision,
+            compute_dtype=self.recurrent_compute_dtype,
+            proj_size=self.layers.proj_size,
+            fused=self.cell.TORCH is not None and isinstance(self.layers, self.cell.TORCH),
+        )
 
     @property
     def state_keys(self) -> list[NestedKey]:
@@ -129,91 +204,222 @@ class RecurrentModule(TensorDictModuleBase):
     def recurrent_mode(self) -> bool:
         """Whether a call now would treat the last batch dimension as time."""
         mode = recurrent_mode()
-        return self.default_recurrent_mode if mode is None else mode
+        return bool(self.default_recurrent_mode) if mode is None else mode
 
-    def resolved_backend(self) -> str:
-        """The backend that runs here and now: the one asked for, or what ``auto`` stands for."""
-        if self.recurrent_backend != backends.AUTO:
-            return self.recurrent_backend
-        return backends.choose(self.cell, self.options, next(self.layers.parameters()).device)
+    @recurrent_mode.setter
+    def recurrent_mode(self, value: bool) -> None:
+        raise RuntimeError("recurrent_mode cannot be set on a module. Use the context manager set_recurrent_mode.")
+
+    def make_python_based(self) -> RecurrentModule:
+        """Exchanges the submodule for the one in plain Python, with the same parameters. Returns the module.
+
+        Raises:
+            ValueError: the cell is in plain Python already and has no other form.
+        """
+        return self._exchange(_PYTHON.get(self.cell_name))
+
+    def make_cudnn_based(self) -> RecurrentModule:
+        """Exchanges the submodule for torch's own, with the same parameters. Returns the module.
+
+        Raises:
+            ValueError: torch has no such module.
+        """
+        return self._exchange(self.cell.TORCH)
+
+    def _exchange(self, made: type[nn.RNNBase] | None) -> RecurrentModule:
+        old = self.layers
+        if made is None:
+            raise ValueError(f"Cell {self.cell_name!r} has one form only, ours: torch has no module of it.")
+        if isinstance(old, made):
+            return self
+        names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+        arguments = {name: getattr(old, name) for name in (*names, *(["proj_size"] if old.proj_size else []))}
+        new = made(**arguments, device="meta")
+        for name, parameter in old.named_parameters():
+            setattr(new, name, parameter)
+        setattr(self, self.cell_name, new.train(old.training))
+        return self
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The transform that gives an environment the recurrent states: specs, and zeros at resets.
 
         Raises:
-            ValueError: a new state is not written where the next step would read it.
+            RuntimeError: a new state is not written where the next step would read it.
         """
         wanted = [unravel_key(("next", key)) for key in self.state_keys]
         if self.out_keys[1:] != wanted:
-            raise ValueError(
+            raise RuntimeError(
                 f"The states are read from {self.state_keys} but written to {self.out_keys[1:]}; an environment can "
                 f"carry them from step to step only if they are written to {wanted}."
             )
-        shape = (self.layers.num_layers, self.layers.hidden_size)
-        return TensorDictPrimer({key: Unbounded(shape=shape) for key in self.state_keys}, expand_specs=True)
+        count = self.layers.num_layers * directions(self.layers)
+        sizes = state_sizes(self.cell, self.layers)
+        specs = {key: Unbounded(shape=(count, size)) for key, size in zip(self.state_keys, sizes, strict=True)}
+        return TensorDictPrimer(specs, expand_specs=True)
 
+    @property
+    def canonical_keys(self) -> list[NestedKey]:
+        """The entries whose memory layout matters to this module: all it reads and writes."""
+        return [*self.in_keys, *self.out_keys]
+
+    def canonicalize(self, data: TensorDictBase, *, inplace: bool = False) -> TensorDictBase:
+        """``data`` with this module's entries laid out contiguously, the others as they are.
+
+        Args:
+            data: entries that it lacks are passed over.
+            inplace: change ``data`` itself rather than a shallow copy.
+        """
+        return canonicalize_rnn_subset(data, [self], inplace=inplace)
+
+    @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Runs one step, or a sequence, and writes the output and the new states.
 
         Raises:
             KeyError: the input or ``is_init`` is missing.
-            ValueError: sequence mode on a TensorDict without a time dimension.
+            ValueError: sequence mode on a TensorDict without a time dimension, or a backend that cannot run here.
         """
         sequence = self.recurrent_mode
         batch = tensordict.batch_size
         if sequence and not batch:
             raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension, which is time.")
         # Step mode reads any batch as B rows; sequence mode as B rows of T steps.
-        lead = (-1, batch[-1]) if sequence else (-1,)
-        x = tensordict.get(self.in_keys[0])
-        is_init = tensordict.get(self.in_keys[-1])
-        if x is None or is_init is None:
-            missing = self.in_keys[0] if x is None else self.in_keys[-1]
-            raise KeyError(
-                f"{type(self).__name__} needs the entry {missing!r}, which is not in the TensorDict. (is_init comes "
-                "from an InitTracker transform on the environment.)"
-            )
-        x = x.reshape(*lead, x.shape[-1])
-        is_init = is_init.reshape(lead)
-        states = tuple(self._state(tensordict, key, x) for key in self.state_keys)
+        lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
+        x = self._input(tensordict).reshape(*lead, -1)
+        is_init = self._needed(tensordict, self.in_keys[-1]).reshape(lead)
+        states = self._states(tensordict, x)
         if sequence:
-            output, new_states = run_sequence(
-                self.resolved_backend(),
-                self.cell,
-                self.layers,
-                x,
-                Segments.from_is_init(is_init),
-                states,
-                self.options,
-            )
+            output, new_states = self._sequence(x, is_init, states)
         else:
             output, new_states = run_step(self.cell, self.layers, x, is_init, states)
         for key, value in zip(self.out_keys, (output, *new_states), strict=True):
             tensordict.set(key, value.reshape(*batch, *value.shape[len(lead) :]))
         return tensordict
 
-    def _state(self, tensordict: TensorDictBase, key: NestedKey, x: Tensor) -> Tensor:
-        layers, hidden = self.layers.num_layers, self.layers.hidden_size
-        state = tensordict.get(key)
-        if state is None:
-            return x.new_zeros(*x.shape[:-1], layers, hidden)
-        return state.reshape(*x.shape[:-1], layers, hidden)
+    def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor, states: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        segments = Segments.from_is_init(is_init_BT)
+        name, options = self.recurrent_backend, self.options
+        if name == backends.AUTO:
+            name = self._auto.choose(self.cell, self.layers, x_BTI, segments, options)
+        elif name == "scan" and auto.in_transform():
+            raise ValueError(
+                "backend=scan is not possible inside torch.vmap and other transforms of torch.func, which do not see "
+                "into its hand-written derivative. Choose backend=reference, or backend=pad with python_based=True."
+            )
+        elif not torch.compiler.is_compiling():
+            self._refuse_if(backends.refusal(name, self.cell, options, x_BTI.device))
+        self.backend_in_use = name
+        return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
+
+    def _input(self, tensordict: TensorDictBase) -> Tensor:
+        x = self._needed(tensordict, self.in_keys[0])
+        # Under autocast the layers before may have written a shorter format than that of the weights, in which the
+        # layer computes.
+        if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+            return x.to(next(self.layers.parameters()).dtype)
+        return x
+
+    def _needed(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+        value = tensordict.get(key)
+        if value is None:
+            raise KeyError(
+                f"{self._name} needs the entry {key!r}, which is not in the TensorDict. (is_init comes from an "
+                "InitTracker transform on the environment.)"
+            )
+        return cast(Tensor, value)
+
+    def _states(self, tensordict: TensorDictBase, x: Tensor) -> tuple[Tensor, ...]:
+        """The incoming states ``[..., L·D, X]``, zero if the TensorDict has none."""
+        found = [tensordict.get(key) for key in self.state_keys]
+        if any(state is None for state in found) and any(state is not None for state in found):
+            missing = [key for key, state in zip(self.state_keys, found, strict=True) if state is None]
+            raise KeyError(f"{self._name} got some of its states but not {missing}. Give all of them, or none.")
+        count = self.layers.num_layers * directions(self.layers)
+        sizes = state_sizes(self.cell, self.layers)
+        return tuple(
+            x.new_zeros(()).expand(*x.shape[:-1], count, size)
+            if state is None
+            else state.reshape(*x.shape[:-1], count, size)
+            for state, size in zip(found, sizes, strict=True)
+        )
 
 
 class GRUModule(RecurrentModule):
-    """Gated recurrent units. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``."""
+    """Gated recurrent units. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``.
 
-    def __init__(self, input_size: int, hidden_size: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__("gru", input_size, hidden_size, *args, **kwargs)
+    ``gru`` is an ``nn.GRU`` to wrap. Constructor and behaviour are those of ``torchrl.modules.GRUModule``.
+    """
+
+    def __init__(
+        self,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        python_based: bool = False,
+        recurrent_backend: str = backends.AUTO,
+        recurrent_compute_dtype: torch.dtype = torch.float32,
+        recurrent_recompute: str = "none",
+        recurrent_matmul_precision: str = precision.AUTO,
+        *,
+        gru: nn.RNNBase | None = None,
+        **keys_and_device: Any,
+    ) -> None:
+        super().__init__(
+            "gru",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            0,
+            bidirectional,
+            python_based,
+            recurrent_backend,
+            recurrent_compute_dtype,
+            recurrent_recompute,
+            recurrent_matmul_precision,
+            wrapped=gru,
+            **keys_and_device,
+        )
 
 
 class LSTMModule(RecurrentModule):
     """Long short-term memory. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
     ``recurrent_state_c``.
+
+    ``lstm`` is an ``nn.LSTM`` to wrap. Constructor and behaviour are those of ``torchrl.modules.LSTMModule``.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__("lstm", input_size, hidden_size, *args, **kwargs)
+    def __init__(self, *sizes_and_options: Any, lstm: nn.RNNBase | None = None, **others: Any) -> None:
+        super().__init__("lstm", *sizes_and_options, wrapped=lstm, **others)
+
+
+_PYTHON: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
+
+
+def canonicalize_rnn_subset(
+    data: TensorDictBase, modules: Iterable[RecurrentModule], *, inplace: bool = False
+) -> TensorDictBase:
+    """``data`` with the entries of several recurrent modules laid out contiguously, the others as they are.
+
+    Args:
+        data: entries that it lacks are passed over.
+        modules: whose ``canonical_keys`` count.
+        inplace: change ``data`` itself rather than a shallow copy.
+    """
+    there = set(data.keys(include_nested=True))
+    wanted = {unravel_key(key) for module in modules for key in module.canonical_keys}
+    result = data if inplace else data.copy()
+    return result.update(data.select(*(wanted & there)).contiguous(canonical=True))
+
+
+def _is_reset_mark(key: NestedKey) -> bool:
+    return (key if isinstance(key, str) else key[-1]) == IS_INIT
 
 
 def _keys(
@@ -221,6 +427,4 @@ def _keys(
 ) -> list[NestedKey]:
     if (single is None) == (several is None):
         raise ValueError(f"Give either {name} or {name}s. Got {name}={single!r} and {name}s={several!r}.")
-    if single is not None:
-        return [unravel_key(single), *state_keys]
-    return list(unravel_key_list(list(several or ())))
+    return list(unravel_key_list([single, *state_keys] if single is not None else several))

@@ -2,33 +2,124 @@
 
 ``ieee`` is full float32. ``tf32`` rounds the factors to 10 bits of mantissa, ``tf32x3`` compensates it with three
 products, ``bf16`` rounds to 8 bits; all three need a GPU. ``fast`` and ``high-prec`` choose by device: ``tf32`` and
-``tf32x3`` on an NVIDIA GPU of compute capability 8.0 or above, ``ieee`` elsewhere.
+``tf32x3`` on an NVIDIA GPU of compute capability 8.0 or above, ``ieee`` elsewhere. ``auto`` is, in this order, what
+:func:`set_recurrent_matmul_precision` was given, the environment variable ``TORCHRL_RNN_PRECISION``, or what
+``torch.get_float32_matmul_precision()`` stands for: ``highest`` is ``ieee``, ``high`` is ``high-prec``, ``medium`` is
+``fast``.
+
+Names, order and meaning are those of ``torchrl.modules.set_recurrent_matmul_precision``; ``bf16`` is ours.
 """
 
 from __future__ import annotations
 
+import os
+
 import torch
 
+AUTO = "auto"
+CONCRETE = ("ieee", "tf32", "tf32x3", "bf16")
 PRESETS = {"fast": "tf32", "high-prec": "tf32x3"}
-MODES = ("ieee", "tf32", "tf32x3", "bf16", *PRESETS)
+MODES = (*CONCRETE, *PRESETS)
+ENVIRONMENT_VARIABLE = "TORCHRL_RNN_PRECISION"
+_FROM_TORCH = {"highest": "ieee", "high": "high-prec", "medium": "fast"}
+
+_override: str | None = None
+
+
+def set_recurrent_matmul_precision(mode: str | None) -> None:
+    """Sets the precision of every recurrent layer of this process whose own is ``auto``, from its next call on.
+
+    Args:
+        mode: a concrete mode or a preset; ``auto`` or None to take the setting back.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    global _override
+    _override = None if mode is None or mode == AUTO else _checked(mode, "Invalid recurrent matmul precision")
+
+
+def get_recurrent_matmul_precision() -> str:
+    """The concrete mode that ``auto`` stands for now, on the current CUDA device or, where there is none, on the CPU.
+
+    Raises:
+        ValueError: the environment variable holds no mode.
+    """
+    return resolve(AUTO, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def check(mode: str) -> None:
+    """Refuses a name that is no mode.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if mode != AUTO:
+        _checked(mode, "Invalid recurrent_matmul_precision:")
 
 
 def resolve(mode: str, device: torch.device) -> str:
-    """The concrete mode that ``mode`` stands for on ``device``."""
+    """The concrete mode that ``mode`` stands for on ``device``.
+
+    Raises:
+        ValueError: the environment variable holds no mode.
+    """
+    if mode == AUTO:
+        mode = _override or _from_environment() or _FROM_TORCH[torch.get_float32_matmul_precision()]
     if mode not in PRESETS:
         return mode
-    tensor_cores = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    return PRESETS[mode] if tensor_cores else "ieee"
+    return PRESETS[mode] if _has_tensor_cores(device) else "ieee"
 
 
-def refusal(mode: str, device: torch.device) -> str | None:
-    """None when ``mode`` can be honoured on ``device`` by today's backends, else why not and what to choose."""
-    concrete = resolve(mode, device)
-    if concrete != "ieee" and device.type == "cpu":
-        return f"precision={mode} needs a GPU, and device={device} has none of its formats. Choose precision=ieee."
-    if concrete in ("tf32x3", "bf16"):
+def refusal_by_torch(
+    backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device | None
+) -> str | None:
+    """For a backend whose products are torch's own: None when ``mode`` can be honoured, else why not.
+
+    torch's products follow settings of the process, which the backward pass reads too. So they can only be checked,
+    not chosen for one layer.
+    """
+    if compute_dtype not in (torch.float32, torch.float64):
         return (
-            f"precision={mode} is not possible on {device}: it needs the triton kernels, which this version of "
-            "recurrl does not have yet. Choose precision=ieee or precision=tf32."
+            f"recurrent_compute_dtype={compute_dtype} is not possible with backend={backend}, which computes in the "
+            "dtype of its weights. Choose backend=triton, or leave it at torch.float32."
         )
+    if mode == AUTO:
+        return None
+    concrete = mode if device is None else resolve(mode, device)
+    if concrete in ("tf32x3", "bf16"):
+        return f"precision={mode} is not possible with backend={backend}: it needs backend=triton, on a GPU."
+    if concrete == "tf32" and device is not None and device.type == "cpu":
+        return f"precision={mode} needs a GPU, and device={device} has no such format. Choose precision=ieee."
+    if device is not None and device.type == "cuda":
+        return _disagreement(backend, concrete)
     return None
+
+
+def _disagreement(backend: str, concrete: str) -> str | None:
+    wanted = concrete == "tf32"
+    if torch.backends.cuda.matmul.allow_tf32 == wanted and torch.backends.cudnn.allow_tf32 == wanted:
+        return None
+    return (
+        f"precision={concrete} is not what torch is set to, which backend={backend} leaves its products to. Set "
+        f"torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32 to {wanted}, or choose "
+        "backend=triton or precision=auto."
+    )
+
+
+def _checked(mode: str, complaint: str) -> str:
+    if mode not in MODES:
+        raise ValueError(f"{complaint} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
+    return mode
+
+
+def _from_environment() -> str | None:
+    mode = os.environ.get(ENVIRONMENT_VARIABLE, "").strip().lower()
+    return _checked(mode, f"{ENVIRONMENT_VARIABLE} holds no precision:") if mode not in ("", AUTO) else None
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    # The HIP build of torch calls its devices cuda too, and has none of NVIDIA's formats.
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

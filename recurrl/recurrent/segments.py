@@ -4,19 +4,22 @@ A *row* is T consecutive steps. A *segment* is a piece of a row between resets: 
 ``is_init`` is set, and ends at the step before the next start, or at T − 1. Within a segment the state flows; at its
 start it is replaced by the stored state.
 
-Shape legend: B rows, T steps, N segments, S steps of the longest segment, X any further dimensions.
+Shape legend: B rows, T steps, N segments, S steps of the longest segment, P steps of all rows (B·T), X any further
+dimensions.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packing:
     """Segments sorted by length, longest first, and their steps laid out step by step.
 
@@ -27,11 +30,8 @@ class Packing:
     rows_and_steps: torch.Size
     """(B, T) of the rows."""
 
-    positions: Tensor
-    """``[B·T]``: the flat index within the rows of each packed step."""
-
-    batch_sizes: Tensor
-    """``[S]``, on the CPU, not increasing: how many segments are still running at each step."""
+    batch_sizes: list[int]
+    """For each of the S steps, not increasing: how many segments are still running."""
 
     starts_N: Tensor
     """Flat index of each segment's first step, in packed order of the segments."""
@@ -39,33 +39,43 @@ class Packing:
     ends_N: Tensor
     """Flat index of each segment's last step, likewise."""
 
-    def pack(self, values_BTX: Tensor) -> Tensor:
-        """``[B, T, ...]`` to packed ``[B·T, ...]``."""
-        return values_BTX.flatten(0, 1)[self.positions]
+    positions_P: Tensor | None
+    """The flat index within the rows of each packed step; None when no row holds a reset, so that the packed layout
+    is the rows' transpose.
+    """
 
-    def unpack(self, packed: Tensor) -> Tensor:
+    inverse_P: Tensor | None
+    """The packed index of each step of the rows, likewise."""
+
+    def pack(self, values_BTX: Tensor) -> Tensor:
+        """``[B, T, ...]`` to packed ``[P, ...]``."""
+        if self.positions_P is None or self.inverse_P is None:
+            return values_BTX.transpose(0, 1).flatten(0, 1)
+        return permuted(values_BTX.flatten(0, 1), self.positions_P, self.inverse_P)
+
+    def unpack(self, packed_PX: Tensor) -> Tensor:
         """Inverse of ``pack``."""
-        return self._scatter(packed, self.positions)
+        if self.positions_P is None or self.inverse_P is None:
+            rows, steps = self.rows_and_steps
+            return packed_PX.unflatten(0, (steps, rows)).transpose(0, 1)
+        return permuted(packed_PX, self.inverse_P, self.positions_P).unflatten(0, self.rows_and_steps)
 
     def at_starts(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to ``[N, ...]``: the values at the segments' first steps."""
-        return values_BTX.flatten(0, 1)[self.starts_N]
+        return values_BTX.flatten(0, 1).index_select(0, self.starts_N)
 
     def at_ends(self, values_NX: Tensor) -> Tensor:
         """``[N, ...]`` to ``[B, T, ...]``: one value a segment, put at its last step; zero elsewhere."""
-        return self._scatter(values_NX, self.ends_N)
-
-    def _scatter(self, values: Tensor, index: Tensor) -> Tensor:
-        flat = values.new_zeros(self.rows_and_steps.numel(), *values.shape[1:])
-        return flat.index_copy(0, index, values).unflatten(0, self.rows_and_steps)
+        flat = values_NX.new_zeros(self.rows_and_steps.numel(), *values_NX.shape[1:])
+        return flat.index_copy_(0, self.ends_N, values_NX).unflatten(0, self.rows_and_steps)
 
 
 @dataclass(frozen=True)
 class Segments:
     """The segments of a batch of rows. ``starts_BT`` is true at the first step of each.
 
-    Everything beyond ``starts_BT`` and ``ends_BT`` depends on the data's values and is computed when first asked for,
-    so that a backend that does not ask can be traced by ``torch.compile``.
+    ``packing`` depends on the data's values and is computed when first asked for, so that a backend that does not ask
+    can be traced by ``torch.compile``.
     """
 
     starts_BT: Tensor
@@ -82,24 +92,99 @@ class Segments:
         """True at the last step of each segment."""
         return torch.cat((self.starts_BT[:, 1:], torch.ones_like(self.starts_BT[:, :1])), 1)
 
+    def only_ends(self, values_BTX: Tensor) -> Tensor:
+        """The values ``[B, T, X]`` at the segments' last steps, zero elsewhere."""
+        return torch.where(self.ends_BT.unsqueeze(-1), values_BTX, 0.0)
+
     @cached_property
     def any_reset(self) -> bool:
         """Whether any row holds more than one segment."""
-        return bool(self.starts_BT[:, 1:].any())
+        return self.packing.positions_P is not None
 
     @cached_property
     def packing(self) -> Packing:
         """The steps of all segments in packed order."""
-        flat_starts_N = self.starts_BT.flatten().nonzero().squeeze(1)
-        lengths_N = torch.diff(flat_starts_N, append=flat_starts_N.new_tensor([self.starts_BT.numel()]))
-        lengths_N, order_N = lengths_N.sort(descending=True, stable=True)
-        flat_starts_N = flat_starts_N[order_N]
-        offsets_S1 = torch.arange(int(lengths_N[0]), device=lengths_N.device)[:, None]
-        running_SN = offsets_S1 < lengths_N
-        return Packing(
-            rows_and_steps=self.starts_BT.shape,
-            positions=(flat_starts_N + offsets_S1)[running_SN],
-            batch_sizes=running_SN.sum(1).cpu(),
-            starts_N=flat_starts_N,
-            ends_N=flat_starts_N + lengths_N - 1,
-        )
+        return _packing_of(self.starts_BT)
+
+    @cached_property
+    def mirror_P(self) -> Tensor:
+        """The flat index of each step's mirror image within its segment, for the direction that runs backwards."""
+        rows, steps = self.starts_BT.shape
+        step_1T = torch.arange(steps, device=self.starts_BT.device)[None, :]
+        start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
+        end_BT = torch.where(self.ends_BT, step_1T, steps).flip(1).cummin(1).values.flip(1)
+        row_B1 = torch.arange(rows, device=self.starts_BT.device)[:, None]
+        return (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
+
+    def mirrored(self, values_BTX: Tensor) -> Tensor:
+        """Each segment of ``[B, T, ...]`` with its steps in reverse order. Its own inverse."""
+        flat = permuted(values_BTX.flatten(0, 1), self.mirror_P, self.mirror_P)
+        return flat.unflatten(0, self.starts_BT.shape)
+
+
+# The schedule of a batch is asked for by every layer's module that sees it, and by every epoch over the same
+# minibatch. It is kept by the marks' content, so that it can never be that of another batch.
+_KEPT_PACKINGS = 64
+_packings: OrderedDict[tuple[Any, ...], Packing] = OrderedDict()
+
+
+def _packing_of(starts_BT: Tensor) -> Packing:
+    on_cpu = starts_BT.cpu().contiguous()
+    key = (tuple(on_cpu.shape), starts_BT.device, on_cpu.numpy().tobytes())
+    found = _packings.pop(key, None)
+    if found is None:
+        found = _pack(on_cpu, starts_BT.device)
+        while len(_packings) >= _KEPT_PACKINGS:
+            _packings.popitem(last=False)
+    _packings[key] = found
+    return found
+
+
+def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
+    rows, steps = starts_BT.shape
+    starts_N = starts_BT.flatten().nonzero().squeeze(1)
+    if len(starts_N) == rows:
+        starts_N = starts_N.to(device)
+        return Packing(starts_BT.shape, [rows] * steps, starts_N, starts_N + steps - 1, None, None)
+    lengths_N = torch.diff(starts_N, append=starts_N.new_tensor([starts_BT.numel()]))
+    lengths_N, order_N = lengths_N.sort(descending=True, stable=True)
+    starts_N = starts_N[order_N]
+    offsets_S1 = torch.arange(int(lengths_N[0]))[:, None]
+    running_SN = offsets_S1 < lengths_N
+    positions_P = (starts_N + offsets_S1)[running_SN]
+    inverse_P = torch.empty_like(positions_P)
+    inverse_P[positions_P] = torch.arange(len(positions_P))
+    return Packing(
+        starts_BT.shape,
+        running_SN.sum(1).tolist(),
+        starts_N.to(device),
+        (starts_N + lengths_N - 1).to(device),
+        positions_P.to(device),
+        inverse_P.to(device),
+    )
+
+
+def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    """``values[index]`` along the first dimension for a permutation, whose gradient is one more permutation.
+
+    (That of plain indexing adds each row to memory of zeros, which a permutation does not need.) ``index`` may name a
+    row several times if the gradient is zero at all of them but the one in ``inverse``.
+    """
+    return _Permuted.apply(values, index, inverse)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Permuted(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        return values.index_select(0, index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        index, inverse = ctx.saved_tensors
+        return permuted(grad, inverse, index), None, None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from recurrl.errors import ConfigError
 from recurrl.tracking import FRAMES
-from recurrl.tracking.atomic import atomic_write
+from recurrl.atomic import atomic_write
 
 if TYPE_CHECKING:
     from recurrl.config import TrainConfig

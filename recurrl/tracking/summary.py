@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recurrl.tracking.atomic import atomic_write
+from recurrl.atomic import atomic_write
 
 FILE_NAME = "summary.json"
 

@@ -196,7 +196,7 @@ def test_a_second_derivative_is_refused(cell: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_compiled_scan_equals_eager(cell: str) -> None:
-    from recurrl.recurrent.backends.scan import prepare_for_compile
+    from recurrl.recurrent.backends.scan.traced import prepare as prepare_for_compile
 
     prepare_for_compile(torch.device("cpu"))
     size = (3, 6, 2, 4)

@@ -120,7 +120,7 @@ def test_the_primer_gives_an_environment_the_states(module: RecurrentModule) -> 
 
 def test_a_primer_that_would_not_carry_the_state_is_refused() -> None:
     module = GRUModule(3, 5, in_keys=["x", "h"], out_keys=["y", "h"])
-    with pytest.raises(ValueError, match=r"written to \[\('next', 'h'\)\]"):
+    with pytest.raises(RuntimeError, match=r"written to \[\('next', 'h'\)\]"):
         module.make_tensordict_primer()
 
 
@@ -141,10 +141,11 @@ def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
     [
         ({"in_key": "x", "in_keys": ["x", "h"], "out_key": "y"}, "Give either in_key or in_keys"),
         ({"in_key": "x"}, "Give either out_key or out_keys"),
-        ({"in_keys": ["x"], "out_key": "y"}, "reads one input and 1 state"),
-        ({"in_key": "x", "out_keys": ["y"]}, "reads one input and 1 state"),
+        ({"in_keys": ["x"], "out_key": "y"}, "reads one input, 1 state"),
+        ({"in_keys": ["x", "h", "marks"], "out_key": "y"}, "'is_init' last"),
+        ({"in_key": "x", "out_keys": ["y"]}, "writes one output and 1 state"),
         ({"in_key": "x", "out_key": "y", "batch_first": False}, "batch_first=False is not possible"),
-        ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "There is no backend 'fast'"),
+        ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "There is no recurrent_backend 'fast'"),
         ({"in_key": "x", "out_key": "y", "recurrent_backend": "triton"}, "Choose backend=auto"),
         (
             {"in_key": "x", "out_key": "y", "recurrent_backend": "pad", "recurrent_recompute": "full"},
@@ -159,11 +160,6 @@ def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
 def test_what_cannot_be_honoured_is_refused_with_what_to_do(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         GRUModule(3, 5, **options)
-
-
-def test_auto_says_what_it_stands_for(module: RecurrentModule) -> None:
-    assert module.recurrent_backend == "auto"
-    assert module.resolved_backend() == "scan"
 
 
 def test_dropout_acts_between_layers_in_training_only() -> None:

@@ -16,20 +16,26 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
 
 AUTO = "auto"
+RECOMPUTE = ("none", "full", "chunk")
 
 
 class LayerWeights(NamedTuple):
-    """Parameters of one layer in one direction, in torch's layout; biases are None when the layer has none."""
+    """Parameters of one layer in one direction, in torch's layout; None for those that the layer does not have."""
 
     w_ih: Tensor
-    w_hh: Tensor
+    """``[G, I]``."""
+    w_hh: Tensor | None
+    """``[G, O]``; None for a cell without a recurrent projection."""
     b_ih: Tensor | None
     b_hh: Tensor | None
+    w_hr: Tensor | None = None
+    """``[O, H]``, the projection of the output (``proj_size``)."""
 
     def present(self) -> list[Tensor]:
         """The parameters there are, in torch's order."""
@@ -41,23 +47,40 @@ class Options:
     """What a user may ask of a backend besides the result."""
 
     recompute: str = "none"
-    precision: str = "ieee"
+    """``none`` keeps what the backward pass needs; ``full`` runs the forward pass again; ``chunk`` every k steps."""
+    precision: str = "auto"
+    """Of matrix products, see :mod:`recurrl.recurrent.precision`."""
+    compute_dtype: torch.dtype = torch.float32
+    """Of the factors of the recurrent product."""
+    proj_size: int = 0
+    """Size of the projected output; 0 is none."""
+    fused: bool = True
+    """Whether torch's fused kernels may run. Without them, all is Python."""
 
 
 class Backend(Protocol):
     """The interface of a kernel."""
 
-    supports: Callable[[Cell, Options, torch.device], str | None]
-    """None when the backend can do what is asked on that device, else a sentence: why not, and what to choose."""
+    supports: Callable[[Cell, Options, torch.device | None], str | None]
+    """None when the backend can do what is asked on that device, else a sentence: why not, and what to choose. Without
+    a device: whether it could on any.
+    """
 
     sequence: Callable[
         [Cell, Tensor, Segments, tuple[Tensor, ...], LayerWeights, Options], tuple[Tensor, tuple[Tensor, ...]]
     ]
-    """``(cell, x_BTI, segments, stored_states_BTH, weights, options) -> (output_BTH, end_states_BTH)``.
+    """``(cell, x_BTI, segments, stored_states_BTX, weights, options) -> (output_BTO, end_states_BTX)``.
 
     The state that enters a segment's first step is the stored state at that step. ``end_states`` hold each state at
-    the last step of every segment; what they hold elsewhere is unspecified.
+    the last step of every segment, and zero elsewhere.
     """
+
+
+def step(cell: Cell, weights: LayerWeights, x_gates_BG: Tensor, states_BX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """One step of one layer from the input's projection, in a form that autograd differentiates: the new states."""
+    h_gates_BG = None if weights.w_hh is None else functional.linear(states_BX[0], weights.w_hh, weights.b_hh)
+    output, *further = cell.activate(x_gates_BG, h_gates_BG, states_BX)
+    return (output if weights.w_hr is None else functional.linear(output, weights.w_hr), *further)
 
 
 @cache
@@ -68,39 +91,42 @@ def backend_names() -> tuple[str, ...]:
 
 @cache
 def load_backend(name: str) -> Backend:
-    """The backend called ``name`` (not ``auto``, which is a choice among them: see :func:`choose`).
+    """The backend called ``name`` (not ``auto``, which is a choice among them).
 
     Raises:
         ValueError: there is no such backend.
     """
     if name not in backend_names() or name == AUTO:
-        raise ValueError(f"There is no backend {name!r}. Choose one of: {', '.join(backend_names())}.")
+        raise ValueError(f"There is no recurrent_backend {name!r}. Choose one of: {', '.join(backend_names())}.")
     return cast(Backend, importlib.import_module(f"{__name__}.{name}"))
 
 
-def refusal(name: str, cell: Cell, options: Options, device: torch.device) -> str | None:
+def refusal(name: str, cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Why backend ``name`` cannot do what is asked, or None when it can. ``auto`` can if any of its choices can."""
-    if name == AUTO:
-        reasons = [load_backend(candidate).supports(cell, options, device) for candidate in _candidates(device)]
-        return None if None in reasons else reasons[0]
-    return load_backend(name).supports(cell, options, device)
+    if options.recompute not in RECOMPUTE:
+        return f"There is no recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
+    if name != AUTO:
+        return load_backend(name).supports(cell, options, device)
+    reasons = [load_backend(candidate).supports(cell, options, device) for candidate in _candidates(device)]
+    return None if None in reasons else reasons[0]
 
 
-def choose(cell: Cell, options: Options, device: torch.device) -> str:
-    """The backend ``auto`` stands for: the first of the device's candidates that can do what is asked.
+def candidates(cell: Cell, options: Options, device: torch.device) -> list[str]:
+    """The backends that ``auto`` may choose from, the one to prefer first.
 
     Raises:
-        ValueError: none can.
+        ValueError: none can do what is asked.
     """
-    for candidate in _candidates(device):
-        if load_backend(candidate).supports(cell, options, device) is None:
-            return candidate
-    raise ValueError(cast(str, refusal(AUTO, cell, options, device)))
+    found = [name for name in _candidates(device) if load_backend(name).supports(cell, options, device) is None]
+    if not found:
+        raise ValueError(cast(str, refusal(AUTO, cell, options, device)))
+    return found
 
 
-def _candidates(device: torch.device) -> tuple[str, ...]:
-    # cuDNN beats a Python loop by far on a GPU; on a CPU the loop with the hand-written backward wins, and both can
-    # run anywhere. Under torch.compile only scan traces.
-    if device.type == "cuda" and not torch.compiler.is_compiling():
-        return ("pad", "scan")
+def _candidates(device: torch.device | None) -> tuple[str, ...]:
+    # The compiler takes nothing else whole.
+    if torch.compiler.is_compiling():
+        return ("scan",)
+    if device is None or device.type == "cuda":
+        return ("triton", "pad", "scan")
     return ("scan", "pad")

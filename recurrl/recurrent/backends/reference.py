@@ -1,8 +1,9 @@
 """The truth all other backends are tested against: a loop over steps that autograd differentiates.
 
-Written to be read, not to be fast. Runs in any floating dtype, float64 included.
+Written to be read, not to be fast, and independent of the schedule that the others share: it walks the rows as they
+come. Runs in any floating dtype, float64 included.
 
-Shape legend: B rows, T steps, I input size, H hidden size, G gate rows.
+Shape legend: B rows, T steps, I input size, G gate rows, X size of a state.
 """
 
 from __future__ import annotations
@@ -11,41 +12,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.backends import LayerWeights, Options
+from recurrl.recurrent import precision
+from recurrl.recurrent.backends import LayerWeights, Options, step
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
 
 
-def supports(cell: Cell, options: Options, device: torch.device) -> str | None:
-    """The loop runs every cell everywhere; it has no recomputation and no reduced precision."""
+def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
+    """The loop runs every cell everywhere; it has no recomputation and no precision of its own."""
     if options.recompute != "none":
         return (
             f"recompute={options.recompute} is not possible with backend=reference, which keeps every step for "
             "autograd. Choose backend=scan, or recompute=none."
         )
-    return None
+    return precision.refusal_by_torch("reference", options.precision, options.compute_dtype, device)
 
 
 def sequence(
     cell: Cell,
     x_BTI: Tensor,
     segments: Segments,
-    stored_states_BTH: tuple[Tensor, ...],
+    stored_states_BTX: tuple[Tensor, ...],
     weights: LayerWeights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer, one step after the other."""
-    states_BH = tuple(stored_BTH[:, 0] for stored_BTH in stored_states_BTH)
+    states_BX = tuple(stored[:, 0] for stored in stored_states_BTX)
     history: list[tuple[Tensor, ...]] = []
     for t in range(x_BTI.shape[1]):
         start_B1 = segments.starts_BT[:, t, None]
-        states_BH = tuple(
-            torch.where(start_B1, stored_BTH[:, t], state_BH)
-            for stored_BTH, state_BH in zip(stored_states_BTH, states_BH, strict=True)
+        entering_BX = tuple(
+            torch.where(start_B1, stored[:, t], state) for stored, state in zip(stored_states_BTX, states_BX, strict=True)
         )
         x_gates_BG = functional.linear(x_BTI[:, t], weights.w_ih, weights.b_ih)
-        h_gates_BG = functional.linear(states_BH[0], weights.w_hh, weights.b_hh)
-        states_BH = cell.activate(x_gates_BG, h_gates_BG, states_BH)
-        history.append(states_BH)
-    all_states_BTH = tuple(torch.stack(states, 1) for states in zip(*history, strict=True))
-    return all_states_BTH[0], all_states_BTH
+        states_BX = step(cell, weights, x_gates_BG, entering_BX)
+        history.append(states_BX)
+    all_states_BTX = tuple(torch.stack(states, 1) for states in zip(*history, strict=True))
+    return all_states_BTX[0], tuple(segments.only_ends(states) for states in all_states_BTX)

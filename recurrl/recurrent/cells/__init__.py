@@ -1,9 +1,10 @@
 """The recurrent cells: one module a cell, holding its maths and nothing else.
 
-A cell is a *module* with the attributes of :class:`Cell`. Adding one is adding a file here; ``load_cell`` finds it
-by name.
+A cell is a *module* with the attributes of :class:`Cell`, and of the further protocols below where it has more to
+offer. Adding one is adding a file here and a yaml; ``load_cell`` finds it by name. ``activate`` alone is enough for the
+``reference`` and ``scan`` backends.
 
-Shape legend: B rows, P steps of all rows, H hidden size, K gates, G gate rows (K × H).
+Shape legend: B rows, T steps, P steps of all rows, H hidden size, K gates, G gate rows (K × H).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from functools import cache
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 class Cell(Protocol):
@@ -23,56 +25,124 @@ class Cell(Protocol):
     cell and are computed by the backends; a cell says what happens between the two.
     """
 
-    MODE: str
-    """The name torch.nn gives the cell (``nn.RNNBase(mode=...)``)."""
-
     GATES: int
     """Rows of each weight matrix, in units of the hidden size."""
 
     STATES: tuple[str, ...]
     """Suffixes of the states' names; the first state is the cell's output."""
 
-    def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    RECURRENT: bool
+    """Whether there is a recurrent projection. Without one, its weights do not exist and ``h_gates`` is None."""
+
+    TORCH: type[nn.RNNBase] | None
+    """The module of torch.nn that computes the same, if there is one. It then holds the parameters."""
+
+    def activate(
+        self, x_gates_BG: Tensor, h_gates_BG: Tensor | None, states_BH: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """One step, in a form that autograd differentiates: the new states."""
         ...
 
-    def forward_views(self, x_gates_PG: Tensor, gates_PG: Tensor, extra_PH: Tensor) -> tuple[Tensor, ...]:
-        """The columns of the three memories that ``forward_step`` works on, so that they are cut once, not each step.
 
-        ``gates`` will hold the recurrent projection when a step begins; after it, ``gates`` and ``extra`` hold what
-        ``derivatives`` reads.
-        """
+@runtime_checkable
+class HandWritten(Protocol):
+    """A cell whose step and derivative are also written in place, for loops that autograd does not see.
+
+    In the memory that these share, ``gates [P, G]`` hold the sum of both projections, but for the last ``APART`` gates,
+    whose input projection ``apart [P, APART × H]`` the cell needs by itself: there they hold the recurrent one alone.
+    """
+
+    APART: int
+    """How many of the last gates keep their two projections apart."""
+
+    DIRECT: bool
+    """Whether the first state reaches its successor by another path than the recurrent projection."""
+
+    def forward_views(self, gates_PG: Tensor, apart_PA: Tensor) -> tuple[Tensor, ...]:
+        """The columns that ``forward_step`` works on, so that they are cut once, not each step."""
         ...
 
     def forward_step(
         self, views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]
     ) -> None:
-        """The same step without autograd, written into given memory. ``views`` are one step of ``forward_views``."""
-        ...
-
-    def derivatives(self, gates_PG: Tensor, extra_PH: Tensor, states_PH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Everything in the backward pass that does not depend on a gradient, for all steps at once."""
-        ...
-
-    def backward_step(
-        self, grad_states_BH: tuple[Tensor, ...], derivatives: tuple[Tensor, ...], out: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-        """One step back.
-
-        Returns the gradient ``[B, K, H]`` of the recurrent projection (in ``out`` if given); that of the incoming first
-        state by every path but the projection, None if there is no other; those of the further states.
+        """One step, written into given memory. ``views`` are one step of ``forward_views``; when it returns, ``gates``
+        and ``apart`` hold what ``derivatives`` reads.
         """
         ...
 
-    def input_gradient(self, grad_gates_PG: Tensor, grad_output_PH: Tensor, derivatives: tuple[Tensor, ...]) -> Tensor:
-        """The gradient of the input projection, for all steps at once, from that of the recurrent projection."""
+    def derivatives(
+        self, gates_PG: Tensor, apart_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """All factors of the backward pass that hold no gradient, for all steps at once, in new memory.
+
+        Args:
+            gates_PG: as the forward pass left them.
+            apart_PA: likewise.
+            entered_PH: the states that entered each step.
+            left_PH: the states after each step; the first may be projected and is not to be read.
+
+        Returns:
+            First ``[P, K, H]``, the factors of the gates; second, if ``APART``, those of the parts kept apart
+            ``[P, APART × H]``; then any others.
+        """
         ...
 
-    def fused(
-        self, x: Tensor, batch_sizes: Tensor | None, states_BH: tuple[Tensor, ...], weights: list[Tensor], train: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The whole layer by torch's own fused kernel: outputs, and the states after the last step."""
+    def backward_views(self, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The columns of ``derivatives`` that ``backward_step`` works on."""
         ...
+
+    def backward_step(self, views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> None:
+        """One step back, in place.
+
+        Args:
+            views: one step of ``backward_views``. What they are views of, the first of the derivatives (and the second,
+                if ``APART``), becomes the gradient of what it is the factor of.
+            grads_BH: the gradients of the states after the step become those of the states before it; the first
+                without what comes through the recurrent projection, and undefined unless ``DIRECT``.
+        """
+        ...
+
+
+@runtime_checkable
+class Fused(Protocol):
+    """A cell that torch has a fused kernel for."""
+
+    HOLD: tuple[float, ...] | None
+    """What to add to each gate's input projection so that the states stay as they are; None when the output is the
+    only state, so that nobody needs that.
+    """
+
+    def fused(
+        self, x_BTI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The whole layer by torch's kernel: outputs ``[B, T, H]`` and the states ``[B, H]`` after the last step."""
+        ...
+
+
+@runtime_checkable
+class ParallelInTime(Protocol):
+    """A cell whose states after all steps can be computed without going through them one by one."""
+
+    def parallel(self, x_gates_BTG: Tensor, starts_BT: Tensor, stored_BTH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Every state after every step, ``[B, T, H]``; where ``starts`` is set the stored state enters."""
+        ...
+
+
+# Below, tanh itself is faster than the three operations of its other form.
+_FEW_ELEMENTS = 1024
+_MINUS_ONE = torch.tensor(-1.0)
+
+
+def tanh_into(value: Tensor, out: Tensor) -> Tensor:
+    """``tanh(value)`` in given memory, by ``2σ(2·value) − 1`` where that is faster.
+
+    torch's tanh on a CPU takes about seven times as long as its sigmoid. The other form is right to one unit in the
+    last place of 1, as sums of order 1 are anyway.
+    """
+    if value.device.type != "cpu" or value.numel() < _FEW_ELEMENTS:
+        return torch.tanh(value, out=out)
+    torch.add(value, value, out=out).sigmoid_()
+    return torch.add(_MINUS_ONE, out, alpha=2, out=out)
 
 
 @cache

@@ -11,11 +11,18 @@ Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size,
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-MODE = "LSTM"
+from recurrl.recurrent.cells import tanh_into
+
 GATES = 4
 STATES = ("_h", "_c")
+RECURRENT = True
+TORCH = nn.LSTM
+APART = 0
+DIRECT = False
+# i = σ(−∞) = 0 and f = σ(∞) = 1, exactly so in every floating format: c' = c.
+HOLD = (-1e4, 1e4, 0.0, 0.0)
 
 
 def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -26,56 +33,62 @@ def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ..
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def forward_views(x_gates_PG: Tensor, gates_PG: Tensor, extra_PH: Tensor) -> tuple[Tensor, ...]:
-    """Gates will hold (i, f, g, o), extra tanh c'."""
+def forward_views(gates_PG: Tensor, apart_PA: Tensor) -> tuple[Tensor, ...]:
+    """Gates will hold (i, f, g, o)."""
     i, f, g, o = gates_PG.chunk(4, -1)
-    return x_gates_PG, gates_PG, gates_PG[:, : 2 * i.shape[-1]], i, f, g, o, extra_PH
+    return gates_PG[:, : 2 * i.shape[-1]], i, f, g, o
 
 
 def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]) -> None:
     """The same in given memory."""
-    x_gates, gates, i_f, i, f, g, o, tanh_c = views
+    i_f, i, f, g, o = views
     out_h, out_c = out_states_BH
-    gates.add_(x_gates)
     i_f.sigmoid_()
-    g.tanh_()
+    tanh_into(g, g)
     o.sigmoid_()
     torch.mul(f, states_BH[1], out=out_c).addcmul_(i, g)
-    torch.tanh(out_c, out=tanh_c)
-    torch.mul(o, tanh_c, out=out_h)
+    tanh_into(out_c, out_h).mul_(o)
 
 
-def derivatives(gates_PG: Tensor, extra_PH: Tensor, states_PH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """``(∂c'/∂(i, f, g), ∂h'/∂o, ∂h'/∂c', ∂c'/∂c)``, the derivatives by gates being by their projections."""
+def derivatives(
+    gates_PG: Tensor, apart_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """``(∂c'/∂(i, f, g), ∂h'/∂o)``, ``∂h'/∂c'``, ``∂c'/∂c``, the derivatives by gates being by their projections."""
     i, f, g, o = gates_PG.chunk(4, -1)
-    tanh_c, (_, c) = extra_PH, states_PH
-    to_c = torch.stack((g * i * (1 - i), c * f * (1 - f), i * (1 - g * g)), 1)
-    return to_c, tanh_c * o * (1 - o), o * (1 - tanh_c * tanh_c), f
+    tanh_c = tanh_into(left_PH[1], torch.empty_like(left_PH[1]))
+    factors = torch.empty_like(gates_PG)
+    to_i, to_f, to_g, to_o = factors.chunk(4, -1)
+    torch.mul(g, i, out=to_i)
+    to_i.addcmul_(to_i, i, value=-1)
+    torch.mul(entered_PH[1], f, out=to_f)
+    to_f.addcmul_(to_f, f, value=-1)
+    torch.mul(i, g, out=to_g)
+    torch.addcmul(i, to_g, g, value=-1, out=to_g)
+    torch.mul(tanh_c, o, out=to_o)
+    h_by_c = torch.addcmul(o, to_o, tanh_c, value=-1)
+    to_o.addcmul_(to_o, o, value=-1)
+    return factors.unflatten(-1, (4, -1)), h_by_c, f
 
 
-def backward_step(
-    grad_states_BH: tuple[Tensor, ...], derivatives: tuple[Tensor, ...], out: Tensor | None
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
-    """i, f and g act through c', o through h'. The incoming h has no path but its projection."""
-    (grad_h, grad_c), (to_c, to_o, h_by_c, f) = grad_states_BH, derivatives
-    grad_c = torch.addcmul(grad_c, grad_h, h_by_c)
-    grad_gates = torch.cat((grad_c.unsqueeze(1) * to_c, (grad_h * to_o).unsqueeze(1)), 1, out=out)
-    return grad_gates, None, (grad_c * f,)
+def backward_views(factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """i, f and g act through c', o through h'."""
+    gates, h_by_c, f = factors
+    return gates[:, :3], gates[:, 3], h_by_c, f
 
 
-def input_gradient(grad_gates_PG: Tensor, grad_output_PH: Tensor, derivatives: tuple[Tensor, ...]) -> Tensor:
-    """The two projections are added, so they have one gradient."""
-    return grad_gates_PG
+def backward_step(views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> None:
+    """The incoming h has no path but its projection."""
+    (grad_h, grad_c), (through_c, through_h, h_by_c, f) = grads_BH, views
+    grad_c.addcmul_(grad_h, h_by_c)
+    torch.mul(grad_c.unsqueeze(1), through_c, out=through_c)
+    through_h.mul_(grad_h)
+    grad_c.mul_(f)
 
 
 def fused(
-    x: Tensor, batch_sizes: Tensor | None, states_BH: tuple[Tensor, ...], weights: list[Tensor], train: bool
+    x_BTI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """``torch.lstm`` over a padded ``[B, T, I]`` batch, or over packed data when its ``batch_sizes`` are given."""
+    """``torch.lstm``."""
     states = [state.unsqueeze(0) for state in states_BH]
-    has_biases = len(weights) == 4
-    if batch_sizes is None:
-        output, h, c = torch.lstm(x, states, weights, has_biases, 1, 0.0, train, False, True)
-    else:
-        output, h, c = torch.lstm(x, batch_sizes, states, weights, has_biases, 1, 0.0, train, False)
+    output, h, c = torch.lstm(x_BTI, states, weights, has_biases, 1, 0.0, train, False, True)
     return output, (h[0], c[0])

@@ -15,7 +15,7 @@ _REASON = (
 )
 
 
-def supports(cell: Cell, options: Options, device: torch.device) -> str | None:
+def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Nothing, so far."""
     return _REASON
 

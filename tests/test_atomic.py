@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from recurrl.tracking.atomic import atomic_write
+from recurrl.atomic import atomic_write
 
 
 def test_readers_see_the_old_contents_until_the_block_ends(tmp_path):

@@ -1,0 +1,187 @@
+"""What ``backend=auto`` chooses: the fastest of the backends that can, measured on the user's own data.
+
+Each module measures once for each shape it meets, on that batch, and the answer is kept in a file, so that the next
+process chooses the same without measuring.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurrl.atomic import atomic_write
+from recurrl.recurrent.backends import LayerWeights, Options, candidates, load_backend
+from recurrl.recurrent.cells import Cell
+from recurrl.recurrent.layer import Parameters, state_sizes, weights_of
+from recurrl.recurrent.segments import Segments
+
+CACHE_VARIABLE = "RECURRL_CACHE_DIR"
+_REPETITIONS = 5
+# A later candidate must beat an earlier one by this much, so that noise does not make two runs differ.
+_MARGIN = 0.9
+
+_log = logging.getLogger(__name__)
+
+
+class Chooser:
+    """Remembers one module's choices, so that an ordinary call asks for nothing that is on the device."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[tuple[Any, ...], str] = {}
+
+    def choose(
+        self, cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options
+    ) -> str:
+        """The backend to run this batch by.
+
+        Raises:
+            ValueError: no backend can do what is asked on this device.
+        """
+        if torch.compiler.is_compiling():
+            return "scan"
+        if in_transform():
+            return "reference"
+        shape = (x_BTI.shape, x_BTI.dtype, x_BTI.device, torch.is_grad_enabled(), torch.get_num_threads(), options)
+        found = self._chosen.get(shape)
+        if found is None:
+            found = self._chosen[shape] = _choose(cell, parameters, x_BTI, segments, options)
+        return found
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func``, such as ``vmap``, runs: inside, no value of a tensor can be read."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options) -> str:
+    names = candidates(cell, options, x_BTI.device)
+    if len(names) == 1:
+        return names[0]
+    rows, steps = x_BTI.shape[:2]
+    per_row = len(segments.packing.starts_N) / rows
+    key = "|".join(
+        str(part)
+        for part in (
+            cell.__name__.rpartition(".")[2],
+            "x".join(str(_power_of_two(size)) for size in (rows, steps)),
+            f"{x_BTI.shape[2]}x{parameters.hidden_size}x{parameters.proj_size}",
+            f"{_power_of_two(per_row)} segments",
+            str(x_BTI.dtype),
+            "training" if torch.is_grad_enabled() else "inference",
+            *(options.recompute, options.precision, options.compute_dtype, options.fused),
+            *_machine(x_BTI.device),
+            ",".join(names),
+        )
+    )
+    path = cache_file()
+    known = _read(path)
+    if key not in known:
+        weights = weights_of(cell, parameters, 0, 0)
+        sizes = state_sizes(cell, parameters)
+        known[key] = _measure(names, cell, x_BTI, segments, weights, sizes, options)
+        _write(path, known)
+    times: dict[str, float] = known[key]
+    chosen = names[0]
+    for name in names[1:]:
+        if times[name] < _MARGIN * times[chosen]:
+            chosen = name
+    measured = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in times.items())
+    _log.info(
+        "backend auto is %s for %d rows of %d steps, %.1f segments a row, %d features, %d hidden: %s a layer (%s)",
+        *(chosen, rows, steps, per_row, x_BTI.shape[2], parameters.hidden_size, measured, path),
+    )
+    return chosen
+
+
+def _power_of_two(size: float) -> int:
+    return int(2 ** round(math.log2(size)))
+
+
+def _machine(device: torch.device) -> tuple[str, ...]:
+    if device.type == "cuda":
+        return (f"torch {torch.__version__}", torch.cuda.get_device_name(device))
+    return (f"torch {torch.__version__}", platform.processor() or platform.machine(), f"{torch.get_num_threads()} threads")
+
+
+def _measure(
+    names: list[str],
+    cell: Cell,
+    x_BTI: Tensor,
+    segments: Segments,
+    weights: LayerWeights,
+    sizes: list[int],
+    options: Options,
+) -> dict[str, float]:
+    """Seconds that one layer takes by each backend, forward and, where gradients are wanted, backward."""
+    runs = {name: _run(name, cell, x_BTI, segments, weights, sizes, options) for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for repetition in range(_REPETITIONS + 1):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            if x_BTI.is_cuda:
+                torch.cuda.synchronize(x_BTI.device)
+            if repetition > 0:
+                times[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _run(
+    name: str,
+    cell: Cell,
+    x_BTI: Tensor,
+    segments: Segments,
+    weights: LayerWeights,
+    sizes: list[int],
+    options: Options,
+) -> Callable[[], None]:
+    train = torch.is_grad_enabled()
+    x = x_BTI.detach().requires_grad_(train)
+    own = LayerWeights(*(None if w is None else w.detach().requires_grad_(train) for w in weights))
+    stored = tuple(x.new_zeros(()).expand(*x.shape[:2], size) for size in sizes)
+    sequence = load_backend(name).sequence
+
+    def run() -> None:
+        output, _ = sequence(cell, x, segments, stored, own, options)
+        if train:
+            torch.autograd.grad(output, [x, *own.present()], torch.ones_like(output))
+
+    return run
+
+
+def cache_file() -> Path:
+    """Where the measurements are kept: in ``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``."""
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given) / "backends.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrl" / "backends.json"
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        known: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} holds no measurements of backends ({error}). Delete it.") from error
+    return known
+
+
+def _write(path: Path, known: dict[str, dict[str, float]]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            json.dump(known, file, indent=1, sort_keys=True)
+    except OSError as error:
+        _log.info("backend auto measures again in the next process: %s", error)

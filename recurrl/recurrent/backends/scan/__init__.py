@@ -1,0 +1,65 @@
+"""A scan over time: hand-written backward in eager mode, hoptorch's scan under ``torch.compile``.
+
+In eager mode the segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`), so that serial
+depth is the longest segment, nothing is padded, and the stored states are read at segment starts alone.
+
+Under ``torch.compile`` nothing may depend on the data's values: the scan walks all T steps and selects the stored state
+where a segment starts. A flat batch of slices is there one row of B·T steps; give it its time dimension back.
+
+Cells that have a parallel form use it in both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.recurrent import precision
+from recurrl.recurrent.backends import LayerWeights, Options
+from recurrl.recurrent.backends.scan import packed, traced
+from recurrl.recurrent.cells import Cell, HandWritten, ParallelInTime
+from recurrl.recurrent.segments import Segments
+
+
+def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
+    """The scan runs every cell on every device; its recomputation is that of whole chunks of steps."""
+    if options.recompute == "chunk":
+        return (
+            "recompute=chunk is not possible with backend=scan, whose recompute=full keeps the states at every √T-th "
+            "step already. Choose recompute=full."
+        )
+    if options.recompute != "none" and isinstance(cell, ParallelInTime):
+        return (
+            f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
+            "has no steps to run again. Choose recompute=none."
+        )
+    return precision.refusal_by_torch("scan", options.precision, options.compute_dtype, device)
+
+
+def prepare(cell: Cell, device: torch.device) -> None:
+    """Makes the layer ready for ``torch.compile``, which cannot do that while it traces."""
+    if isinstance(cell, HandWritten):
+        traced.prepare(device)
+
+
+def sequence(
+    cell: Cell,
+    x_BTI: Tensor,
+    segments: Segments,
+    stored_states_BTX: tuple[Tensor, ...],
+    weights: LayerWeights,
+    options: Options,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One layer by a scan over its steps."""
+    if isinstance(cell, ParallelInTime):
+        x_gates_BTG = functional.linear(x_BTI, weights.w_ih, weights.b_ih)
+        states_BTH = cell.parallel(x_gates_BTG, segments.starts_BT, stored_states_BTX)
+        return states_BTH[0], tuple(segments.only_ends(state) for state in states_BTH)
+    if torch.compiler.is_compiling():
+        return traced.run(cell, x_BTI, segments, stored_states_BTX, weights)
+    packing = segments.packing
+    entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
+    run = packed.run_in_chunks if options.recompute == "full" else packed.run
+    output_PO, last_NX = run(cell, packing.pack(x_BTI), packing.batch_sizes, entering_NX, weights)
+    return packing.unpack(output_PO), tuple(packing.at_ends(state) for state in last_NX)

@@ -1,0 +1,155 @@
+"""One layer by hoptorch's scan over all T steps of the rows, which ``torch.compile`` takes whole.
+
+Shape legend: B rows, T steps, I input size, H hidden size, O output size (H, or that of the projection), K gates, G gate
+rows (K × H), P steps of all rows (T·B, time first), X any of these sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hoptorch import scan
+from hoptorch.scan import ensure_scan_backward, scan_unavailable_reason
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.recurrent.backends import LayerWeights, step
+from recurrl.recurrent.cells import Cell, HandWritten
+from recurrl.recurrent.segments import Segments
+
+
+def prepare(device: torch.device) -> None:
+    """Checks hoptorch's scan on ``device``; it must run in eager mode once before ``torch.compile`` traces a scan.
+
+    Raises:
+        RuntimeError: hoptorch cannot provide a scan with a right backward here.
+    """
+    if not ensure_scan_backward(device):
+        raise RuntimeError(f"backend=scan cannot be compiled on {device}: {scan_unavailable_reason(device)}.")
+
+
+def run(
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states_BTX: tuple[Tensor, ...], weights: LayerWeights
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The outputs ``[B, T, O]``, and each state at the last step of every segment, zero elsewhere.
+
+    Raises:
+        ValueError: the cell has no hand-written derivative.
+    """
+    if not isinstance(cell, HandWritten):
+        raise ValueError(
+            "backend=scan under torch.compile is not possible for a cell without a hand-written derivative: torch's "
+            "own derivative of a scan is not right for parameters that the step uses. Choose backend=reference, which "
+            "the compiler unrolls, or run without torch.compile."
+        )
+    x_gates_TBG = functional.linear(x_BTI, weights.w_ih, weights.b_ih).transpose(0, 1).contiguous()
+    starts_TB1 = segments.starts_BT.t().unsqueeze(-1).contiguous()
+    stored_TBX = tuple(stored.transpose(0, 1).contiguous() for stored in stored_states_BTX)
+    states_TBX: tuple[Tensor, ...] = _TracedScan.apply(  # type: ignore[no-untyped-call]
+        cell, x_gates_TBG, starts_TB1, weights.w_hh, weights.b_hh, weights.w_hr, *stored_TBX
+    )
+    states_BTX = tuple(state.transpose(0, 1) for state in states_TBX)
+    return states_BTX[0], tuple(segments.only_ends(state) for state in states_BTX)
+
+
+class _TracedScan(torch.autograd.Function):
+    """Every state after every step, by a scan forward in time, and a scan backward in time for the gradients.
+
+    torch's own derivative of a scan is not used: it gives wrong gradients for parameters that the step closes over
+    (pytorch issue 184528).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cell: Any,
+        x_gates_TBG: Tensor,
+        starts_TB1: Tensor,
+        w_hh: Tensor,
+        b_hh: Tensor | None,
+        w_hr: Tensor | None,
+        *stored_TBX: Tensor,
+    ) -> tuple[Tensor, ...]:
+        weights = LayerWeights(x_gates_TBG, w_hh, None, b_hh, w_hr)  # the first is not used: it has acted already
+
+        def forward_in_time(
+            carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            x_gates, start, *stored = inputs
+            entering = tuple(torch.where(start, s, c) for s, c in zip(stored, carry, strict=True))
+            states = step(cell, weights, x_gates, entering)
+            return states, tuple(state.clone() for state in states)
+
+        initial = tuple(stored[0].clone() for stored in stored_TBX)
+        _, states_TBX = scan(forward_in_time, initial, (x_gates_TBG, starts_TB1, *stored_TBX))
+        ctx.cell, ctx.states = cell, len(stored_TBX)
+        ctx.save_for_backward(x_gates_TBG, starts_TB1, w_hh, b_hh, w_hr, *stored_TBX, *states_TBX)
+        return tuple(states_TBX)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_states_TBX: Tensor) -> tuple[Any, ...]:
+        cell = ctx.cell
+        x_gates_TBG, starts_TB1, w_hh, b_hh, w_hr, *rest = ctx.saved_tensors
+        stored_TBX, states_TBX = rest[: ctx.states], rest[ctx.states :]
+        entered_TBX = [
+            torch.where(starts_TB1, stored, torch.cat((stored[:1], states[:-1])))
+            for stored, states in zip(stored_TBX, states_TBX, strict=True)
+        ]
+        rows = x_gates_TBG.shape[1]
+        entered_PX = tuple(entered.flatten(0, 1) for entered in entered_TBX)
+        factors_P, left_PH = _factors(cell, x_gates_TBG.flatten(0, 1), entered_PX, w_hh, b_hh)
+
+        def backward_in_time(
+            carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            start, *given = inputs
+            output_grads = given[: ctx.states]
+            factors = tuple(factor.clone() for factor in given[ctx.states :])
+            grads = tuple(grad + c for grad, c in zip(output_grads, carry, strict=True))
+            grad_output = grads[0].clone()
+            if w_hr is not None:
+                grads = (grads[0] @ w_hr, *grads[1:])
+            cell.backward_step(cell.backward_views(factors), grads)
+            through_projection = factors[0].flatten(1) @ w_hh
+            entering = (grads[0] + through_projection if cell.DIRECT else through_projection, *grads[1:])
+            # At a start the gradient goes to the stored state, and none further back.
+            onward = tuple(torch.where(start, 0.0, grad) for grad in entering)
+            mutated = factors[: 1 + (cell.APART > 0)]
+            return onward, (grad_output, *(value.clone() for value in (*mutated, *entering)))
+
+        initial = tuple(torch.zeros_like(grad[0]) for grad in grad_states_TBX)
+        factors_TB = tuple(factor.unflatten(0, (-1, rows)) for factor in factors_P)
+        inputs = tuple(value.flip(0) for value in (starts_TB1, *grad_states_TBX, *factors_TB))
+        _, results = scan(backward_in_time, initial, inputs)
+        grad_output_PO, grad_gates_PKH, *others = (value.flip(0).flatten(0, 1) for value in results)
+        grad_gates_PG = grad_x_PG = grad_gates_PKH.flatten(1)
+        if cell.APART:
+            grad_apart_PA, *others = others
+            grad_x_PG = torch.cat((grad_gates_PG[:, : -grad_apart_PA.shape[1]], grad_apart_PA), 1)
+        grad_stored = (torch.where(starts_TB1, grad.unflatten(0, (-1, rows)), 0.0) for grad in others)
+        return (
+            None,
+            grad_x_PG.unflatten(0, (-1, rows)),
+            None,
+            grad_gates_PG.t() @ entered_PX[0],
+            None if b_hh is None else grad_gates_PG.sum(0),
+            None if w_hr is None else grad_output_PO.t() @ left_PH[0],
+            *grad_stored,
+        )
+
+
+def _factors(
+    cell: Any, x_gates_PG: Tensor, entered_PX: tuple[Tensor, ...], w_hh: Tensor, b_hh: Tensor | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """``cell.derivatives``, and the states before any projection, from the states that entered the steps: every step
+    at once, as if rows.
+    """
+    h_gates_PG = functional.linear(entered_PX[0], w_hh, b_hh)
+    hidden = x_gates_PG.shape[1] // cell.GATES
+    together = x_gates_PG.shape[1] - cell.APART * hidden
+    gates_PG = torch.cat((x_gates_PG[:, :together] + h_gates_PG[:, :together], h_gates_PG[:, together:]), 1)
+    apart_PA = x_gates_PG[:, together:].clone()
+    left_PH = tuple(x_gates_PG.new_empty(x_gates_PG.shape[0], hidden) for _ in entered_PX)
+    cell.forward_step(cell.forward_views(gates_PG, apart_PA), entered_PX, left_PH)
+    return cell.derivatives(gates_PG, apart_PA, entered_PX, left_PH), left_PH

@@ -1,0 +1,48 @@
+"""The recurrence ``h[t] = a[t] · h[t−1] + b[t]`` without a loop over time.
+
+Shape legend: B rows, T steps, H features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def linear_recurrence(a_BTH: Tensor, b_BTH: Tensor) -> Tensor:
+    """``h[t] = a[t] · h[t−1] + b[t]`` with ``h[−1] = 0``, for all t, ``[B, T, H]``.
+
+    By doubling (Hillis and Steele 1986): ⌈log₂ T⌉ passes over all steps, each of which composes pairs of steps twice as
+    far apart as the one before. Differentiable as often as wanted: the gradient is the same recurrence backwards in
+    time.
+    """
+    return _LinearRecurrence.apply(a_BTH, b_BTH)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LinearRecurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        h = _by_doubling(a, b)
+        ctx.save_for_backward(a, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, h = ctx.saved_tensors
+        a_after = functional.pad(a[:, 1:], (0, 0, 0, 1))
+        grad_b = linear_recurrence(a_after.flip(1), grad.flip(1)).flip(1)
+        return grad_b * functional.pad(h[:, :-1], (0, 0, 1, 0)), grad_b
+
+
+def _by_doubling(a: Tensor, b: Tensor) -> Tensor:
+    distance = 1
+    while distance < b.shape[1]:
+        earlier_a = functional.pad(a[:, :-distance], (0, 0, distance, 0))
+        earlier_b = functional.pad(b[:, :-distance], (0, 0, distance, 0))
+        b = torch.addcmul(b, a, earlier_b)
+        a = a * earlier_a
+        distance *= 2
+    return b

@@ -1,0 +1,217 @@
+"""torch's recurrent modules in plain Python, which ``torch.vmap`` and ``torch.compile`` take.
+
+Constructors, parameters and results are those of ``torchrl.modules``' classes of the same names.
+
+Shape legend: B rows, T steps, I input size, H hidden size, O output size, L layers, D directions, X size of a state.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurrl.recurrent.backends import LayerWeights, Options, step
+from recurrl.recurrent.cells import Cell, load_cell
+from recurrl.recurrent.layer import directions, run_sequence, run_step, state_sizes
+from recurrl.recurrent.segments import Segments
+
+
+class _PythonRNN(nn.RNNBase):
+    """Several layers over whole rows. ``forward`` is that of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
+
+    cell: Cell
+
+    def _init(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        use_scan: bool,
+    ) -> None:
+        super().__init__(
+            type(self).__name__,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            proj_size=proj_size,
+            device=device,
+            dtype=dtype,
+        )
+        self.use_scan = use_scan
+
+    def _run(
+        self, x: Tensor, states_LBX: tuple[Tensor, ...] | None, mask: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        name = type(self).__name__
+        if x.dim() != 3:
+            raise ValueError(f"{name}: Expected input to be 3D, got {x.dim()}D instead")
+        if not self.batch_first:
+            x = x.transpose(0, 1)
+            mask = None if mask is None else mask.transpose(0, 1)
+        rows, steps, _ = x.shape
+        if states_LBX is None:
+            count = self.num_layers * directions(self)
+            states_LBX = tuple(x.new_zeros(count, rows, size) for size in state_sizes(self.cell, self))
+        states_BLX = tuple(states.transpose(0, 1) for states in states_LBX)
+        no_reset = torch.zeros(rows, steps, dtype=torch.bool, device=x.device)
+        if mask is None:
+            stored = tuple(states.unsqueeze(1).expand(-1, steps, -1, -1) for states in states_BLX)
+            backend = "scan" if self.use_scan else "reference"
+            segments = Segments.from_is_init(no_reset)
+            output, ends = run_sequence(backend, self.cell, self, x, segments, stored, Options())
+            states_BLX = tuple(end[:, -1] for end in ends)
+        elif self.bidirectional:
+            raise ValueError(f"{name} takes no mask when it is bidirectional. Leave the mask out, or one direction.")
+        else:
+            outputs = []
+            for t in range(steps):
+                y, new = run_step(self.cell, self, x[:, t], no_reset[:, t], states_BLX)
+                running = mask[:, t, None, None]
+                states_BLX = tuple(torch.where(running, n, old) for n, old in zip(new, states_BLX, strict=True))
+                outputs.append(torch.where(mask[:, t, None], y, 0.0))
+            output = torch.stack(outputs, 1)
+        if not self.batch_first:
+            output = output.transpose(0, 1)
+        return output, tuple(states.transpose(0, 1) for states in states_BLX)
+
+
+class GRU(_PythonRNN):
+    """As ``nn.GRU``, in Python.
+
+    Args:
+        input_size: features of the input, I.
+        hidden_size: features of the state, H.
+        num_layers: layers, L.
+        bias: whether the layers have biases.
+        batch_first: ``[B, T, I]`` rather than ``[T, B, I]``. Default: True.
+        dropout: probability of dropout between layers, in training mode.
+        bidirectional: whether each layer runs in both directions, D = 2.
+        device: where the parameters live.
+        dtype: of the parameters.
+        use_scan: run by the ``scan`` backend rather than a plain loop.
+    """
+
+    cell = load_cell("gru")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        use_scan: bool = False,
+    ) -> None:
+        self._init(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype, use_scan
+        )
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, hx: Tensor | None = None, mask: Tensor | None = None  # noqa: A002
+    ) -> tuple[Tensor, Tensor]:
+        """The output ``[B, T, D·O]`` and the last states ``[L·D, B, X]``.
+
+        Args:
+            input: ``[B, T, I]``.
+            hx: the initial states; zero if None.
+            mask: ``[B, T]``; where False the states stay as they are and the output is zero.
+
+        Raises:
+            ValueError: the input has no batch dimension.
+        """
+        output, states = self._run(input, None if hx is None else (hx,), mask)
+        return output, states[0]
+
+
+class LSTM(_PythonRNN):
+    """As ``nn.LSTM``, in Python. Arguments as :class:`GRU`'s, in TorchRL's order; ``proj_size`` projects the output."""
+
+    cell = load_cell("lstm")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        batch_first: bool = True,
+        bias: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        use_scan: bool = False,
+    ) -> None:
+        self._init(
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            proj_size,
+            device,
+            dtype,
+            use_scan,
+        )
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Tensor,  # noqa: A002
+        hx: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """As :meth:`GRU.forward`, with the pair of states (h, c)."""
+        output, (h, c) = self._run(input, hx, mask)
+        return output, (h, c)
+
+
+class GRUCell(nn.GRUCell):
+    """As ``nn.GRUCell``, in Python."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:  # noqa: A002
+        """The state ``[B, H]`` after one step from ``hx``, zero if None. A missing batch dimension stays away."""
+        return _cell_step("gru", self, input, None if hx is None else (hx,))[0]
+
+
+class LSTMCell(nn.LSTMCell):
+    """As ``nn.LSTMCell``, in Python."""
+
+    def forward(
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None  # noqa: A002
+    ) -> tuple[Tensor, Tensor]:
+        """The states (h, c), ``[B, H]`` each, after one step from ``hx``. A missing batch dimension stays away."""
+        h, c = _cell_step("lstm", self, input, hx)
+        return h, c
+
+
+def _cell_step(
+    name: str, parameters: nn.RNNCellBase, x: Tensor, states: tuple[Tensor, ...] | None
+) -> tuple[Tensor, ...]:
+    cell = load_cell(name)
+    for value, what in ((x, "input"), *((state, f"hx[{k}]") for k, state in enumerate(states or ()))):
+        if value.dim() not in (1, 2):
+            raise ValueError(
+                f"{type(parameters).__name__}: Expected {what} to be 1D or 2D, got {value.dim()}D instead"
+            )
+    if states is None:
+        states = tuple(x.new_zeros(*x.shape[:-1], parameters.hidden_size) for _ in cell.STATES)
+    weights = LayerWeights(parameters.weight_ih, parameters.weight_hh, parameters.bias_ih, parameters.bias_hh)
+    return step(cell, weights, functional.linear(x, weights.w_ih, weights.b_ih), states)
