@@ -402,8 +402,8 @@ def _check_device(config: TrainConfig) -> None:
 
 def _check_recurrence(config: TrainConfig) -> None:
     device = torch.device(config.device)
-    reason = matmul_precision.refusal(config.precision.name, device)
-    if reason is None and config.cell.name != NO_CELL:
+    reason = None
+    if config.cell.name != NO_CELL:
         options = Options(recompute=config.recompute.name, precision=config.precision.name)
         reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
     if reason is not None:

@@ -49,7 +49,6 @@ def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], repor
     learner, episodes = Learner(config, policy), EpisodeStatistics()
     if config.resume:
         report.frames = checkpoint.load(checkpoint.find(Path(config.resume)), learner, episodes)
-    report.backend = backend_of(policy)
     logger.info(describe(config, policy))
 
     with ExitStack() as stack:
@@ -67,6 +66,7 @@ def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], repor
                 batch = next(batches)
             with report.timing("learn"):
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
+            report.backend = backend_in_use(policy)
             episodes.update(batch)
             metrics |= report.iteration(config.frames_per_batch) | episodes.metrics()
             if is_due(config, report.frames, config.evaluation.every_frames):
@@ -113,19 +113,19 @@ def make_policy_for(config: TrainConfig) -> ActorCritic:
         env.close()
 
 
-def backend_of(policy: ActorCritic) -> str | None:
-    """The recurrent backend that runs; None for a policy without a cell."""
+def backend_in_use(policy: ActorCritic) -> str | None:
+    """The recurrent backend that ran last; None for a policy without a cell."""
     modules = recurrent_modules(policy)
-    return modules[0].resolved_backend() if modules else None
+    return modules[0].backend_in_use if modules else None
 
 
 def describe(config: TrainConfig, policy: ActorCritic) -> str:
-    """One line on what is about to run, and on what ``auto`` chose."""
+    """One line on what is about to run."""
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
-        chosen = " (chosen by auto)" if config.backend.name == "auto" else ""
-        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {backend_of(policy)}{chosen}"
+        measures = " (measures on the first batch)" if config.backend.name == "auto" else ""
+        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{measures}"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}; {parameters:,} parameters; "
         f"{config.iterations} iterations of {config.frames_per_batch} frames"

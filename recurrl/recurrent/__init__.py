@@ -5,7 +5,13 @@ Stands alone: plain arguments, no configuration, no training code.
 
 from torchrl.modules import recurrent_mode, set_recurrent_mode
 
-from recurrl.recurrent.module import GRUModule, LSTMModule, RecurrentModule, canonicalize_rnn_subset
+from recurrl.recurrent.module import (
+    GRUModule,
+    LSTMModule,
+    RecurrentModule,
+    canonicalize_rnn_subset,
+    prepare_for_compile,
+)
 from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
 from recurrl.recurrent.rnn import GRU, LSTM, GRUCell, LSTMCell
 
@@ -19,6 +25,7 @@ __all__ = [
     "RecurrentModule",
     "canonicalize_rnn_subset",
     "get_recurrent_matmul_precision",
+    "prepare_for_compile",
     "recurrent_mode",
     "set_recurrent_matmul_precision",
     "set_recurrent_mode",

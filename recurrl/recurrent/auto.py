@@ -40,9 +40,7 @@ class Chooser:
     def __init__(self) -> None:
         self._chosen: dict[tuple[Any, ...], str] = {}
 
-    def choose(
-        self, cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options
-    ) -> str:
+    def choose(self, cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options) -> str:
         """The backend to run this batch by.
 
         Raises:
@@ -111,7 +109,11 @@ def _power_of_two(size: float) -> int:
 def _machine(device: torch.device) -> tuple[str, ...]:
     if device.type == "cuda":
         return (f"torch {torch.__version__}", torch.cuda.get_device_name(device))
-    return (f"torch {torch.__version__}", platform.processor() or platform.machine(), f"{torch.get_num_threads()} threads")
+    return (
+        f"torch {torch.__version__}",
+        platform.processor() or platform.machine(),
+        f"{torch.get_num_threads()} threads",
+    )
 
 
 def _measure(
@@ -148,7 +150,7 @@ def _run(
 ) -> Callable[[], None]:
     train = torch.is_grad_enabled()
     x = x_BTI.detach().requires_grad_(train)
-    own = LayerWeights(*(None if w is None else w.detach().requires_grad_(train) for w in weights))
+    own = LayerWeights._make(None if w is None else w.detach().requires_grad_(train) for w in weights)
     stored = tuple(x.new_zeros(()).expand(*x.shape[:2], size) for size in sizes)
     sequence = load_backend(name).sequence
 
@@ -161,7 +163,7 @@ def _run(
 
 
 def cache_file() -> Path:
-    """Where the measurements are kept: in ``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``."""
+    """The file of measurements, in ``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given) / "backends.json"

@@ -7,6 +7,8 @@ projection), L layers, D directions, X size of a state.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +18,22 @@ from recurrl.recurrent.backends import LayerWeights, Options, load_backend, step
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
 
-Parameters = nn.Module
-"""The parameters of a stack of layers, named and shaped as in ``nn.GRU`` and ``nn.LSTM``, with their attributes."""
+
+class Parameters(Protocol):
+    """The parameters of a stack of layers, named and shaped as in ``nn.GRU`` and ``nn.LSTM``."""
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    bias: bool
+    dropout: float
+    bidirectional: bool
+    proj_size: int
+    training: bool
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each with its name."""
+        ...
 
 
 class Stack(nn.Module):
@@ -63,14 +79,17 @@ class Stack(nn.Module):
 def weights_of(cell: Cell, parameters: Parameters, layer: int, direction: int) -> LayerWeights:
     """The parameters of one layer in one direction (1 is backwards)."""
     suffix = _suffix(layer, direction)
-    has = {
-        "weight_ih": True,
-        "weight_hh": cell.RECURRENT,
-        "bias_ih": parameters.bias,
-        "bias_hh": parameters.bias and cell.RECURRENT,
-        "weight_hr": parameters.proj_size > 0,
-    }
-    return LayerWeights(*(getattr(parameters, name + suffix) if there else None for name, there in has.items()))
+
+    def get(name: str, there: bool) -> Tensor | None:
+        return getattr(parameters, name + suffix) if there else None
+
+    return LayerWeights(
+        getattr(parameters, "weight_ih" + suffix),
+        get("weight_hh", cell.RECURRENT),
+        get("bias_ih", parameters.bias),
+        get("bias_hh", parameters.bias and cell.RECURRENT),
+        get("weight_hr", parameters.proj_size > 0),
+    )
 
 
 def _suffix(layer: int, direction: int) -> str:

@@ -19,7 +19,7 @@ def linear_recurrence(a_BTH: Tensor, b_BTH: Tensor) -> Tensor:
     far apart as the one before. Differentiable as often as wanted: the gradient is the same recurrence backwards in
     time.
     """
-    return _LinearRecurrence.apply(a_BTH, b_BTH)  # type: ignore[no-any-return, no-untyped-call]
+    return _LinearRecurrence.apply(a_BTH, b_BTH)  # type: ignore[no-untyped-call]
 
 
 class _LinearRecurrence(torch.autograd.Function):

@@ -2,8 +2,8 @@
 
 The one file of the package that knows tensordict and torchrl.
 
-Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions, X size
-of a state.
+Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions, X
+size of a state.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
 from recurrl.recurrent import auto, backends, precision, rnn
-from recurrl.recurrent.backends import Options
-from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.backends import Options, scan
+from recurrl.recurrent.cells import Cell, load_cell
 from recurrl.recurrent.layer import Parameters, Stack, directions, run_sequence, run_step, state_sizes
 from recurrl.recurrent.segments import Segments
 
@@ -95,7 +95,6 @@ class RecurrentModule(TensorDictModuleBase):
         default_recurrent_mode: bool | None = None,
     ) -> None:
         super().__init__()
-        self.cell = load_cell(cell)
         self.cell_name = cell
         sizes = {
             "input_size": input_size,
@@ -115,18 +114,23 @@ class RecurrentModule(TensorDictModuleBase):
                     f"{self._name} needs input_size and hidden_size, or a torch module to wrap. Got "
                     f"input_size={input_size} and hidden_size={hidden_size}."
                 )
-            layers = self._make_layers(sizes, proj_size, python_based, device)
+            layers = self._make_layers(sizes, proj_size, device)
         elif input_size is not None or hidden_size is not None:
             raise ValueError(f"{self._name} takes sizes or a {cell} to wrap, not both: the {cell} has its own sizes.")
         else:
             layers = wrapped
         self.add_module(cell, layers)
+        self.python_based = python_based or isinstance(wrapped, (rnn.GRU, rnn.LSTM))
         self.in_keys, self.out_keys = self._checked_keys(in_key, in_keys, out_key, out_keys)
         self.default_recurrent_mode = default_recurrent_mode
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = recurrent_recompute
         self.recurrent_matmul_precision = recurrent_matmul_precision
+        # Loaded here, because torch.compile cannot import while it traces.
+        backends.load_backend("scan" if recurrent_backend == backends.AUTO else recurrent_backend)
+        if recurrent_backend == "scan":
+            prepare_for_compile(next(layers.parameters()).device)
         self.backend_in_use: str | None = None
         """The backend that ran last; None before the first call in sequence mode."""
         self._auto = auto.Chooser()
@@ -145,17 +149,14 @@ class RecurrentModule(TensorDictModuleBase):
     def _name(self) -> str:
         return type(self).__name__
 
-    def _make_layers(
-        self, sizes: dict[str, Any], proj_size: int, python_based: bool, device: torch.device | str | None
-    ) -> nn.Module:
+    def _make_layers(self, sizes: dict[str, Any], proj_size: int, device: torch.device | str | None) -> nn.Module:
         if self.cell.TORCH is None:
             if proj_size:
                 raise ValueError(f"proj_size={proj_size} is not possible for cell {self.cell_name!r}. Leave it at 0.")
             return Stack(self.cell, **sizes, device=device)
-        # nn.GRU would accept proj_size and then complain about it in its own words.
-        projected = {"proj_size": proj_size} if proj_size else {}
-        made = _PYTHON[self.cell_name] if python_based else self.cell.TORCH
-        return cast(nn.Module, made(**sizes, **projected, batch_first=True, device=device))
+        projected: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
+        # Not torch's own module, even where its kernels are to run: the compiler does not take one.
+        return _PYTHON[self.cell_name](**sizes, **projected, batch_first=True, device=device)
 
     def _checked_keys(
         self,
@@ -180,6 +181,11 @@ class RecurrentModule(TensorDictModuleBase):
         return read, written
 
     @property
+    def cell(self) -> Cell:
+        """The cell's maths. (Looked up by name, because a Python module cannot be copied or sent to a process.)"""
+        return load_cell(self.cell_name)
+
+    @property
     def layers(self) -> Parameters:
         """The submodule that holds the parameters."""
         return cast(Parameters, self._modules[self.cell_name])
@@ -192,7 +198,7 @@ class RecurrentModule(TensorDictModuleBase):
             precision=self.recurrent_matmul_precision,
             compute_dtype=self.recurrent_compute_dtype,
             proj_size=self.layers.proj_size,
-            fused=self.cell.TORCH is not None and isinstance(self.layers, self.cell.TORCH),
+            fused=not self.python_based,
         )
 
     @property
@@ -211,34 +217,41 @@ class RecurrentModule(TensorDictModuleBase):
         raise RuntimeError("recurrent_mode cannot be set on a module. Use the context manager set_recurrent_mode.")
 
     def make_python_based(self) -> RecurrentModule:
-        """Exchanges the submodule for the one in plain Python, with the same parameters. Returns the module.
+        """Gives up torch's fused kernels; the submodule becomes one in plain Python, with the same parameters.
+
+        Returns the module.
 
         Raises:
             ValueError: the cell is in plain Python already and has no other form.
         """
-        return self._exchange(_PYTHON.get(self.cell_name))
+        self._exchange(_PYTHON.get(self.cell_name))
+        self.python_based = True
+        return self
 
     def make_cudnn_based(self) -> RecurrentModule:
-        """Exchanges the submodule for torch's own, with the same parameters. Returns the module.
+        """Allows torch's fused kernels; the submodule becomes torch's own, with the same parameters.
+
+        Returns the module. ``torch.compile`` does not take torch's own submodules; ``make_python_based`` takes it back.
 
         Raises:
             ValueError: torch has no such module.
         """
-        return self._exchange(self.cell.TORCH)
+        self._exchange(self.cell.TORCH)
+        self.python_based = False
+        return self
 
-    def _exchange(self, made: type[nn.RNNBase] | None) -> RecurrentModule:
+    def _exchange(self, made: type[nn.RNNBase] | None) -> None:
         old = self.layers
         if made is None:
             raise ValueError(f"Cell {self.cell_name!r} has one form only, ours: torch has no module of it.")
         if isinstance(old, made):
-            return self
+            return
         names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
         arguments = {name: getattr(old, name) for name in (*names, *(["proj_size"] if old.proj_size else []))}
         new = made(**arguments, device="meta")
         for name, parameter in old.named_parameters():
             setattr(new, name, parameter)
         setattr(self, self.cell_name, new.train(old.training))
-        return self
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The transform that gives an environment the recurrent states: specs, and zeros at resets.
@@ -271,7 +284,7 @@ class RecurrentModule(TensorDictModuleBase):
         """
         return canonicalize_rnn_subset(data, [self], inplace=inplace)
 
-    @dispatch
+    @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Runs one step, or a sequence, and writes the output and the new states.
 
@@ -307,7 +320,7 @@ class RecurrentModule(TensorDictModuleBase):
                 "into its hand-written derivative. Choose backend=reference, or backend=pad with python_based=True."
             )
         elif not torch.compiler.is_compiling():
-            self._refuse_if(backends.refusal(name, self.cell, options, x_BTI.device))
+            self._refuse_if(backends.refusal_now(name, self.cell, options, x_BTI.device))
         self.backend_in_use = name
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
 
@@ -316,7 +329,7 @@ class RecurrentModule(TensorDictModuleBase):
         # Under autocast the layers before may have written a shorter format than that of the weights, in which the
         # layer computes.
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
-            return x.to(next(self.layers.parameters()).dtype)
+            return x.to(next(self.layers.named_parameters())[1].dtype)
         return x
 
     def _needed(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
@@ -400,6 +413,17 @@ class LSTMModule(RecurrentModule):
 
 
 _PYTHON: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
+
+
+def prepare_for_compile(device: torch.device | str) -> None:
+    """Makes modules with ``recurrent_backend="auto"`` ready for ``torch.compile`` on ``device``; takes about a second.
+
+    Modules constructed with ``recurrent_backend="scan"`` are ready.
+
+    Raises:
+        RuntimeError: this version of torch cannot compile a scan there.
+    """
+    scan.prepare(torch.device(device))
 
 
 def canonicalize_rnn_subset(

@@ -71,14 +71,8 @@ def resolve(mode: str, device: torch.device) -> str:
     return PRESETS[mode] if _has_tensor_cores(device) else "ieee"
 
 
-def refusal_by_torch(
-    backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device | None
-) -> str | None:
-    """For a backend whose products are torch's own: None when ``mode`` can be honoured, else why not.
-
-    torch's products follow settings of the process, which the backward pass reads too. So they can only be checked,
-    not chosen for one layer.
-    """
+def refusal_by_torch(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device | None) -> str | None:
+    """For a backend whose products are torch's own: None when ``mode`` can be honoured on ``device``, else why not."""
     if compute_dtype not in (torch.float32, torch.float64):
         return (
             f"recurrent_compute_dtype={compute_dtype} is not possible with backend={backend}, which computes in the "
@@ -91,12 +85,18 @@ def refusal_by_torch(
         return f"precision={mode} is not possible with backend={backend}: it needs backend=triton, on a GPU."
     if concrete == "tf32" and device is not None and device.type == "cpu":
         return f"precision={mode} needs a GPU, and device={device} has no such format. Choose precision=ieee."
-    if device is not None and device.type == "cuda":
-        return _disagreement(backend, concrete)
     return None
 
 
-def _disagreement(backend: str, concrete: str) -> str | None:
+def disagreement(backend: str, mode: str, device: torch.device) -> str | None:
+    """For a backend whose products are torch's own: None when torch is set to ``mode`` now, else what to do.
+
+    torch's products on a GPU follow settings of the process, which the backward pass reads too. So they can only be
+    checked, not chosen for one layer.
+    """
+    if mode == AUTO or device.type != "cuda":
+        return None
+    concrete = resolve(mode, device)
     wanted = concrete == "tf32"
     if torch.backends.cuda.matmul.allow_tf32 == wanted and torch.backends.cudnn.allow_tf32 == wanted:
         return None

@@ -5,6 +5,8 @@ Constructors, parameters and results are those of ``torchrl.modules``' classes o
 Shape legend: B rows, T steps, I input size, H hidden size, O output size, L layers, D directions, X size of a state.
 """
 
+# ruff: noqa: A002 (torch calls the argument `input`, and so does everybody who calls torch)
+
 from __future__ import annotations
 
 import torch
@@ -122,8 +124,11 @@ class GRU(_PythonRNN):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype, use_scan
         )
 
-    def forward(  # type: ignore[override]
-        self, input: Tensor, hx: Tensor | None = None, mask: Tensor | None = None  # noqa: A002
+    def forward(
+        self,
+        input: Tensor,
+        hx: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The output ``[B, T, D·O]`` and the last states ``[L·D, B, X]``.
 
@@ -172,9 +177,9 @@ class LSTM(_PythonRNN):
             use_scan,
         )
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
-        input: Tensor,  # noqa: A002
+        input: Tensor,
         hx: tuple[Tensor, Tensor] | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -186,7 +191,7 @@ class LSTM(_PythonRNN):
 class GRUCell(nn.GRUCell):
     """As ``nn.GRUCell``, in Python."""
 
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """The state ``[B, H]`` after one step from ``hx``, zero if None. A missing batch dimension stays away."""
         return _cell_step("gru", self, input, None if hx is None else (hx,))[0]
 
@@ -195,7 +200,9 @@ class LSTMCell(nn.LSTMCell):
     """As ``nn.LSTMCell``, in Python."""
 
     def forward(
-        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None  # noqa: A002
+        self,
+        input: Tensor,
+        hx: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The states (h, c), ``[B, H]`` each, after one step from ``hx``. A missing batch dimension stays away."""
         h, c = _cell_step("lstm", self, input, hx)
@@ -208,9 +215,7 @@ def _cell_step(
     cell = load_cell(name)
     for value, what in ((x, "input"), *((state, f"hx[{k}]") for k, state in enumerate(states or ()))):
         if value.dim() not in (1, 2):
-            raise ValueError(
-                f"{type(parameters).__name__}: Expected {what} to be 1D or 2D, got {value.dim()}D instead"
-            )
+            raise ValueError(f"{type(parameters).__name__}: Expected {what} to be 1D or 2D, got {value.dim()}D instead")
     if states is None:
         states = tuple(x.new_zeros(*x.shape[:-1], parameters.hidden_size) for _ in cell.STATES)
     weights = LayerWeights(parameters.weight_ih, parameters.weight_hh, parameters.bias_ih, parameters.bias_hh)

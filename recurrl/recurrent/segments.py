@@ -170,7 +170,7 @@ def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     (That of plain indexing adds each row to memory of zeros, which a permutation does not need.) ``index`` may name a
     row several times if the gradient is zero at all of them but the one in ``inverse``.
     """
-    return _Permuted.apply(values, index, inverse)  # type: ignore[no-any-return, no-untyped-call]
+    return _Permuted.apply(values, index, inverse)  # type: ignore[no-untyped-call]
 
 
 class _Permuted(torch.autograd.Function):

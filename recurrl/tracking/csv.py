@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from recurrl.atomic import atomic_write
 from recurrl.errors import ConfigError
 from recurrl.tracking import FRAMES
-from recurrl.atomic import atomic_write
 
 if TYPE_CHECKING:
     from recurrl.config import TrainConfig

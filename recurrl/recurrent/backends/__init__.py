@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recurrl.recurrent import precision
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
 
@@ -61,6 +62,9 @@ class Options:
 class Backend(Protocol):
     """The interface of a kernel."""
 
+    OWN_PRODUCTS: bool
+    """Whether its matrix products take their precision from the options, rather than from torch's settings."""
+
     supports: Callable[[Cell, Options, torch.device | None], str | None]
     """None when the backend can do what is asked on that device, else a sentence: why not, and what to choose. Without
     a device: whether it could on any.
@@ -89,16 +93,21 @@ def backend_names() -> tuple[str, ...]:
     return (AUTO, *sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
-@cache
+# Not functools.cache, which torch.compile does not see through.
+_loaded: dict[str, Backend] = {}
+
+
 def load_backend(name: str) -> Backend:
     """The backend called ``name`` (not ``auto``, which is a choice among them).
 
     Raises:
         ValueError: there is no such backend.
     """
-    if name not in backend_names() or name == AUTO:
-        raise ValueError(f"There is no recurrent_backend {name!r}. Choose one of: {', '.join(backend_names())}.")
-    return cast(Backend, importlib.import_module(f"{__name__}.{name}"))
+    if name not in _loaded:
+        if name not in backend_names() or name == AUTO:
+            raise ValueError(f"There is no recurrent_backend {name!r}. Choose one of: {', '.join(backend_names())}.")
+        _loaded[name] = cast(Backend, importlib.import_module(f"{__name__}.{name}"))
+    return _loaded[name]
 
 
 def refusal(name: str, cell: Cell, options: Options, device: torch.device | None) -> str | None:
@@ -111,15 +120,24 @@ def refusal(name: str, cell: Cell, options: Options, device: torch.device | None
     return None if None in reasons else reasons[0]
 
 
+def refusal_now(name: str, cell: Cell, options: Options, device: torch.device) -> str | None:
+    """As :func:`refusal`, for a backend by name, with torch as it is set now."""
+    reason = refusal(name, cell, options, device)
+    if reason is None and not load_backend(name).OWN_PRODUCTS:
+        reason = precision.disagreement(name, options.precision, device)
+    return reason
+
+
 def candidates(cell: Cell, options: Options, device: torch.device) -> list[str]:
     """The backends that ``auto`` may choose from, the one to prefer first.
 
     Raises:
         ValueError: none can do what is asked.
     """
-    found = [name for name in _candidates(device) if load_backend(name).supports(cell, options, device) is None]
+    reasons = {name: refusal_now(name, cell, options, device) for name in _candidates(device)}
+    found = [name for name, reason in reasons.items() if reason is None]
     if not found:
-        raise ValueError(cast(str, refusal(AUTO, cell, options, device)))
+        raise ValueError(" ".join(filter(None, reasons.values())))
     return found
 
 

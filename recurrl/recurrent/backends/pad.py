@@ -21,8 +21,10 @@ from torch.nn import functional
 
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import LayerWeights, Options, step
-from recurrl.recurrent.cells import Cell, Fused
+from recurrl.recurrent.cells import Cell, is_fused
 from recurrl.recurrent.segments import Packing, Segments, permuted
+
+OWN_PRODUCTS = False
 
 # What one more block costs, a call of the kernel, in steps of one segment. Measured with oneDNN, where 100 to 200 do.
 _BLOCK = 150
@@ -30,7 +32,7 @@ _BLOCK = 150
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Torch's kernels keep a backward workspace of their own, so they can recompute nothing."""
-    if options.fused and not isinstance(cell, Fused):
+    if options.fused and not is_fused(cell):
         return "backend=pad is not possible for this cell, which torch has no fused kernel for. Choose backend=scan."
     if options.recompute != "none":
         return (
@@ -52,15 +54,17 @@ def sequence(
     packing = segments.packing
     entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
     if not segments.any_reset:
-        output_BTX, last_BX = _run(cell, x_BTI, entering_NX, weights, options)
-        return output_BTX, tuple(packing.at_ends(state) for state in last_BX)
+        output_TBX, last_BX = _run(cell, x_BTI.transpose(0, 1), entering_NX, weights, options)
+        return output_TBX.transpose(0, 1), tuple(packing.at_ends(state) for state in last_BX)
     blocks, positions_Q, padded_Q, inverse_P = _layout(packing)
     x_Q = permuted(x_BTI.flatten(0, 1), positions_Q, inverse_P)
-    hold = cell.HOLD if isinstance(cell, Fused) else None
+    hold = cell.HOLD if is_fused(cell) else None
     if hold is not None:
         # One more input, set where a segment is padded, keeps the states that the kernel returns as they are.
         x_Q = torch.cat((x_Q, padded_Q.to(x_Q.dtype).unsqueeze(1)), 1)
-        column_G = torch.tensor(hold, dtype=x_Q.dtype, device=x_Q.device).repeat_interleave(len(weights.w_ih) // len(hold))
+        column_G = torch.tensor(hold, dtype=x_Q.dtype, device=x_Q.device).repeat_interleave(
+            len(weights.w_ih) // len(hold)
+        )
         weights = weights._replace(w_ih=torch.cat((weights.w_ih, column_G.unsqueeze(1)), 1))
     outputs: list[Tensor] = []
     ended: list[tuple[Tensor, ...]] = []
@@ -69,8 +73,8 @@ def sequence(
     for (_, steps, size), x, rest in zip(
         blocks, x_Q.split_with_sizes([steps * size for _, steps, size in blocks]), going_on, strict=True
     ):
-        output, last = _run(cell, x.unflatten(0, (size, steps)), states, weights, options)
-        outputs.append(output.reshape(size * steps, -1))
+        output, last = _run(cell, x.unflatten(0, (steps, size)), states, weights, options)
+        outputs.append(output.flatten(0, 1))
         ended.append(tuple(state[rest:] for state in last[1:]))
         states = tuple(state[:rest].contiguous() for state in last)
     output_PX = _Collected.apply(torch.cat(outputs), positions_Q, padded_Q, inverse_P)  # type: ignore[no-untyped-call]
@@ -80,17 +84,17 @@ def sequence(
 
 
 def _run(
-    cell: Cell, x_BTI: Tensor, states_BX: tuple[Tensor, ...], weights: LayerWeights, options: Options
+    cell: Cell, x_TBI: Tensor, states_BX: tuple[Tensor, ...], weights: LayerWeights, options: Options
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs and last states of rows without a reset, by the fused kernel or, if it is not wanted, by a loop."""
-    if options.fused and isinstance(cell, Fused):
+    if options.fused and is_fused(cell):
         has_biases = weights.b_ih is not None
-        return cell.fused(x_BTI, states_BX, weights.present(), has_biases, torch.is_grad_enabled())
+        return cell.fused(x_TBI, states_BX, weights.present(), has_biases, torch.is_grad_enabled())
     outputs = []
-    for x_gates_BG in functional.linear(x_BTI, weights.w_ih, weights.b_ih).unbind(1):
+    for x_gates_BG in functional.linear(x_TBI, weights.w_ih, weights.b_ih):
         states_BX = step(cell, weights, x_gates_BG, states_BX)
         outputs.append(states_BX[0])
-    return torch.stack(outputs, 1), states_BX
+    return torch.stack(outputs), states_BX
 
 
 def _blocks(batch_sizes: list[int]) -> list[tuple[int, int, int]]:
@@ -125,9 +129,9 @@ def _layout(packing: Packing) -> tuple[list[tuple[int, int, int]], Tensor, Tenso
     blocks = _blocks(packing.batch_sizes)
     positions, beyond = [], []
     for first, steps, size in blocks:
-        offset_1T = torch.arange(first, first + steps, device=packing.starts_N.device)[None, :]
-        wanted = packing.starts_N[:size, None] + offset_1T
-        last = packing.ends_N[:size, None]
+        offset_T1 = torch.arange(first, first + steps, device=packing.starts_N.device)[:, None]
+        wanted = packing.starts_N[:size] + offset_T1
+        last = packing.ends_N[:size]
         positions.append(torch.minimum(wanted, last).flatten())
         beyond.append((wanted > last).flatten())
     positions_Q, padded_Q = torch.cat(positions), torch.cat(beyond)

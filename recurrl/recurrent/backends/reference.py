@@ -17,6 +17,8 @@ from recurrl.recurrent.backends import LayerWeights, Options, step
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
 
+OWN_PRODUCTS = False
+
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """The loop runs every cell everywhere; it has no recomputation and no precision of its own."""
@@ -42,7 +44,8 @@ def sequence(
     for t in range(x_BTI.shape[1]):
         start_B1 = segments.starts_BT[:, t, None]
         entering_BX = tuple(
-            torch.where(start_B1, stored[:, t], state) for stored, state in zip(stored_states_BTX, states_BX, strict=True)
+            torch.where(start_B1, stored[:, t], state)
+            for stored, state in zip(stored_states_BTX, states_BX, strict=True)
         )
         x_gates_BG = functional.linear(x_BTI[:, t], weights.w_ih, weights.b_ih)
         states_BX = step(cell, weights, x_gates_BG, entering_BX)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from functools import cache
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ class Cell(Protocol):
     The input projection ``x @ w_ihᵀ + b_ih`` and the recurrent projection ``h @ w_hhᵀ + b_hh`` are the same for every
     cell and are computed by the backends; a cell says what happens between the two.
     """
+
+    __name__: str
+    """That of the module."""
 
     GATES: int
     """Rows of each weight matrix, in units of the hidden size."""
@@ -44,7 +48,6 @@ class Cell(Protocol):
         ...
 
 
-@runtime_checkable
 class HandWritten(Protocol):
     """A cell whose step and derivative are also written in place, for loops that autograd does not see.
 
@@ -103,7 +106,6 @@ class HandWritten(Protocol):
         ...
 
 
-@runtime_checkable
 class Fused(Protocol):
     """A cell that torch has a fused kernel for."""
 
@@ -113,19 +115,43 @@ class Fused(Protocol):
     """
 
     def fused(
-        self, x_BTI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
+        self, x_TBI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The whole layer by torch's kernel: outputs ``[B, T, H]`` and the states ``[B, H]`` after the last step."""
+        """The whole layer by torch's kernel, time first: outputs ``[T, B, H]`` and the states ``[B, H]`` after the last step."""
         ...
 
 
-@runtime_checkable
 class ParallelInTime(Protocol):
     """A cell whose states after all steps can be computed without going through them one by one."""
 
     def parallel(self, x_gates_BTG: Tensor, starts_BT: Tensor, stored_BTH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Every state after every step, ``[B, T, H]``; where ``starts`` is set the stored state enters."""
         ...
+
+
+# Asked by name, not by isinstance, which torch.compile does not see through for protocols.
+def is_hand_written(cell: object) -> TypeGuard[HandWritten]:
+    """Whether the cell has a step and a derivative in place."""
+    return hasattr(cell, "backward_step")
+
+
+def is_fused(cell: object) -> TypeGuard[Fused]:
+    """Whether torch has a fused kernel for the cell."""
+    return hasattr(cell, "fused")
+
+
+def is_parallel_in_time(cell: object) -> TypeGuard[ParallelInTime]:
+    """Whether the cell has a parallel form."""
+    return hasattr(cell, "parallel")
+
+
+def into(out: Tensor, operation: Callable[..., Tensor], *arguments: Tensor, **others: float) -> Tensor:
+    """``operation(*arguments)`` written to ``out``, which may be a view with gaps: torch.compile refuses those as
+    ``out=``.
+    """
+    if torch.compiler.is_compiling():
+        return out.copy_(operation(*arguments, **others))
+    return operation(*arguments, **others, out=out)
 
 
 # Below, tanh itself is faster than the three operations of its other form.
@@ -139,8 +165,8 @@ def tanh_into(value: Tensor, out: Tensor) -> Tensor:
     torch's tanh on a CPU takes about seven times as long as its sigmoid. The other form is right to one unit in the
     last place of 1, as sums of order 1 are anyway.
     """
-    if value.device.type != "cpu" or value.numel() < _FEW_ELEMENTS:
-        return torch.tanh(value, out=out)
+    if value.device.type != "cpu" or value.numel() < _FEW_ELEMENTS or torch.compiler.is_compiling():
+        return into(out, torch.tanh, value)
     torch.add(value, value, out=out).sigmoid_()
     return torch.add(_MINUS_ONE, out, alpha=2, out=out)
 
@@ -151,13 +177,18 @@ def cell_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
-@cache
+# Not functools.cache, which torch.compile does not see through.
+_loaded: dict[str, Cell] = {}
+
+
 def load_cell(name: str) -> Cell:
     """The cell called ``name``.
 
     Raises:
         ValueError: there is no such cell.
     """
-    if name not in cell_names():
-        raise ValueError(f"There is no cell {name!r}. Choose one of: {', '.join(cell_names())}.")
-    return cast(Cell, importlib.import_module(f"{__name__}.{name}"))
+    if name not in _loaded:
+        if name not in cell_names():
+            raise ValueError(f"There is no cell {name!r}. Choose one of: {', '.join(cell_names())}.")
+        _loaded[name] = cast(Cell, importlib.import_module(f"{__name__}.{name}"))
+    return _loaded[name]

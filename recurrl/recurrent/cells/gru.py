@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.cells import tanh_into
+from recurrl.recurrent.cells import into, tanh_into
 
 GATES = 3
 STATES = ("",)
@@ -46,7 +46,7 @@ def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_s
     rz, r, z, h_n, n = views
     rz.sigmoid_()
     tanh_into(n.addcmul_(r, h_n), n)
-    torch.lerp(n, states_BH[0], z, out=out_states_BH[0])
+    into(out_states_BH[0], torch.lerp, n, states_BH[0], z)
 
 
 def derivatives(
@@ -59,10 +59,10 @@ def derivatives(
     f_r, f_z, f_h = factors.chunk(3, -1)
     f_n = torch.addcmul(torch.ones((), dtype=n.dtype, device=n.device), n, n, value=-1)
     f_n.addcmul_(f_n, z, value=-1)
-    torch.mul(f_n, r, out=f_h)
-    torch.mul(f_h, h_n, out=f_r)
+    into(f_h, torch.mul, f_n, r)
+    into(f_r, torch.mul, f_h, h_n)
     f_r.addcmul_(f_r, r, value=-1)
-    torch.sub(h, n, out=f_z).mul_(z)
+    into(f_z, torch.sub, h, n).mul_(z)
     f_z.addcmul_(f_z, z, value=-1)
     return factors.unflatten(-1, (3, -1)), f_n, z
 
@@ -75,14 +75,14 @@ def backward_views(factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def backward_step(views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> None:
     """All gradients are the output's times a factor."""
     (grad,), (gates, x_n, z) = grads_BH, views
-    torch.mul(grad.unsqueeze(1), gates, out=gates)
+    gates.mul_(grad.unsqueeze(1))
     x_n.mul_(grad)
     grad.mul_(z)
 
 
 def fused(
-    x_BTI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
+    x_TBI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """``torch.gru``."""
-    output, h = torch.gru(x_BTI, states_BH[0].unsqueeze(0), weights, has_biases, 1, 0.0, train, False, True)
+    output, h = torch.gru(x_TBI, states_BH[0].unsqueeze(0), weights, has_biases, 1, 0.0, train, False, False)
     return output, (h[0],)

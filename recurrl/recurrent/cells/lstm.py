@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.cells import tanh_into
+from recurrl.recurrent.cells import into, tanh_into
 
 GATES = 4
 STATES = ("_h", "_c")
@@ -46,7 +46,7 @@ def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_s
     i_f.sigmoid_()
     tanh_into(g, g)
     o.sigmoid_()
-    torch.mul(f, states_BH[1], out=out_c).addcmul_(i, g)
+    into(out_c, torch.mul, f, states_BH[1]).addcmul_(i, g)
     tanh_into(out_c, out_h).mul_(o)
 
 
@@ -58,13 +58,12 @@ def derivatives(
     tanh_c = tanh_into(left_PH[1], torch.empty_like(left_PH[1]))
     factors = torch.empty_like(gates_PG)
     to_i, to_f, to_g, to_o = factors.chunk(4, -1)
-    torch.mul(g, i, out=to_i)
+    into(to_i, torch.mul, g, i)
     to_i.addcmul_(to_i, i, value=-1)
-    torch.mul(entered_PH[1], f, out=to_f)
+    into(to_f, torch.mul, entered_PH[1], f)
     to_f.addcmul_(to_f, f, value=-1)
-    torch.mul(i, g, out=to_g)
-    torch.addcmul(i, to_g, g, value=-1, out=to_g)
-    torch.mul(tanh_c, o, out=to_o)
+    into(to_g, torch.mul, i, g).mul_(g).neg_().add_(i)
+    into(to_o, torch.mul, tanh_c, o)
     h_by_c = torch.addcmul(o, to_o, tanh_c, value=-1)
     to_o.addcmul_(to_o, o, value=-1)
     return factors.unflatten(-1, (4, -1)), h_by_c, f
@@ -80,15 +79,15 @@ def backward_step(views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> No
     """The incoming h has no path but its projection."""
     (grad_h, grad_c), (through_c, through_h, h_by_c, f) = grads_BH, views
     grad_c.addcmul_(grad_h, h_by_c)
-    torch.mul(grad_c.unsqueeze(1), through_c, out=through_c)
+    through_c.mul_(grad_c.unsqueeze(1))
     through_h.mul_(grad_h)
     grad_c.mul_(f)
 
 
 def fused(
-    x_BTI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
+    x_TBI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """``torch.lstm``."""
     states = [state.unsqueeze(0) for state in states_BH]
-    output, h, c = torch.lstm(x_BTI, states, weights, has_biases, 1, 0.0, train, False, True)
+    output, h, c = torch.lstm(x_TBI, states, weights, has_biases, 1, 0.0, train, False, False)
     return output, (h[0], c[0])

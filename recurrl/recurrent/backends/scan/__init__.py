@@ -18,8 +18,10 @@ from torch.nn import functional
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import LayerWeights, Options
 from recurrl.recurrent.backends.scan import packed, traced
-from recurrl.recurrent.cells import Cell, HandWritten, ParallelInTime
+from recurrl.recurrent.cells import Cell, is_parallel_in_time
 from recurrl.recurrent.segments import Segments
+
+OWN_PRODUCTS = False
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
@@ -29,7 +31,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             "recompute=chunk is not possible with backend=scan, whose recompute=full keeps the states at every √T-th "
             "step already. Choose recompute=full."
         )
-    if options.recompute != "none" and isinstance(cell, ParallelInTime):
+    if options.recompute != "none" and is_parallel_in_time(cell):
         return (
             f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
             "has no steps to run again. Choose recompute=none."
@@ -37,10 +39,9 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     return precision.refusal_by_torch("scan", options.precision, options.compute_dtype, device)
 
 
-def prepare(cell: Cell, device: torch.device) -> None:
-    """Makes the layer ready for ``torch.compile``, which cannot do that while it traces."""
-    if isinstance(cell, HandWritten):
-        traced.prepare(device)
+def prepare(device: torch.device) -> None:
+    """Makes ``torch.compile`` able to take the scan on ``device``; see :func:`traced.prepare`."""
+    traced.prepare(device)
 
 
 def sequence(
@@ -52,7 +53,7 @@ def sequence(
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer by a scan over its steps."""
-    if isinstance(cell, ParallelInTime):
+    if is_parallel_in_time(cell):
         x_gates_BTG = functional.linear(x_BTI, weights.w_ih, weights.b_ih)
         states_BTH = cell.parallel(x_gates_BTG, segments.starts_BT, stored_states_BTX)
         return states_BTH[0], tuple(segments.only_ends(state) for state in states_BTH)

@@ -20,14 +20,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from recurrl.recurrent.backends import LayerWeights, step
-from recurrl.recurrent.cells import Cell, HandWritten
+from recurrl.recurrent.cells import Cell, HandWritten, is_hand_written
 
 
 def run(
     cell: Cell, x_PI: Tensor, batch_sizes: list[int], entering_NX: tuple[Tensor, ...], weights: LayerWeights
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The output ``[P, O]`` of every step, and each state ``[N, X]`` after each segment's last step."""
-    if not isinstance(cell, HandWritten):
+    if not is_hand_written(cell):
         return _by_autograd(cell, x_PI, batch_sizes, entering_NX, weights)
     output_PO, *last_NX = _PackedLayer.apply(  # type: ignore[no-untyped-call]
         cell, batch_sizes, x_PI, *weights, *entering_NX

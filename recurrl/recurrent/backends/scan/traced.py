@@ -1,7 +1,7 @@
 """One layer by hoptorch's scan over all T steps of the rows, which ``torch.compile`` takes whole.
 
-Shape legend: B rows, T steps, I input size, H hidden size, O output size (H, or that of the projection), K gates, G gate
-rows (K × H), P steps of all rows (T·B, time first), X any of these sizes.
+Shape legend: B rows, T steps, I input size, H hidden size, O output size (H, or that of the projection), K gates, G
+gate rows (K × H), P steps of all rows (T·B, time first), X any of these sizes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.backends import LayerWeights, step
-from recurrl.recurrent.cells import Cell, HandWritten
+from recurrl.recurrent.cells import Cell, is_hand_written
 from recurrl.recurrent.segments import Segments
 
 
 def prepare(device: torch.device) -> None:
-    """Checks hoptorch's scan on ``device``; it must run in eager mode once before ``torch.compile`` traces a scan.
+    """Checks hoptorch's scan on ``device``, in about a second; it must run once before ``torch.compile`` traces a scan.
 
     Raises:
-        RuntimeError: hoptorch cannot provide a scan with a right backward here.
+        RuntimeError: hoptorch cannot provide a right scan here.
     """
     if not ensure_scan_backward(device):
         raise RuntimeError(f"backend=scan cannot be compiled on {device}: {scan_unavailable_reason(device)}.")
@@ -36,8 +36,14 @@ def run(
 
     Raises:
         ValueError: the cell has no hand-written derivative.
+        RuntimeError: the scan has not been prepared.
     """
-    if not isinstance(cell, HandWritten):
+    if scan_unavailable_reason(x_BTI.device) is not None:
+        raise RuntimeError(
+            "backend=scan under torch.compile needs a check that cannot run while the compiler traces. Construct the "
+            "module with recurrent_backend='scan', or call recurrl.recurrent.prepare_for_compile(device) first."
+        )
+    if not is_hand_written(cell):
         raise ValueError(
             "backend=scan under torch.compile is not possible for a cell without a hand-written derivative: torch's "
             "own derivative of a scan is not right for parameters that the step uses. Choose backend=reference, which "

@@ -1,0 +1,219 @@
+"""The recurrent layer beside TorchRL's and torch's own: times and memory, forward and backward.
+
+One run interleaves all of them on the same data. Plain torch cannot reset in mid-sequence: it runs without resets, as
+the measure of what resets cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.modules import GRUModule as TorchRLGRU
+from torchrl.modules import LSTMModule as TorchRLLSTM
+
+from recurrl.benchmark.measuring import Run, interleaved, machine, peak_memory
+from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
+
+SHAPES = "8x128x64x64,32x64x64x128,256x32x64x128,64x128x64x256"
+PLAIN = {"gru": nn.GRU, "lstm": nn.LSTM}
+THEIRS = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}
+OURS = {"gru": GRUModule, "lstm": LSTMModule}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: a cell, a shape, resets a row, and what was measured by each implementation."""
+
+    cell: str
+    shape: tuple[int, int, int, int]
+    resets: float
+    seconds: dict[str, float]
+    megabytes: dict[str, float | None]
+    chosen: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``benchmark.py layer``."""
+    parser.add_argument("--cells", default="gru,lstm", help="default: %(default)s")
+    parser.add_argument("--shapes", default=SHAPES, help="rows x steps x inputs x hidden; default: %(default)s")
+    parser.add_argument("--resets", default="4", help="resets a row, random; several: 0,4,16. Default: %(default)s")
+    parser.add_argument("--backends", default="auto,pad,scan", help="of ours; default: %(default)s")
+    parser.add_argument("--peers", default="pad,scan", help="TorchRL's backends; default: %(default)s")
+    parser.add_argument("--repetitions", type=int, default=9, help="counted ones; default: %(default)s")
+    parser.add_argument("--threads", type=int, default=2, help="of torch on a CPU; default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="folder for layer.md and layer.png; default: the table is printed")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures and writes the table, and with ``--output`` the plot."""
+    torch.set_num_threads(arguments.threads)
+    device = torch.device(arguments.device)
+    cases = list(_cases(arguments, device))
+    by_distribution = {
+        cell: _by_distribution(cell, device, arguments.repetitions) for cell in arguments.cells.split(",")
+    }
+    by_size = {cell: _by_size(cell, device, arguments.repetitions) for cell in arguments.cells.split(",")}
+    text = "\n\n".join(
+        [
+            f"Measured on {machine(device)}.",
+            _table(cases),
+            _small_table("Resets, four a row (64 rows of 64 steps, 64 inputs, 128 hidden)", by_distribution),
+            _small_table("Frames (rows of 64 steps, four random resets, 64 inputs, 128 hidden)", by_size),
+        ]
+    )
+    sys.stdout.write(text + "\n")
+    if arguments.output is not None:
+        from recurrl.benchmark.layer_plot import plot
+
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / "layer.md").write_text(text + "\n", encoding="utf-8")
+        plot(cases, by_distribution, by_size, arguments.output / "layer.png")
+
+
+def _cases(arguments: argparse.Namespace, device: torch.device) -> Iterator[Case]:
+    for cell in arguments.cells.split(","):
+        for shape in arguments.shapes.split(","):
+            for resets in arguments.resets.split(","):
+                sizes = tuple(int(size) for size in shape.split("x"))
+                yield _case(cell, sizes, float(resets), arguments, device)
+
+
+def _case(
+    cell: str, shape: tuple[int, ...], resets: float, arguments: argparse.Namespace, device: torch.device
+) -> Case:
+    rows, steps, inputs, hidden = shape
+    torch.manual_seed(0)
+    x = torch.randn(rows, steps, inputs, device=device)
+    is_init = torch.rand(rows, steps, device=device) < resets / steps
+    runs: dict[str, Run] = {"plain torch": _plain(cell, x, hidden)}
+    keys: dict[str, Any] = {"in_key": "x", "out_key": "y", "device": device}
+    for backend in filter(None, arguments.peers.split(",")):
+        module = THEIRS[cell](inputs, hidden, recurrent_backend=backend, **keys)
+        runs[f"TorchRL {backend}"] = _module(module, x, is_init)
+    chosen = ""
+    for backend in arguments.backends.split(","):
+        ours = OURS[cell](inputs, hidden, recurrent_backend=backend, **keys)
+        runs[f"recurrl {backend}"] = run = _module(ours, x, is_init)
+        if backend == "auto":
+            run()
+            chosen = str(ours.backend_in_use)
+    seconds = interleaved(runs, arguments.repetitions, device)
+    megabytes = {name: peak_memory(run, device) for name, run in runs.items()}
+    return Case(cell, (rows, steps, inputs, hidden), resets, seconds, megabytes, chosen)
+
+
+def _plain(cell: str, x: Tensor, hidden: int) -> Run:
+    module = PLAIN[cell](x.shape[-1], hidden, batch_first=True, device=x.device)
+
+    def run() -> None:
+        module.zero_grad()
+        module(x.clone().requires_grad_())[0].sum().backward()
+
+    return run
+
+
+def _module(module: Any, x: Tensor, is_init: Tensor) -> Run:
+    specs = module.make_tensordict_primer().primers
+    states = {key: torch.zeros(*x.shape[:2], *specs[key].shape, device=x.device) for key in specs.keys(True, True)}
+
+    def run() -> None:
+        module.zero_grad()
+        data = TensorDict({"x": x.clone().requires_grad_(), "is_init": is_init.unsqueeze(-1), **states}, x.shape[:2])
+        with set_recurrent_mode(True):
+            module(data)["y"].sum().backward()
+
+    return run
+
+
+def _by_distribution(cell: str, device: torch.device, repetitions: int) -> dict[str, float]:
+    """Microseconds a frame, for as many resets laid out differently."""
+    x = torch.randn(64, 64, 64, device=device)
+    runs = {name: _ours(cell, x, marks.to(device)) for name, marks in distributions(64, 64).items()}
+    return {name: 1e6 * s / (64 * 64) for name, s in interleaved(runs, repetitions, device).items()}
+
+
+def distributions(rows: int, steps: int) -> dict[str, Tensor]:
+    """Reset marks ``[rows, steps]`` with four resets a row on average, in different places."""
+    made = {
+        name: torch.zeros(rows, steps, dtype=torch.bool) for name in ("even", "random", "bunched", "in half the rows")
+    }
+    generator = torch.Generator().manual_seed(0)
+    made["even"][:, [steps * k // 5 for k in range(1, 5)]] = True
+    made["bunched"][:, steps // 2 : steps // 2 + 4] = True
+    for row in range(rows):
+        made["random"][row, 1 + torch.randperm(steps - 1, generator=generator)[:4]] = True
+        if row % 2:
+            made["in half the rows"][row, 1 + torch.randperm(steps - 1, generator=generator)[:8]] = True
+    return made
+
+
+def _by_size(cell: str, device: torch.device, repetitions: int) -> dict[str, float]:
+    """Microseconds a frame, by number of frames."""
+    runs: dict[str, Callable[[], object]] = {}
+    for rows in (32, 64, 128, 256, 512):
+        x = torch.randn(rows, 64, 64, device=device)
+        runs[str(rows * 64)] = _ours(cell, x, distributions(rows, 64)["random"].to(device))
+    return {name: 1e6 * s / int(name) for name, s in interleaved(runs, repetitions, device).items()}
+
+
+def _ours(cell: str, x: Tensor, is_init: Tensor) -> Run:
+    return _module(OURS[cell](x.shape[-1], 128, in_key="x", out_key="y", device=x.device), x, is_init)
+
+
+def _table(cases: list[Case]) -> str:
+    """Milliseconds, peak MB, and ratios to plain torch and to TorchRL's best."""
+    names = list(cases[0].seconds)
+    lines = [
+        "Milliseconds forward and backward (peak MB). Ratios: time of `recurrl auto` over that of plain torch, which has "
+        "no resets; TorchRL's best time over `recurrl auto`'s; peak memory of `recurrl auto` over plain torch's.",
+        "",
+        f"| cell, rows × steps × inputs × hidden | resets a row | {' | '.join(names)} "
+        "| auto is | / plain | TorchRL / | memory |",
+        "|" + "---|" * (len(names) + 6),
+    ]
+    for case in cases:
+        figures = [_figure(case.seconds[name], case.megabytes[name]) for name in names]
+        shape = " × ".join(str(size) for size in case.shape)
+        lines.append(
+            f"| {case.cell} {shape} | {case.resets:g} | {' | '.join(figures)} | {case.chosen} | {_ratios(case)} |"
+        )
+    return "\n".join(lines)
+
+
+def _figure(seconds: float, megabytes: float | None) -> str:
+    return f"{1e3 * seconds:.1f}" + ("" if megabytes is None else f" ({megabytes:.0f})")
+
+
+def _ratios(case: Case) -> str:
+    ours = case.seconds.get("recurrl auto")
+    if ours is None:
+        return " |  | "
+    theirs = [seconds for name, seconds in case.seconds.items() if name.startswith("TorchRL")]
+    memory, plain = case.megabytes["recurrl auto"], case.megabytes["plain torch"]
+    return " | ".join(
+        (
+            f"{ours / case.seconds['plain torch']:.2f}",
+            f"{min(theirs) / ours:.1f}" if theirs else "",
+            f"{memory / plain:.2f}" if memory and plain else "",
+        )
+    )
+
+
+def _small_table(title: str, by_cell: dict[str, dict[str, float]]) -> str:
+    """Microseconds a frame by cell, and the largest over the smallest."""
+    columns = list(next(iter(by_cell.values())))
+    lines = [f"{title}: microseconds a frame", "", f"| cell | {' | '.join(columns)} | largest / smallest |"]
+    lines.append("|" + "---|" * (len(columns) + 2))
+    for cell, figures in by_cell.items():
+        spread = max(figures.values()) / min(figures.values())
+        lines.append(f"| {cell} | {' | '.join(f'{value:.2f}' for value in figures.values())} | {spread:.2f} |")
+    return "\n".join(lines)

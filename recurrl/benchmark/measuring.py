@@ -1,0 +1,74 @@
+"""How the benchmarks take times and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+Run = Callable[[], object]
+
+
+def interleaved(runs: Mapping[str, Run], repetitions: int, device: torch.device) -> dict[str, float]:
+    """The median seconds of each run.
+
+    The runs take turns, so that a machine that slows down slows all of them: compare ratios, not times. Each turn
+    begins with another run, because what ran before leaves the caches full. The first turn is a warm-up.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for repetition in range(repetitions + 1):
+        for position in range(len(names)):
+            name = names[(repetition + position) % len(names)]
+            begin = time.perf_counter()
+            runs[name]()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if repetition > 0:
+                times[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def peak_memory(run: Run, device: torch.device) -> float | None:
+    """The most MB that ``run`` holds beyond what is held before it; None on a CPU outside Linux, which cannot tell."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        allocated = torch.cuda.memory_allocated(device)
+        run()
+        return (torch.cuda.max_memory_allocated(device) - allocated) / 1e6
+    if platform.system() != "Linux":
+        return None
+    # Memory that the allocator keeps for later would hide what the run takes.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak, see proc(5)
+    before = _status("VmRSS")
+    run()
+    return (_status("VmHWM") - before) / 1e3
+
+
+def _status(field: str) -> float:
+    """A field of this process's status, in kB."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
+
+
+def machine(device: torch.device) -> str:
+    """The hardware and versions that figures belong to, in one line."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
