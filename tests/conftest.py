@@ -41,6 +41,14 @@ class Outcome(NamedTuple):
         return found[1].strip() if found else ""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _measurements_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the measurements of backends out of the user's cache, also those of subprocesses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECURRL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
     """Overrides of a run of two iterations that takes less than a second."""

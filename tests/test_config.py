@@ -475,11 +475,16 @@ def test_the_triton_backend_is_refused_while_it_has_no_kernels(refusal):
     )
 
 
-@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "bf16"])
-def test_a_reduced_precision_is_refused_on_a_cpu(refusal, precision):
-    assert refusal({"precision.name": precision}) == (
-        f"precision={precision} needs a GPU, and device=cpu has none of its formats. Choose precision=ieee."
-    )
+@pytest.mark.parametrize(
+    ("precision", "sentence"),
+    [
+        ("tf32", "precision=tf32 needs a GPU, and device=cpu has no such format. Choose precision=ieee."),
+        ("tf32x3", "precision=tf32x3 is not possible with backend=scan: it needs backend=triton, on a GPU."),
+        ("bf16", "precision=bf16 is not possible with backend=scan: it needs backend=triton, on a GPU."),
+    ],
+)
+def test_a_reduced_precision_is_refused_on_a_cpu(refusal, precision, sentence):
+    assert refusal({"precision.name": precision}) == sentence
 
 
 def test_a_cuda_device_is_refused_where_there_is_none(refused, monkeypatch):

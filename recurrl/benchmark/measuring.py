@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -18,14 +19,13 @@ Run = Callable[[], object]
 def interleaved(runs: Mapping[str, Run], repetitions: int, device: torch.device) -> dict[str, float]:
     """The median seconds of each run.
 
-    The runs take turns, so that a machine that slows down slows all of them: compare ratios, not times. Each turn
-    begins with another run, because what ran before leaves the caches full. The first turn is a warm-up.
+    The runs take turns, so that a machine that slows down slows all of them: compare ratios, not times. Each turn has
+    another order, because what ran before leaves its traces in the caches. The first turn is a warm-up.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
+    order = random.Random(0)
     for repetition in range(repetitions + 1):
-        for position in range(len(names)):
-            name = names[(repetition + position) % len(names)]
+        for name in order.sample(list(runs), len(runs)):
             begin = time.perf_counter()
             runs[name]()
             if device.type == "cuda":

@@ -24,7 +24,7 @@ from recurrl.atomic import atomic_write
 from recurrl.recurrent.backends import LayerWeights, Options, candidates, load_backend
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.layer import Parameters, state_sizes, weights_of
-from recurrl.recurrent.segments import Segments
+from recurrl.recurrent.segments import Segments, in_transform
 
 CACHE_VARIABLE = "RECURRL_CACHE_DIR"
 _REPETITIONS = 5
@@ -55,11 +55,6 @@ class Chooser:
         if found is None:
             found = self._chosen[shape] = _choose(cell, parameters, x_BTI, segments, options)
         return found
-
-
-def in_transform() -> bool:
-    """Whether a transform of ``torch.func``, such as ``vmap``, runs: inside, no value of a tensor can be read."""
-    return torch._C._functorch.maybe_current_level() is not None
 
 
 def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options) -> str:
@@ -173,7 +168,7 @@ def cache_file() -> Path:
 def _read(path: Path) -> dict[str, dict[str, float]]:
     try:
         known: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} holds no measurements of backends ({error}). Delete it.") from error

@@ -24,7 +24,7 @@ from recurrl.recurrent import auto, backends, precision, rnn
 from recurrl.recurrent.backends import Options, scan
 from recurrl.recurrent.cells import Cell, load_cell
 from recurrl.recurrent.layer import Parameters, Stack, directions, run_sequence, run_step, state_sizes
-from recurrl.recurrent.segments import Segments
+from recurrl.recurrent.segments import Segments, in_transform
 
 IS_INIT = "is_init"
 
@@ -150,9 +150,11 @@ class RecurrentModule(TensorDictModuleBase):
         return type(self).__name__
 
     def _make_layers(self, sizes: dict[str, Any], proj_size: int, device: torch.device | str | None) -> nn.Module:
+        if proj_size and self.cell.TORCH is not nn.LSTM:
+            raise ValueError(
+                f"proj_size={proj_size} is not possible for cell {self.cell_name!r}, only for an LSTM. Leave it at 0."
+            )
         if self.cell.TORCH is None:
-            if proj_size:
-                raise ValueError(f"proj_size={proj_size} is not possible for cell {self.cell_name!r}. Leave it at 0.")
             return Stack(self.cell, **sizes, device=device)
         projected: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
         # Not torch's own module, even where its kernels are to run: the compiler does not take one.
@@ -298,23 +300,32 @@ class RecurrentModule(TensorDictModuleBase):
             raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension, which is time.")
         # Step mode reads any batch as B rows; sequence mode as B rows of T steps.
         lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
-        x = self._input(tensordict).reshape(*lead, -1)
+        x = self._needed(tensordict, self.in_keys[0]).reshape(*lead, -1)
         is_init = self._needed(tensordict, self.in_keys[-1]).reshape(lead)
-        states = self._states(tensordict, x)
-        if sequence:
-            output, new_states = self._sequence(x, is_init, states)
+        run = self._sequence if sequence else self._step
+        if torch.is_autocast_enabled(x.device.type):
+            # The layer computes in the dtype of its weights, whatever the layers before it wrote.
+            dtype = next(self.layers.named_parameters())[1].dtype
+            with torch.autocast(x.device.type, enabled=False):
+                x = x.to(dtype)
+                output, new_states = run(x, is_init, tuple(s.to(dtype) for s in self._states(tensordict, x)))
         else:
-            output, new_states = run_step(self.cell, self.layers, x, is_init, states)
+            output, new_states = run(x, is_init, self._states(tensordict, x))
         for key, value in zip(self.out_keys, (output, *new_states), strict=True):
             tensordict.set(key, value.reshape(*batch, *value.shape[len(lead) :]))
         return tensordict
 
-    def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor, states: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    def _step(self, x_BI: Tensor, is_init_B: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return run_step(self.cell, self.layers, x_BI, is_init_B, states)
+
+    def _sequence(
+        self, x_BTI: Tensor, is_init_BT: Tensor, states: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         segments = Segments.from_is_init(is_init_BT)
         name, options = self.recurrent_backend, self.options
         if name == backends.AUTO:
             name = self._auto.choose(self.cell, self.layers, x_BTI, segments, options)
-        elif name == "scan" and auto.in_transform():
+        elif name == "scan" and in_transform():
             raise ValueError(
                 "backend=scan is not possible inside torch.vmap and other transforms of torch.func, which do not see "
                 "into its hand-written derivative. Choose backend=reference, or backend=pad with python_based=True."
@@ -323,14 +334,6 @@ class RecurrentModule(TensorDictModuleBase):
             self._refuse_if(backends.refusal_now(name, self.cell, options, x_BTI.device))
         self.backend_in_use = name
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
-
-    def _input(self, tensordict: TensorDictBase) -> Tensor:
-        x = self._needed(tensordict, self.in_keys[0])
-        # Under autocast the layers before may have written a shorter format than that of the weights, in which the
-        # layer computes.
-        if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
-            return x.to(next(self.layers.named_parameters())[1].dtype)
-        return x
 
     def _needed(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value = tensordict.get(key)
@@ -378,8 +381,13 @@ class GRUModule(RecurrentModule):
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
         *,
+        in_key: NestedKey | None = None,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_key: NestedKey | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
+        device: torch.device | str | None = None,
         gru: nn.RNNBase | None = None,
-        **keys_and_device: Any,
+        default_recurrent_mode: bool | None = None,
     ) -> None:
         super().__init__(
             "gru",
@@ -396,8 +404,13 @@ class GRUModule(RecurrentModule):
             recurrent_compute_dtype,
             recurrent_recompute,
             recurrent_matmul_precision,
+            in_key=in_key,
+            in_keys=in_keys,
+            out_key=out_key,
+            out_keys=out_keys,
+            device=device,
             wrapped=gru,
-            **keys_and_device,
+            default_recurrent_mode=default_recurrent_mode,
         )
 
 
@@ -408,8 +421,53 @@ class LSTMModule(RecurrentModule):
     ``lstm`` is an ``nn.LSTM`` to wrap. Constructor and behaviour are those of ``torchrl.modules.LSTMModule``.
     """
 
-    def __init__(self, *sizes_and_options: Any, lstm: nn.RNNBase | None = None, **others: Any) -> None:
-        super().__init__("lstm", *sizes_and_options, wrapped=lstm, **others)
+    def __init__(
+        self,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        proj_size: int = 0,
+        bidirectional: bool = False,
+        python_based: bool = False,
+        recurrent_backend: str = backends.AUTO,
+        recurrent_compute_dtype: torch.dtype = torch.float32,
+        recurrent_recompute: str = "none",
+        recurrent_matmul_precision: str = precision.AUTO,
+        *,
+        in_key: NestedKey | None = None,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_key: NestedKey | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
+        device: torch.device | str | None = None,
+        lstm: nn.RNNBase | None = None,
+        default_recurrent_mode: bool | None = None,
+    ) -> None:
+        super().__init__(
+            "lstm",
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            proj_size,
+            bidirectional,
+            python_based,
+            recurrent_backend,
+            recurrent_compute_dtype,
+            recurrent_recompute,
+            recurrent_matmul_precision,
+            in_key=in_key,
+            in_keys=in_keys,
+            out_key=out_key,
+            out_keys=out_keys,
+            device=device,
+            wrapped=lstm,
+            default_recurrent_mode=default_recurrent_mode,
+        )
 
 
 _PYTHON: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}

@@ -170,19 +170,23 @@ def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     (That of plain indexing adds each row to memory of zeros, which a permutation does not need.) ``index`` may name a
     row several times if the gradient is zero at all of them but the one in ``inverse``.
     """
+    if in_transform():
+        return values.index_select(0, index)
     return _Permuted.apply(values, index, inverse)  # type: ignore[no-untyped-call]
 
 
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func``, such as ``vmap``, runs: inside, no value of a tensor can be read, and a
+    hand-written derivative is not seen.
+    """
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 class _Permuted(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(index, inverse)
         return values.index_select(0, index)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -22,12 +22,13 @@ from torch.nn import functional
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import LayerWeights, Options, step
 from recurrl.recurrent.cells import Cell, is_fused
-from recurrl.recurrent.segments import Packing, Segments, permuted
+from recurrl.recurrent.segments import Packing, Segments, in_transform, permuted
 
 OWN_PRODUCTS = False
 
-# What one more block costs, a call of the kernel, in steps of one segment. Measured with oneDNN, where 100 to 200 do.
-_BLOCK = 150
+# What one more block costs, a call of the kernel, in steps of one segment. Measured with oneDNN: 100 to 200 are about
+# as fast, and 100 takes the least memory.
+_BLOCK = 100
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
@@ -77,7 +78,7 @@ def sequence(
         outputs.append(output.flatten(0, 1))
         ended.append(tuple(state[rest:] for state in last[1:]))
         states = tuple(state[:rest].contiguous() for state in last)
-    output_PX = _Collected.apply(torch.cat(outputs), positions_Q, padded_Q, inverse_P)  # type: ignore[no-untyped-call]
+    output_PX = _collected(torch.cat(outputs), positions_Q, padded_Q, inverse_P)
     # A padded segment's last output is not what the kernel returned last; its further states were held.
     last_NX = (output_PX.index_select(0, packing.ends_N), *(torch.cat(s) for s in zip(*reversed(ended), strict=True)))
     return output_PX.unflatten(0, packing.rows_and_steps), tuple(packing.at_ends(state) for state in last_NX)
@@ -97,7 +98,7 @@ def _run(
     return torch.stack(outputs), states_BX
 
 
-def _blocks(batch_sizes: list[int]) -> list[tuple[int, int, int]]:
+def _blocks(batch_sizes: list[int], cost_of_one: int) -> list[tuple[int, int, int]]:
     """``(first step, steps, segments)`` of each block, so that padding and number of blocks cost least together.
 
     By dynamic programming over the steps at which segments end: the best blocks up to one of them are the best up to
@@ -106,7 +107,7 @@ def _blocks(batch_sizes: list[int]) -> list[tuple[int, int, int]]:
     sizes = np.asarray(batch_sizes)
     edges = np.concatenate(([0], np.flatnonzero(np.diff(sizes)) + 1, [len(sizes)]))
     sizes = sizes[edges[:-1]]
-    cost = sizes[:, None] * (edges[None, :] - edges[:-1, None]) + _BLOCK
+    cost = sizes[:, None] * (edges[None, :] - edges[:-1, None]) + cost_of_one
     best = np.zeros(len(edges), dtype=np.int64)
     begin = np.zeros(len(edges), dtype=np.int64)
     for end in range(1, len(edges)):
@@ -126,7 +127,7 @@ def _blocks(batch_sizes: list[int]) -> list[tuple[int, int, int]]:
 @lru_cache(maxsize=64)
 def _layout(packing: Packing) -> tuple[list[tuple[int, int, int]], Tensor, Tensor, Tensor]:
     """The blocks; where each of their steps comes from, whether it is padding, and where each step of the rows is."""
-    blocks = _blocks(packing.batch_sizes)
+    blocks = _blocks(packing.batch_sizes, _BLOCK)
     positions, beyond = [], []
     for first, steps, size in blocks:
         offset_T1 = torch.arange(first, first + steps, device=packing.starts_N.device)[:, None]
@@ -141,20 +142,22 @@ def _layout(packing: Packing) -> tuple[list[tuple[int, int, int]], Tensor, Tenso
     return blocks, positions_Q, padded_Q, inverse_P
 
 
-class _Collected(torch.autograd.Function):
-    """The steps of the rows from those of the blocks. Padding has no gradient."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(values_QX: Tensor, positions_Q: Tensor, padded_Q: Tensor, inverse_P: Tensor) -> Tensor:
+def _collected(values_QX: Tensor, positions_Q: Tensor, padded_Q: Tensor, inverse_P: Tensor) -> Tensor:
+    """The steps of the rows ``[P, X]`` from those of the blocks. Padding has no gradient."""
+    if in_transform():
         return values_QX.index_select(0, inverse_P)
+    return _Collected.apply(values_QX, positions_Q, padded_Q, inverse_P)  # type: ignore[no-untyped-call]
 
+
+class _Collected(torch.autograd.Function):
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1], inputs[2])
+    def forward(ctx: Any, values_QX: Tensor, positions_Q: Tensor, padded_Q: Tensor, inverse_P: Tensor) -> Tensor:
+        ctx.save_for_backward(positions_Q, padded_Q)
+        return values_QX.index_select(0, inverse_P)
 
     @staticmethod
     def backward(ctx: Any, grad_PX: Tensor) -> tuple[Tensor, None, None, None]:
         positions_Q, padded_Q = ctx.saved_tensors
-        return grad_PX.index_select(0, positions_Q).masked_fill(padded_Q.unsqueeze(1), 0.0), None, None, None
+        # Out of place, because it may be differentiated once more.
+        grad_QX = grad_PX.index_select(0, positions_Q).masked_fill(padded_Q.unsqueeze(1), 0.0)
+        return grad_QX, None, None, None

@@ -117,7 +117,7 @@ class Fused(Protocol):
     def fused(
         self, x_TBI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The whole layer by torch's kernel, time first: outputs ``[T, B, H]`` and the states ``[B, H]`` after the last step."""
+        """The whole layer by torch's kernel, time first: outputs ``[T, B, H]`` and the last states ``[B, H]``."""
         ...
 
 

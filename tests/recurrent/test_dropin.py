@@ -1,0 +1,267 @@
+"""What users of TorchRL's and torch's recurrent modules find where they expect it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torchrl.modules
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.envs import InitTracker, TensorDictPrimer, TransformedEnv
+from torchrl.envs.libs.gym import GymEnv
+from torchrl.modules.utils import get_primers_from_module
+
+import recurrl.recurrent
+from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, canonicalize_rnn_subset, rnn, set_recurrent_mode
+
+MODULES = {"gru": GRUModule, "lstm": LSTMModule}
+TORCH = {"gru": nn.GRU, "lstm": nn.LSTM}
+PYTHON = {"gru": rnn.GRU, "lstm": rnn.LSTM}
+
+
+@pytest.fixture(params=MODULES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def make(name: str, *sizes: int, **options: Any) -> RecurrentModule:
+    torch.manual_seed(0)
+    return MODULES[name](*sizes, in_key="x", out_key="y", **options)
+
+
+def batch(module: RecurrentModule, *shape: int) -> TensorDict:
+    torch.manual_seed(1)
+    data = TensorDict({"x": torch.randn(*shape, 3), "is_init": torch.rand(*shape, 1) < 0.3}, shape)
+    specs = module.make_tensordict_primer().primers
+    return data.update({key: torch.randn(*shape, *specs[key].shape) for key in module.state_keys})
+
+
+def sequence(module: RecurrentModule, data: TensorDict) -> TensorDict:
+    with set_recurrent_mode(True):
+        return module(data.clone())
+
+
+@pytest.mark.parametrize(
+    "public",
+    [
+        *("GRU", "LSTM", "GRUCell", "LSTMCell", "GRUModule", "LSTMModule", "canonicalize_rnn_subset", "recurrent_mode"),
+        *("set_recurrent_mode", "set_recurrent_matmul_precision", "get_recurrent_matmul_precision"),
+    ],
+)
+def test_each_public_name_of_torchrl_is_here(public: str) -> None:
+    assert hasattr(torchrl.modules, public)
+    assert public in recurrl.recurrent.__all__
+
+
+def test_the_mode_is_torchrls_own() -> None:
+    assert set_recurrent_mode is torchrl.modules.set_recurrent_mode
+
+
+def test_each_argument_of_torchrl_is_taken_in_its_place(name: str) -> None:
+    theirs = inspect.signature(getattr(torchrl.modules, f"{name.upper()}Module").__init__)
+    ours = inspect.signature(MODULES[name].__init__)
+    positional = [p.name for p in theirs.parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    assert [p.name for p in ours.parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD] == positional
+    assert set(theirs.parameters) <= set(ours.parameters)
+
+
+def test_parameters_are_exchanged_with_torch(name: str) -> None:
+    theirs = TORCH[name](3, 5, num_layers=2, batch_first=True)
+    ours = make(name, 3, 5, num_layers=2)
+    getattr(ours, name).load_state_dict(theirs.state_dict())
+    x = torch.randn(4, 7, 3)
+    data = TensorDict({"x": x, "is_init": torch.zeros(4, 7, 1, dtype=torch.bool)}, [4, 7])
+    torch.testing.assert_close(sequence(ours, data)["y"], theirs(x)[0])
+    theirs.load_state_dict(getattr(ours, name).state_dict())
+
+
+def test_parameters_are_exchanged_with_torchrl(name: str) -> None:
+    ours = make(name, 3, 5, bidirectional=True)
+    theirs = getattr(torchrl.modules, f"{name.upper()}Module")(3, 5, bidirectional=True, in_key="x", out_key="y")
+    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+
+
+def test_a_torch_module_can_be_wrapped(name: str) -> None:
+    wrapped = TORCH[name](3, 5, num_layers=2, batch_first=True)
+    module = MODULES[name](in_key="x", out_key="y", **{name: wrapped})
+    assert getattr(module, name) is wrapped
+    own = make(name, 3, 5, num_layers=2)
+    own.load_state_dict(module.state_dict())
+    data = batch(module, 4, 7)
+    torch.testing.assert_close(sequence(module, data), sequence(own, data))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"input_size": 3, "wrap": {}}, "takes sizes or a .* to wrap, not both"),
+        ({"wrap": {"batch_first": False}}, "batch_first=False is not possible"),
+        ({"input_size": 3}, "needs input_size and hidden_size"),
+    ],
+)
+def test_a_wrapped_module_and_sizes_exclude_each_other(name: str, options: dict[str, Any], sentence: str) -> None:
+    options = dict(options)
+    wrap = options.pop("wrap", None)
+    if wrap is not None:
+        options[name] = TORCH[name](3, 5, **{"batch_first": True, **wrap})
+    with pytest.raises(ValueError, match=sentence):
+        MODULES[name](in_key="x", out_key="y", **options)
+
+
+def test_the_submodule_can_be_exchanged_and_keeps_its_parameters(name: str) -> None:
+    module = make(name, 3, 5, num_layers=2, dropout=0.5).eval()
+    before = dict(module.named_parameters())
+    data = batch(module, 4, 7)
+    expected = sequence(module, data)
+    for change, kind, python in (("make_cudnn_based", TORCH, False), ("make_python_based", PYTHON, True)):
+        assert getattr(module, change)() is module
+        assert isinstance(getattr(module, name), kind[name])
+        assert module.python_based is python
+        assert all(parameter is before[key] for key, parameter in module.named_parameters())
+        assert not getattr(module, name).training
+        torch.testing.assert_close(sequence(module, data), expected)
+
+
+def test_a_cell_of_ours_has_one_form() -> None:
+    module = RecurrentModule("mingru", 3, 5, in_key="x", out_key="y")
+    with pytest.raises(ValueError, match="has one form only"):
+        module.make_cudnn_based()
+
+
+def test_a_projection_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match="proj_size=2 is not possible for cell 'gru'"):
+        RecurrentModule("gru", 3, 5, proj_size=2, in_key="x", out_key="y")
+    with pytest.raises(ValueError, match="proj_size=2 is not possible for cell 'mingru'"):
+        RecurrentModule("mingru", 3, 5, proj_size=2, in_key="x", out_key="y")
+
+
+def test_plain_python_padding_runs_inside_vmap(name: str) -> None:
+    module = make(name, 3, 5, python_based=True, recurrent_backend="pad")
+    data = batch(module, 4, 7)
+
+    def outputs(x: torch.Tensor) -> torch.Tensor:
+        return sequence(module, data.copy().set("x", x))["y"]
+
+    x = torch.randn(2, 4, 7, 3)
+    torch.testing.assert_close(torch.vmap(outputs)(x), torch.stack([outputs(one) for one in x]))
+
+
+def test_a_step_runs_inside_vmap(name: str) -> None:
+    module = make(name, 3, 5)
+    data = batch(module, 4)
+
+    def outputs(x: torch.Tensor) -> torch.Tensor:
+        return module(data.copy().set("x", x))["y"]
+
+    x = torch.randn(2, 4, 3)
+    torch.testing.assert_close(torch.vmap(outputs)(x), torch.stack([outputs(one) for one in x]))
+
+
+@pytest.mark.parametrize("backend", ["auto", "pad", "scan", "reference"])
+def test_a_module_can_be_copied_and_pickled(name: str, backend: str) -> None:
+    module = make(name, 3, 5, recurrent_backend=backend)
+    data = batch(module, 4, 7)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(sequence(other, data), sequence(module, data))
+
+
+def test_tensors_can_be_passed_without_a_tensordict(name: str) -> None:
+    module = make(name, 3, 5)
+    data = batch(module, 4)
+    found = module(**{key: data[key] for key in module.in_keys})
+    expected = module(data.clone())
+    torch.testing.assert_close(found[0], expected["y"])
+
+
+def test_keys_may_be_nested(name: str) -> None:
+    states = [("memory", key) for key in make(name, 3, 5).state_keys]
+    module = MODULES[name](
+        3,
+        5,
+        in_keys=[("agents", "x"), *states, ("agents", "is_init")],
+        out_keys=[("agents", "y"), *(("next", *key) for key in states)],
+    )
+    data = batch(make(name, 3, 5), 4, 7)
+    nested = TensorDict({"agents": {"x": data["x"], "is_init": data["is_init"]}}, [4, 7])
+    nested.update({("memory", key[1]): data[key[1]] for key in states})
+    found = sequence(module, nested)
+    plain = make(name, 3, 5)
+    plain.load_state_dict(module.state_dict())
+    expected = sequence(plain, data)
+    torch.testing.assert_close(found["agents", "y"], expected["y"])
+    torch.testing.assert_close(found["next", *states[0]], expected["next", states[0][1]])
+    assert set(module.make_tensordict_primer().primers.keys(True, True)) == set(states)
+
+
+def test_an_environment_gets_its_states_from_the_modules_primer(name: str) -> None:
+    module = MODULES[name](3, 5, num_layers=2, bidirectional=True, in_key="observation", out_key="features")
+    policy = TensorDictSequential(module, TensorDictModule(nn.Linear(10, 1), ["features"], ["action"]))
+    primer = get_primers_from_module(policy)
+    assert isinstance(primer, TensorDictPrimer)
+    env = TransformedEnv(GymEnv("Pendulum-v1"), InitTracker()).append_transform(primer)
+    rollout = env.rollout(4, policy)
+    assert rollout[module.state_keys[0]].shape == (4, 4, 5)
+    assert not rollout[module.state_keys[0]][0].any()
+    assert torch.equal(rollout[module.state_keys[0]][1], rollout["next", module.state_keys[0]][0])
+
+
+def test_a_projected_state_has_a_primer_of_its_size() -> None:
+    primers = LSTMModule(3, 5, proj_size=2, in_key="x", out_key="y").make_tensordict_primer().primers
+    assert primers["recurrent_state_h"].shape == (1, 2)
+    assert primers["recurrent_state_c"].shape == (1, 5)
+
+
+def test_one_of_two_states_is_not_enough() -> None:
+    module = make("lstm", 3, 5)
+    with pytest.raises(KeyError, match=r"some of its states but not \['recurrent_state_c'\]"):
+        module(batch(module, 4).exclude("recurrent_state_c"))
+
+
+def test_the_mode_can_be_given_and_not_set(name: str) -> None:
+    module = make(name, 3, 5, default_recurrent_mode=True)
+    assert module.recurrent_mode
+    with set_recurrent_mode(False):
+        assert not module.recurrent_mode
+    with pytest.raises(RuntimeError, match="Use the context manager set_recurrent_mode"):
+        module.recurrent_mode = False
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_canonicalizing_lays_out_the_modules_entries_and_no_others(name: str, inplace: bool) -> None:
+    module = make(name, 3, 5)
+    gaps = torch.randn(5, 4, 3).transpose(0, 1)
+    data = TensorDict({"x": gaps, "reward": gaps}, [4, 5])
+    for result in (
+        module.canonicalize(data, inplace=inplace),
+        canonicalize_rnn_subset(data, [module], inplace=inplace),
+    ):
+        assert (result is data) is inplace
+        assert result["x"].is_contiguous()
+        assert not result["reward"].is_contiguous()
+    assert data["x"].is_contiguous() is inplace
+
+
+@pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
+def test_under_autocast_the_layer_computes_in_the_dtype_of_its_weights(name: str, backend: str) -> None:
+    module = make(name, 3, 5, recurrent_backend=backend)
+    data = batch(module, 4, 7)
+    rounded = data.clone().set("x", data["x"].bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = sequence(module, rounded)
+    expected = sequence(module, data.clone().set("x", data["x"].bfloat16().float()))
+    torch.testing.assert_close(found["y"], expected["y"])
+
+
+@pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
+def test_other_dtypes_without_autocast_are_an_error(name: str, backend: str) -> None:
+    module = make(name, 3, 5, recurrent_backend=backend)
+    data = batch(module, 4, 7)
+    with pytest.raises(RuntimeError, match="dtype"):
+        sequence(module, data.set("x", data["x"].double()))

@@ -1,0 +1,120 @@
+"""Segments: packed, mirrored, placed."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recurrl.recurrent.backends import pad
+from recurrl.recurrent.linear_recurrence import linear_recurrence
+from recurrl.recurrent.segments import Segments, permuted
+
+
+@st.composite
+def marks(draw: st.DrawFn) -> torch.Tensor:
+    rows, steps = draw(st.integers(1, 5)), draw(st.integers(1, 12))
+    drawn = draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    return torch.tensor(drawn).reshape(rows, steps)
+
+
+def pieces(is_init: torch.Tensor) -> list[list[int]]:
+    """The flat indices of each segment, by walking the rows."""
+    found: list[list[int]] = []
+    for row in range(is_init.shape[0]):
+        for step in range(is_init.shape[1]):
+            if step == 0 or is_init[row, step]:
+                found.append([])
+            found[-1].append(row * is_init.shape[1] + step)
+    return found
+
+
+@given(is_init=marks())
+def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init: torch.Tensor) -> None:
+    packing = Segments.from_is_init(is_init).packing
+    flat = torch.arange(is_init.numel()).reshape(is_init.shape)
+    lanes: list[list[int]] = [[] for _ in range(packing.batch_sizes[0])]
+    for step in packing.pack(flat).split(packing.batch_sizes):
+        for lane, index in zip(lanes, step.tolist(), strict=False):
+            lane.append(index)
+    assert sorted(lanes) == pieces(is_init)
+    assert [len(lane) for lane in lanes] == sorted((len(lane) for lane in lanes), reverse=True)
+    assert len(packing.batch_sizes) == max(len(piece) for piece in pieces(is_init))
+    assert packing.starts_N.tolist() == [lane[0] for lane in lanes]
+    assert packing.ends_N.tolist() == [lane[-1] for lane in lanes]
+
+
+@given(is_init=marks())
+def test_unpacking_undoes_packing(is_init: torch.Tensor) -> None:
+    packing = Segments.from_is_init(is_init).packing
+    values = torch.randn(*is_init.shape, 2)
+    assert torch.equal(packing.unpack(packing.pack(values)), values)
+
+
+@given(is_init=marks())
+def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> None:
+    segments = Segments.from_is_init(is_init)
+    flat = torch.arange(is_init.numel()).reshape(is_init.shape)
+    expected = torch.tensor([index for piece in pieces(is_init) for index in reversed(piece)])
+    assert torch.equal(segments.mirrored(flat).flatten(), expected)
+
+
+@given(is_init=marks())
+def test_blocks_hold_every_step_of_every_segment_once(is_init: torch.Tensor) -> None:
+    packing = Segments.from_is_init(is_init).packing
+    blocks, positions, padded, inverse = pad._layout(packing)
+    assert sum(steps for _, steps, _ in blocks) == len(packing.batch_sizes)
+    assert sorted(positions[~padded].tolist()) == list(range(is_init.numel()))
+    assert torch.equal(positions[inverse], torch.arange(is_init.numel()))
+
+
+def test_blocks_cost_no_more_than_any_other_cut() -> None:
+    sizes = [9, 7, 7, 4, 2, 1, 1]
+
+    def cost(edges: list[int]) -> int:
+        return sum((end - first) * sizes[first] + 3 for first, end in itertools.pairwise(edges))
+
+    cuts = [[0, *(t for t in range(1, 7) if mask >> (t - 1) & 1), 7] for mask in range(64)]
+    found = pad._blocks(sizes, 3)
+    assert sum(steps * size + 3 for _, steps, size in found) == min(map(cost, cuts))
+
+
+def test_the_schedule_of_equal_marks_is_computed_once_and_of_others_anew() -> None:
+    is_init = torch.rand(4, 9, generator=torch.Generator().manual_seed(0)) < 0.3
+    one, same = Segments.from_is_init(is_init), Segments.from_is_init(is_init.clone())
+    assert one.packing is same.packing
+    is_init[1, 4] ^= True
+    assert Segments.from_is_init(is_init).packing is not one.packing
+
+
+def test_a_flat_batch_of_slices_takes_as_many_steps_as_its_longest_segment() -> None:
+    is_init = torch.zeros(1, 4096, dtype=torch.bool)
+    is_init[:, ::32] = True
+    assert len(Segments.from_is_init(is_init).packing.batch_sizes) == 32
+
+
+def test_rows_without_a_reset_are_not_gathered() -> None:
+    packing = Segments.from_is_init(torch.zeros(3, 5, dtype=torch.bool)).packing
+    values = torch.randn(3, 5, 2)
+    assert packing.positions_P is None
+    assert packing.unpack(packing.pack(values)).equal(values)
+
+
+def test_a_permutation_can_be_differentiated_twice() -> None:
+    index = torch.randperm(6)
+    values = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda v: permuted(v, index, index.argsort()) ** 2, [values])
+
+
+def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives() -> None:
+    a, b = torch.rand(2, 2, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind(0)
+    h, expected = torch.zeros(2, 3, dtype=torch.float64), []
+    for t in range(7):
+        h = a[:, t] * h + b[:, t]
+        expected.append(h)
+    torch.testing.assert_close(linear_recurrence(a, b), torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
+    inputs = [a.requires_grad_(), b.requires_grad_()]
+    assert torch.autograd.gradcheck(linear_recurrence, inputs)
+    assert torch.autograd.gradgradcheck(linear_recurrence, inputs)
