@@ -5,14 +5,15 @@ holds the recurrent product and the cell's maths, in place; after the backward l
 Other cells are differentiated by autograd.
 
 Shape legend: I input size, H hidden size, O output size (H, or that of the projection), K gates, G gate rows (K × H),
-N segments, B segments still running at a step, P packed steps, X any of these sizes.
+N segments, B segments still running at a step, P packed steps, J columns of the input (I, and one of ones for the
+biases), X any of these sizes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,22 +87,21 @@ def _by_step(packed: tuple[Tensor, ...], batch_sizes: list[int]) -> list[tuple[T
     return list(zip(*(tensor.split_with_sizes(batch_sizes) for tensor in packed), strict=True))
 
 
-def project_inputs(cell: HandWritten, x_PI: Tensor, weights: LayerWeights) -> tuple[Tensor, Tensor]:
+def _project_inputs(cell: HandWritten, x_PJ: Tensor, weights: LayerWeights, hidden: int) -> tuple[Tensor, Tensor]:
     """The input projections in the memory that the steps work in: ``gates [P, G]`` and ``apart [P, APART × H]``.
 
-    All biases are in them: the recurrent one is the same at every step.
+    All biases are in them: the recurrent one is the same at every step. ``x`` has a column of ones for them, if any:
+    that is faster than a product that begins with a copy of the bias to every row.
     """
     w_ih, _, b_ih, b_hh, _ = weights
-    together = w_ih.shape[0] - cell.APART * (w_ih.shape[0] // cast(Cell, cell).GATES)
-    gates_PG = x_PI.new_empty(x_PI.shape[0], w_ih.shape[0])
-    apart_PA = functional.linear(x_PI, w_ih[together:], None if b_ih is None else b_ih[together:])
-    if b_ih is None or b_hh is None:
-        torch.mm(x_PI, w_ih[:together].t(), out=gates_PG[:, :together])
-        gates_PG[:, together:] = 0.0
-    else:
-        torch.addmm((b_ih + b_hh)[:together], x_PI, w_ih[:together].t(), out=gates_PG[:, :together])
-        gates_PG[:, together:] = b_hh[together:]
-    return gates_PG, apart_PA
+    together = w_ih.shape[0] - cell.APART * hidden
+    if b_ih is not None and b_hh is not None:
+        bias = torch.cat((b_ih[:together] + b_hh[:together], b_ih[together:]))
+        w_ih = torch.cat((w_ih, bias.unsqueeze(1)), 1)
+    gates_PG = x_PJ.new_empty(x_PJ.shape[0], w_ih.shape[0])
+    torch.mm(x_PJ, w_ih[:together].t(), out=gates_PG[:, :together])
+    gates_PG[:, together:] = 0.0 if b_hh is None else b_hh[together:]
+    return gates_PG, x_PJ @ w_ih[together:].t()
 
 
 class _PackedLayer(torch.autograd.Function):
@@ -121,10 +121,11 @@ class _PackedLayer(torch.autograd.Function):
         *entering_NX: Tensor,
     ) -> tuple[Tensor, ...]:
         weights = LayerWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
-        gates_PG, apart_PA = project_inputs(cell, x_PI, weights)
-        steps = x_PI.shape[0]
+        steps, hidden = x_PI.shape[0], w_ih.shape[0] // cell.GATES
+        x_PJ = x_PI if b_ih is None else torch.cat((x_PI, x_PI.new_ones(steps, 1)), 1)
+        gates_PG, apart_PA = _project_inputs(cell, x_PJ, weights, hidden)
         # What the cell calls its output, and, where that is projected, the output.
-        cell_states_PH = tuple(x_PI.new_empty(steps, w_ih.shape[0] // cell.GATES) for _ in entering_NX)
+        cell_states_PH = tuple(x_PI.new_empty(steps, hidden) for _ in entering_NX)
         states_PX = cell_states_PH
         if w_hr is not None:
             states_PX = (x_PI.new_empty(steps, w_hr.shape[0]), *cell_states_PH[1:])
@@ -150,7 +151,7 @@ class _PackedLayer(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # The first state is the output: the derivatives do not need it, but a projection's weight gradient does.
         left_PH = cell_states_PH if w_hr is not None else (None, *cell_states_PH[1:])
-        ctx.save_for_backward(x_PI, w_ih, w_hh, b_ih, w_hr, gates_PG, apart_PA, *entered_PX, *left_PH)
+        ctx.save_for_backward(x_PJ, w_ih, w_hh, w_hr, gates_PG, apart_PA, *entered_PX, *left_PH)
         return states_PX[0], *last_NX
 
     @staticmethod
@@ -162,7 +163,7 @@ class _PackedLayer(torch.autograd.Function):
                 "Choose backend=reference, which autograd differentiates as often as needed."
             )
         cell, batch_sizes = ctx.cell, ctx.batch_sizes
-        x_PI, w_ih, w_hh, b_ih, w_hr, gates_PG, apart_PA, *rest = ctx.saved_tensors
+        x_PJ, w_ih, w_hh, w_hr, gates_PG, apart_PA, *rest = ctx.saved_tensors
         entered_PX, left_PH = rest[: ctx.states], rest[ctx.states :]
         derivatives_P = cell.derivatives(gates_PG, apart_PA, tuple(entered_PX), tuple(left_PH))
         grad_gates_PG = derivatives_P[0].flatten(1)
@@ -188,7 +189,7 @@ class _PackedLayer(torch.autograd.Function):
                 cell.backward_step(views_of[t], (grads[0] @ w_hr, *grads[1:]))
             grads[0].addmm_(grad_gates_of[t], w_hh, beta=1 if cell.DIRECT else 0)
         grad_x, grad_w_ih, grad_b_ih, grad_b_hh = _input_gradients(
-            cell, x_PI, w_ih, b_ih, derivatives_P, ctx.needs_input_grad[2]
+            cell, x_PJ, w_ih, derivatives_P, ctx.needs_input_grad[2]
         )
         grad_w_hh = grad_gates_PG.t() @ entered_PX[0]
         grad_w_hr = None if w_hr is None else torch.cat(grad_projected[::-1]).t() @ left_PH[0]
@@ -196,22 +197,24 @@ class _PackedLayer(torch.autograd.Function):
 
 
 def _input_gradients(
-    cell: Any, x_PI: Tensor, w_ih: Tensor, b_ih: Tensor | None, grads_P: tuple[Tensor, ...], wants_x: bool
+    cell: Any, x_PJ: Tensor, w_ih: Tensor, grads_P: tuple[Tensor, ...], wants_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Those of x, w_ih, b_ih and b_hh. The gates that keep their projections apart have a gradient for each."""
     grad_gates_PG = grads_P[0].flatten(1)
-    grad_b_hh = None if b_ih is None else grad_gates_PG.sum(0)
-    if cell.APART == 0:
-        grad_x = grad_gates_PG @ w_ih if wants_x else None
-        return grad_x, grad_gates_PG.t() @ x_PI, grad_b_hh, grad_b_hh
-    grad_apart_PA = grads_P[1]
-    together = w_ih.shape[0] - grad_apart_PA.shape[1]
+    grad_apart_PA = grads_P[1] if cell.APART else grad_gates_PG[:, :0]
+    together, inputs = w_ih.shape[0] - grad_apart_PA.shape[1], w_ih.shape[1]
     grad_together = grad_gates_PG[:, :together]
-    grad_w_ih = torch.empty_like(w_ih)
-    torch.mm(grad_together.t(), x_PI, out=grad_w_ih[:together])
-    torch.mm(grad_apart_PA.t(), x_PI, out=grad_w_ih[together:])
+    grad_w = w_ih.new_empty(w_ih.shape[0], x_PJ.shape[1])
+    torch.mm(grad_together.t(), x_PJ, out=grad_w[:together])
+    torch.mm(grad_apart_PA.t(), x_PJ, out=grad_w[together:])
     grad_x = None
     if wants_x:
-        grad_x = (grad_together @ w_ih[:together]).addmm_(grad_apart_PA, w_ih[together:])
-    grad_b_ih = None if grad_b_hh is None else torch.cat((grad_b_hh[:together], grad_apart_PA.sum(0)))
-    return grad_x, grad_w_ih, grad_b_ih, grad_b_hh
+        grad_x = grad_together @ w_ih[:together]
+        if cell.APART:
+            grad_x.addmm_(grad_apart_PA, w_ih[together:])
+    if x_PJ.shape[1] == inputs:
+        return grad_x, grad_w, None, None
+    # The column of ones has collected the biases' gradients.
+    grad_b_ih = grad_w[:, inputs].clone()
+    grad_b_hh = torch.cat((grad_b_ih[:together], grad_gates_PG[:, together:].sum(0)))
+    return grad_x, grad_w[:, :inputs].contiguous(), grad_b_ih, grad_b_hh
