@@ -404,7 +404,9 @@ def _check_recurrence(config: TrainConfig) -> None:
     device = torch.device(config.device)
     reason = None
     if config.cell.name != NO_CELL:
-        options = Options(recompute=config.recompute.name, precision=config.precision.name)
+        options = Options(
+            recompute=config.recompute.name, precision=config.precision.name, hidden_size=config.cell.hidden_size
+        )
         reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
     if reason is not None:
         raise ConfigError(reason)

@@ -5,16 +5,21 @@ Importing torch takes seconds, so commands run in this process wherever that sho
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+# Triton decides at its import whether it interprets its kernels or compiles them, and torch imports it.
+if not Path("/dev/nvidia0").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 import io
 import logging
-import os
 import re
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import NamedTuple
 
 import hydra

@@ -468,10 +468,18 @@ def test_values_that_do_not_go_together_are_refused_at_the_command_line(refused)
     assert refused("recompute=full", "backend=pad").startswith("recompute=full is not possible with backend=pad, ")
 
 
-def test_the_triton_backend_is_refused_while_it_has_no_kernels(refusal):
-    assert refusal({"backend.name": "triton"}) == (
-        "backend=triton has no kernels yet in this version of recurrl. Choose backend=auto, or backend=pad on a GPU "
-        "and backend=scan on a CPU."
+def test_the_triton_backend_is_refused_on_a_cpu(refusal, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert refusal({"backend.name": "triton"}).startswith(
+        "backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto, or backend=pad on a GPU and "
+        "backend=scan on a CPU."
+    )
+
+
+def test_the_triton_backend_is_refused_a_cell_that_is_too_large(refusal):
+    assert refusal({"backend.name": "triton", "cell.hidden_size": 256}).startswith(
+        "hidden_size=256 is not possible with backend=triton, whose kernels keep the recurrent weights on the chip: at "
+        "most 128 features"
     )
 
 

@@ -199,6 +199,7 @@ class RecurrentModule(TensorDictModuleBase):
             recompute=self.recurrent_recompute,
             precision=self.recurrent_matmul_precision,
             compute_dtype=self.recurrent_compute_dtype,
+            hidden_size=self.layers.hidden_size,
             proj_size=self.layers.proj_size,
             fused=not self.python_based,
         )

@@ -58,6 +58,8 @@ def check(mode: str) -> None:
         _checked(mode, "Invalid recurrent_matmul_precision:")
 
 
+# Settings of the process, which the compiler cannot trace and takes as they are when it does.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def resolve(mode: str, device: torch.device) -> str:
     """The concrete mode that ``mode`` stands for on ``device``.
 

@@ -146,7 +146,6 @@ def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
         ({"in_key": "x", "out_keys": ["y"]}, "writes one output and 1 state"),
         ({"in_key": "x", "out_key": "y", "batch_first": False}, "batch_first=False is not possible"),
         ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "There is no recurrent_backend 'fast'"),
-        ({"in_key": "x", "out_key": "y", "recurrent_backend": "triton"}, "Choose backend=auto"),
         (
             {"in_key": "x", "out_key": "y", "recurrent_backend": "pad", "recurrent_recompute": "full"},
             "Choose backend=scan, or recompute=none",

@@ -53,6 +53,8 @@ class Options:
     """Of matrix products, see :mod:`recurrl.recurrent.precision`."""
     compute_dtype: torch.dtype = torch.float32
     """Of the factors of the recurrent product."""
+    hidden_size: int = 0
+    """Features of each state; 0 is not known yet."""
     proj_size: int = 0
     """Size of the projected output; 0 is none."""
     fused: bool = True
@@ -145,6 +147,7 @@ def _candidates(device: torch.device | None) -> tuple[str, ...]:
     # The compiler takes nothing else whole.
     if torch.compiler.is_compiling():
         return ("scan",)
+    # Not triton, before it has run on a GPU.
     if device is None or device.type == "cuda":
-        return ("triton", "pad", "scan")
+        return ("pad", "scan")
     return ("scan", "pad")

@@ -1,0 +1,270 @@
+"""The triton kernels, through triton's interpreter where there is no GPU, and what the compiler makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from tensordict import TensorDict
+from torch import Tensor
+
+from recurrl.benchmark.kernels import SHARED_MEMORY, compile_all
+from recurrl.recurrent import RecurrentModule, backends, set_recurrent_mode
+from recurrl.recurrent.backends import Options
+from recurrl.recurrent.backends.triton import kernels
+from recurrl.recurrent.cells import load_cell
+
+CELLS = ("gru", "lstm")
+PATTERNS = ("none", "first", "every step", "last", "random")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_poisoned() -> Iterator[None]:
+    """New memory holds NaN: an element that no thread writes shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee", **options: Any) -> RecurrentModule:
+    torch.manual_seed(0)
+    return RecurrentModule(
+        cell,
+        4,
+        hidden,
+        in_key="x",
+        out_key="y",
+        recurrent_backend=backend,
+        recurrent_matmul_precision=precision if backend == "triton" else "auto",
+        **options,
+    )
+
+
+def batch(module: RecurrentModule, rows: int, steps: int, pattern: str) -> TensorDict:
+    generator = torch.Generator().manual_seed(1)
+    marks = torch.zeros(rows, steps, 1, dtype=torch.bool)
+    if pattern == "first":
+        marks[:, 0] = True
+    elif pattern == "every step":
+        marks[:] = True
+    elif pattern == "last":
+        marks[:, -1] = True
+    elif pattern == "random":
+        marks = torch.rand(rows, steps, 1, generator=generator) < 0.3
+    data = TensorDict({"x": torch.randn(rows, steps, 4, generator=generator), "is_init": marks}, [rows, steps])
+    for key, spec in module.make_tensordict_primer().primers.items():
+        data[key] = torch.randn(rows, steps, *spec.shape, generator=generator)
+    return data
+
+
+def everything(
+    module: torch.nn.Module, data: TensorDict, state_keys: list[Any], autocast: bool = False
+) -> dict[str, Tensor]:
+    """Outputs, returned states and all gradients, in the dtype of the module."""
+    dtype = next(module.parameters()).dtype
+    inputs = {key: data[key].to(dtype).requires_grad_() for key in ("x", *state_keys)}
+    with set_recurrent_mode(True), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        result = module(data.copy().update(inputs))
+    found = {"y": result["y"], **{f"next {key}": result["next", key] for key in state_keys}}
+    generator = torch.Generator().manual_seed(2)
+    loss = sum((value * torch.randn(value.shape, generator=generator).to(dtype)).sum() for value in found.values())
+    wanted = inputs | {name.rpartition(".")[2]: parameter for name, parameter in module.named_parameters()}
+    gradients = torch.autograd.grad(loss, list(wanted.values()))
+    return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
+
+
+def errors(module: RecurrentModule, data: TensorDict) -> dict[str, float]:
+    """Of everything, relative to the reference in float64: the norm of the difference over that of the truth."""
+    layers = module.layers
+    truth = make(
+        module.cell_name,
+        layers.hidden_size,
+        "reference",
+        num_layers=layers.num_layers,
+        bias=layers.bias,
+        bidirectional=layers.bidirectional,
+    ).double()
+    truth.load_state_dict(module.state_dict())
+    expected = everything(truth, data, module.state_keys)
+    found = everything(module, data, module.state_keys)
+    assert found.keys() == expected.keys()
+    return {
+        name: float((found[name].double() - value).norm() / value.norm().clamp(min=1e-30))
+        for name, value in expected.items()
+    }
+
+
+def assert_within(module: RecurrentModule, data: TensorDict, tolerance: float) -> None:
+    for name, error in errors(module, data).items():
+        assert error < tolerance, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("hidden", [1, 17, 50])
+@pytest.mark.parametrize("cell", CELLS)
+def test_kernels_equal_the_reference(cell: str, hidden: int, pattern: str) -> None:
+    assert_within(make(cell, hidden), batch(make(cell, hidden), 5, 7, pattern), 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("hidden", [24, 64, 96, 128])
+@pytest.mark.parametrize("cell", CELLS)
+def test_kernels_equal_the_reference_in_larger_sizes(cell: str, hidden: int, pattern: str) -> None:
+    assert_within(make(cell, hidden), batch(make(cell, hidden), 5, 7, pattern), 2e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (4, 1), (33, 3)], ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_any_number_of_rows_and_steps(cell: str, shape: tuple[int, int]) -> None:
+    assert_within(make(cell, 6), batch(make(cell, 6), *shape, "random"), 2e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 2}, {"bias": False}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_layers_directions_and_no_bias(cell: str, options: dict[str, Any]) -> None:
+    assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), 5, 7, "random"), 2e-5)
+
+
+# tf32 has 11 bits of precision and bf16 8: a factor is wrong by 2⁻¹² or 2⁻⁹ at most.
+@pytest.mark.parametrize(
+    ("precision", "least", "most"), [("tf32x3", 0, 2e-5), ("tf32", 2e-5, 2e-3), ("bf16", 1e-4, 2e-2)]
+)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_precision_rounds_as_much_as_it_says(cell: str, precision: str, least: float, most: float) -> None:
+    module = make(cell, 24, precision=precision)
+    found = errors(module, batch(module, 5, 7, "random"))
+    assert least <= max(found.values()) < most, found
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("tf32", 10), ("bf16 emulated", 7)])
+def test_a_factor_is_rounded_to_the_nearest(precision: str, bits: int) -> None:
+    @triton.jit
+    def kernel(x, out, PRECISION: tl.constexpr):
+        k = tl.arange(0, 256)
+        tl.store(out + k, kernels._rounded(tl.load(x + k), PRECISION))
+
+    x = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    out = torch.empty(256)
+    kernel[(1,)](x, out, PRECISION=precision)
+    mantissa, exponent = torch.frexp(x.double())
+    assert torch.equal(out.double(), torch.ldexp((mantissa * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent))
+
+
+def test_a_dtype_of_the_product_is_its_precision() -> None:
+    module = make("gru", 6, precision="ieee", recurrent_compute_dtype=torch.bfloat16)
+    rounded = make("gru", 6, precision="bf16")
+    data = batch(module, 5, 7, "random")
+    found, expected = (everything(m, data, m.state_keys) for m in (module, rounded))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cell: str) -> None:
+    module = make(cell, 6)
+    data = batch(module, 5, 7, "random")
+    expected = everything(module, data, module.state_keys)
+    found = everything(module, data, module.state_keys, autocast=True)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("states", [1, 2], ids=["gru", "lstm"])
+def test_the_operator_is_registered_as_torch_wants_it(states: int) -> None:
+    from recurrl.recurrent.backends.triton.ops import recurrent_forward
+
+    steps, hidden, gates = 12, 6, (3, 4)[states - 1]
+    torch.manual_seed(0)
+    arguments = (
+        torch.randn(steps, gates * hidden, requires_grad=True),
+        torch.randn(gates * hidden, hidden, requires_grad=True),
+        torch.randn(gates * hidden, requires_grad=True) if states == 1 else None,
+        torch.tensor([1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.int8),
+        [torch.randn(steps, hidden, requires_grad=True) for _ in range(states)],
+        torch.tensor([3, 8, 0]),
+        torch.tensor([5, 4, 3], dtype=torch.int32),
+        "ieee",
+    )
+    torch.use_deterministic_algorithms(False)  # NaN does not equal itself
+    assert set(torch.library.opcheck(recurrent_forward, arguments).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_compiler_takes_a_module_whole(cell: str) -> None:
+    module = make(cell, 6, precision="auto")
+    data = batch(module, 5, 7, "random")
+    expected = everything(module, data, module.state_keys)
+    found = everything(torch.compile(module, fullgraph=True, backend="aot_eager"), data, module.state_keys)
+    names = {name: name.replace("_orig_mod.", "") for name in found}
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[names[name]], rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    module = make("gru", 6)
+    data = batch(module, 2, 3, "none")
+    data["x"].requires_grad_()
+    with set_recurrent_mode(True):
+        output = module(data)["y"].sum()
+    with pytest.raises(RuntimeError, match="Choose backend=reference"):
+        torch.autograd.grad(output, [data["x"]], create_graph=True)
+
+
+def test_another_dtype_is_refused() -> None:
+    module = make("gru", 6).double()
+    with set_recurrent_mode(True), pytest.raises(ValueError, match=r"computes in float32, .* torch\.float64"):
+        module(batch(module, 2, 3, "none").double())
+
+
+@pytest.mark.parametrize(
+    ("cell", "options", "sentence"),
+    [
+        ("mingru", {}, "has no kernel for cell=mingru"),
+        ("lstm", {"proj_size": 4}, "proj_size=4 is not possible"),
+        ("gru", {"recompute": "full"}, "recompute=full is not possible"),
+        ("gru", {"hidden_size": 129}, "hidden_size=129 is not possible .* at most 128"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_refused(cell: str, options: dict[str, Any], sentence: str) -> None:
+    reason = backends.refusal("triton", load_cell(cell), Options(**options), CPU)
+    assert reason is not None
+    assert pytest.RaisesExc(ValueError, match=sentence).matches(ValueError(reason))
+
+
+def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    reason = backends.refusal("triton", load_cell("gru"), Options(), CPU)
+    assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "hidden", "fits"),
+    [
+        ((9, 0), "tf32", 128, True),
+        ((8, 0), "tf32", 128, False),
+        ((8, 0), "bf16", 128, True),
+        ((7, 5), "ieee", 32, False),
+    ],
+)
+def test_what_fits_depends_on_the_gpu(
+    capability: tuple[int, int], precision: str, hidden: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    options = Options(precision=precision, hidden_size=hidden)
+    assert (backends.refusal("triton", load_cell("gru"), options, torch.device("cuda")) is None) is fits
+
+
+def test_what_the_table_holds_compiles_and_fits() -> None:
+    found = compile_all([64], ["tf32", "bf16"], [90])
+    assert {(f.kernel, f.cell) for f in found} == {(k, c) for k in ("forward", "backward") for c in CELLS}
+    for figures in found:
+        assert figures.spills == 0, figures
+        assert figures.shared_memory <= SHARED_MEMORY[figures.architecture], figures
+        assert figures.tensor_core_instructions > 0, figures
