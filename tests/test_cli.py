@@ -376,7 +376,8 @@ def test_another_seed_gives_another_run(sweep, cell):
         assert row["policy/entropy"] != other["policy/entropy"]
 
 
-def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, tiny, tmp_path):
+def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     outcome = train("-m", *tiny, "backend=triton,scan", "hydra.sweep.dir=sweep")
     assert outcome.code == 1
     assert "Traceback" not in outcome.err

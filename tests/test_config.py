@@ -152,7 +152,10 @@ def composed_options(compose) -> dict[tuple[str, str], object]:
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_of_every_group_composes_and_is_fine_where_it_can_run(defaults, composed_options, group, option):
+def test_every_option_of_every_group_composes_and_is_fine_where_it_can_run(
+    defaults, composed_options, group, option, monkeypatch
+):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     chosen = composed_options[group, option]
     assert chosen.name == option
     config = replace(defaults, **{group: chosen})

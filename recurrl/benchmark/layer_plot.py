@@ -25,7 +25,10 @@ def plot(
     ratios.axhline(1, color="black", linewidth=0.8)
     ratios.set_yscale("log")
     ratios.set_ylabel("time / plain torch without resets")
-    labels = [f"{case.cell}\n{'×'.join(map(str, case.shape))}\n{case.resets:g} resets" for case in cases]
+    labels = [
+        "{}\n{}×{}\n{}×{}\n{:g} resets".format(case.cell, *case.shape, case.resets)  # rows × steps, inputs × hidden
+        for case in cases
+    ]
     ratios.set_xticks([position + 0.4 for position in range(len(cases))], labels, fontsize=7)
     ratios.legend(fontsize=8)
     for axes, by_cell, label in ((distribution, by_distribution, "resets"), (size, by_size, "frames")):
