@@ -44,7 +44,7 @@ def make(config: TrainConfig) -> tuple[ActorCritic, Any]:
 
 
 @pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel"])
-@pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
+@pytest.mark.parametrize("backend", ["reference", "pad", "scan", "triton"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, compose: Compose) -> None:
     config = compose(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *SMALL)
@@ -88,7 +88,7 @@ def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(compose: Compose) -
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_the_first_update_is_the_same_for_every_backend(cell: str, compose: Compose) -> None:
     losses, weights = {}, {}
-    for backend in ("reference", "pad", "scan"):
+    for backend in ("reference", "pad", "scan", "triton"):
         config = compose(f"cell={cell}", f"backend={backend}", "epochs=1", *SMALL)
         set_process_state(config)
         policy = make_policy_for(config)
@@ -97,7 +97,7 @@ def test_the_first_update_is_the_same_for_every_backend(cell: str, compose: Comp
         collector.shutdown()
         losses[backend] = sum(metrics[f"loss/{name}"] for name in ("objective", "critic", "entropy"))
         weights[backend] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
-    for backend in ("pad", "scan"):
+    for backend in ("pad", "scan", "triton"):
         assert losses[backend] == pytest.approx(losses["reference"], abs=1e-5)
         torch.testing.assert_close(weights[backend], weights["reference"], rtol=0, atol=1e-5)
 

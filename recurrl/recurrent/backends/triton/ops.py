@@ -212,7 +212,8 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         if ctx.has_bias:
             third = bias_parts.sum(0)
             grad_b_hh = torch.cat((third.new_zeros(2 * hidden), third))
-    return grad_x_gates, grad_w_hh, grad_b_hh, None, grad_stored if wants_stored else None, None, None, None
+    grads_of_stored = grad_stored if wants_stored else [None] * ctx.states
+    return grad_x_gates, grad_w_hh, grad_b_hh, None, grads_of_stored, None, None, None
 
 
 recurrent_forward.register_autograd(_backward, setup_context=_setup_context)

@@ -19,30 +19,34 @@ class Configuration(NamedTuple):
 
 
 def configuration(hidden_size: int) -> Configuration:
-    """For the kernels of this hidden size: the more of it, the more threads share its registers."""
-    return Configuration(lanes=16, warps=8 if hidden_size > 32 else 4, stages=1)
+    """For the kernels of this hidden size. One for all, so far: what was compiled gave no reason for another."""
+    return Configuration(lanes=16, warps=8, stages=1)
 
 
 LARGEST_HIDDEN = 128
 """The largest hidden size of any of them."""
 
+# By compute capability: 86 stands for those with 99 KB of shared memory a program.
 _LARGEST = {
-    ("gru", "ieee"): {80: 64, 90: 64},
-    ("gru", "tf32"): {80: 64, 90: 128},
-    ("gru", "tf32x3"): {80: 64, 90: 64},
-    ("gru", "bf16"): {80: 128, 90: 128},
-    ("lstm", "ieee"): {80: 64, 90: 64},
-    ("lstm", "tf32"): {80: 64, 90: 64},
-    ("lstm", "tf32x3"): {80: 64, 90: 64},
-    ("lstm", "bf16"): {80: 128, 90: 128},
+    ("gru", "ieee"): {80: 64, 86: 64, 90: 64, 100: 64},
+    ("gru", "tf32"): {80: 64, 86: 64, 90: 128, 100: 64},
+    ("gru", "tf32x3"): {80: 32, 86: 32, 90: 64, 100: 64},
+    ("gru", "bf16"): {80: 128, 86: 64, 90: 128, 100: 128},
+    ("lstm", "ieee"): {80: 64, 86: 64, 90: 64, 100: 64},
+    ("lstm", "tf32"): {80: 64, 86: 64, 90: 64, 100: 64},
+    ("lstm", "tf32x3"): {80: 32, 86: 32, 90: 64, 100: 32},
+    ("lstm", "bf16"): {80: 64, 86: 64, 90: 128, 100: 128},
 }
 
 
 def largest_hidden(cell: str, precision: str, capability: tuple[int, int]) -> int:
-    """The largest hidden size whose recurrent weights stay on the chip and whose threads spill nothing; 0 if none.
-
-    Compute capability 9.0 and above have room for more than 8.x.
-    """
+    """The largest hidden size whose recurrent weights stay on the chip and whose threads spill nothing; 0 if none."""
     if capability < (8, 0):
         return 0
-    return _LARGEST[cell, precision][90 if capability >= (9, 0) else 80]
+    known = {(8, 0): 80, (9, 0): 90, (10, 0): 100}
+    return _LARGEST[cell, precision][known.get(capability, 86)]
+
+
+def entries() -> list[tuple[str, str, int, int]]:
+    """``(cell, precision, architecture, largest hidden size)`` of every entry of the table."""
+    return [(*key, architecture, size) for key, sizes in _LARGEST.items() for architecture, size in sizes.items()]
