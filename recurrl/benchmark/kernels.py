@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,10 @@ def run(arguments: argparse.Namespace) -> None:
     sys.stdout.write(text + "\n")
 
 
-def compile_all(hidden_sizes: list[int], precisions: list[str], architectures: list[int]) -> list[Figures]:
-    """The figures of both kernels of both cells, compiled in a process of its own.
+def compile_all(
+    hidden_sizes: list[int], precisions: list[str], architectures: list[int], cells: Sequence[str] = CELLS
+) -> list[Figures]:
+    """The figures of both kernels of each cell, compiled in a process of its own.
 
     Triton's interpreter, if it is on here, would take the place of the compiler.
     """
@@ -78,7 +81,7 @@ def compile_all(hidden_sizes: list[int], precisions: list[str], architectures: l
     )
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, json.dumps([hidden_sizes, precisions, architectures])],
+        [sys.executable, "-W", "ignore", "-c", program, json.dumps([hidden_sizes, precisions, architectures, cells])],
         capture_output=True,
         text=True,
         env=environment,
@@ -89,12 +92,14 @@ def compile_all(hidden_sizes: list[int], precisions: list[str], architectures: l
     return [Figures(**figures) for figures in json.loads(done.stdout)]
 
 
-def compile_here(hidden_sizes: list[int], precisions: list[str], architectures: list[int]) -> list[Figures]:
+def compile_here(
+    hidden_sizes: list[int], precisions: list[str], architectures: list[int], cells: Sequence[str]
+) -> list[Figures]:
     """As :func:`compile_all`, in this process."""
     return [
         _compile(kernel, cell, hidden, precision, architecture)
         for hidden in hidden_sizes
-        for cell in CELLS
+        for cell in cells
         for precision in precisions
         for kernel in ("forward", "backward")
         for architecture in architectures
