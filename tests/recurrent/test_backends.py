@@ -337,6 +337,19 @@ def test_a_module_compiled_whole_equals_eager(cell: str) -> None:
     assert_equal(outputs_and_gradients(compiled, batch(module, size, is_init)), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_compiled_module_needs_no_gradient(cell: str) -> None:
+    size = (3, 6, 2, 4)
+    module = make(cell, "scan", "none", size, layers=1, bias=True)
+    data = batch(module, size, resets("random", *size[:2]))
+    with set_recurrent_mode(True), torch.no_grad():
+        expected = module(data.clone())
+        found = torch.compile(module, fullgraph=True)(data.clone())
+    for key in ("y", *(("next", key) for key in module.state_keys)):
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-10, atol=1e-12)
+
+
 def test_a_compiled_scan_of_a_cell_without_a_derivative_is_refused(step_only_cell: str) -> None:
     module = make(step_only_cell, "scan", "none", (2, 3, 2, 3), layers=1, bias=True)
     compiled = torch.compile(module, fullgraph=True)

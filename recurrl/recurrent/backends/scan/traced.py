@@ -52,11 +52,37 @@ def run(
     x_gates_TBG = functional.linear(x_BTI, weights.w_ih, weights.b_ih).transpose(0, 1).contiguous()
     starts_TB1 = segments.starts_BT.t().unsqueeze(-1).contiguous()
     stored_TBX = tuple(stored.transpose(0, 1).contiguous() for stored in stored_states_BTX)
-    states_TBX: tuple[Tensor, ...] = _TracedScan.apply(  # type: ignore[no-untyped-call]
-        cell, x_gates_TBG, starts_TB1, weights.w_hh, weights.b_hh, weights.w_hr, *stored_TBX
-    )
+    arguments: tuple[Any, ...] = (cell, x_gates_TBG, starts_TB1, weights.w_hh, weights.b_hh, weights.w_hr, *stored_TBX)
+    # The compiler mixes up the arguments of a Function that it need not differentiate.
+    run_scan = _TracedScan.apply if torch.is_grad_enabled() else _forward_in_time
+    states_TBX: tuple[Tensor, ...] = run_scan(*arguments)
     states_BTX = tuple(state.transpose(0, 1) for state in states_TBX)
     return states_BTX[0], tuple(segments.only_ends(state) for state in states_BTX)
+
+
+def _forward_in_time(
+    cell: Any,
+    x_gates_TBG: Tensor,
+    starts_TB1: Tensor,
+    w_hh: Tensor,
+    b_hh: Tensor | None,
+    w_hr: Tensor | None,
+    *stored_TBX: Tensor,
+) -> tuple[Tensor, ...]:
+    """Every state after every step."""
+    weights = LayerWeights(x_gates_TBG, w_hh, None, b_hh, w_hr)  # the first is not used: it has acted already
+
+    def one_step(
+        carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x_gates, start, *stored = inputs
+        entering = tuple(torch.where(start, s, c) for s, c in zip(stored, carry, strict=True))
+        states = step(cell, weights, x_gates, entering)
+        return states, tuple(state.clone() for state in states)
+
+    initial = tuple(stored[0].clone() for stored in stored_TBX)
+    _, states_TBX = scan(one_step, initial, (x_gates_TBG, starts_TB1, *stored_TBX))
+    return tuple(states_TBX)
 
 
 class _TracedScan(torch.autograd.Function):
@@ -77,21 +103,10 @@ class _TracedScan(torch.autograd.Function):
         w_hr: Tensor | None,
         *stored_TBX: Tensor,
     ) -> tuple[Tensor, ...]:
-        weights = LayerWeights(x_gates_TBG, w_hh, None, b_hh, w_hr)  # the first is not used: it has acted already
-
-        def forward_in_time(
-            carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
-        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            x_gates, start, *stored = inputs
-            entering = tuple(torch.where(start, s, c) for s, c in zip(stored, carry, strict=True))
-            states = step(cell, weights, x_gates, entering)
-            return states, tuple(state.clone() for state in states)
-
-        initial = tuple(stored[0].clone() for stored in stored_TBX)
-        _, states_TBX = scan(forward_in_time, initial, (x_gates_TBG, starts_TB1, *stored_TBX))
+        states_TBX = _forward_in_time(cell, x_gates_TBG, starts_TB1, w_hh, b_hh, w_hr, *stored_TBX)
         ctx.cell, ctx.states = cell, len(stored_TBX)
         ctx.save_for_backward(x_gates_TBG, starts_TB1, w_hh, b_hh, w_hr, *stored_TBX, *states_TBX)
-        return tuple(states_TBX)
+        return states_TBX
 
     @staticmethod
     def backward(ctx: Any, *grad_states_TBX: Tensor) -> tuple[Any, ...]:
