@@ -115,7 +115,7 @@ def _compile(kernel: str, cell: str, hidden: int, precision: str, architecture: 
     from recurrl.recurrent.backends.triton.ops import tile_size
     from recurrl.recurrent.backends.triton.table import configuration
 
-    chosen = configuration(hidden)
+    chosen = configuration(hidden, precision)
     function = getattr(kernels, f"{kernel}_kernel")
     constants: dict[str, Any] = {
         "H": hidden,

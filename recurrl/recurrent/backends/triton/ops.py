@@ -42,7 +42,7 @@ def recurrent_forward(
     hidden = w_hh.shape[1]
     states = [x_gates_PG.new_empty(x_gates_PG.shape[0], hidden) for _ in stored_PH]
     saved = x_gates_PG.new_empty(x_gates_PG.shape[0], 4 * hidden)
-    chosen = configuration(hidden)
+    chosen = configuration(hidden, precision)
     forward_kernel[_programs(lane_begin_N, chosen.lanes)](
         x_gates_PG,
         w_hh,
@@ -108,7 +108,7 @@ def recurrent_backward(
         ``[P, H]``, the gradients of the stored states (else empty).
     """
     hidden = w_hh.shape[1]
-    chosen = configuration(hidden)
+    chosen = configuration(hidden, precision)
     grid = _programs(lane_begin_N, chosen.lanes)
     out = _backward_outputs(w_hh, states_PH, saved_P4H, grid[0], wants_stored)
     backward_kernel[grid](
@@ -155,7 +155,7 @@ def _(
     wants_stored: bool,
     precision: str,
 ) -> list[Tensor]:
-    programs = _programs(lane_begin_N, configuration(w_hh.shape[1]).lanes)[0]
+    programs = _programs(lane_begin_N, configuration(w_hh.shape[1], precision).lanes)[0]
     return _backward_outputs(w_hh, states_PH, saved_P4H, programs, wants_stored)
 
 

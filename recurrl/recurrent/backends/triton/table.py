@@ -18,9 +18,11 @@ class Configuration(NamedTuple):
     """Steps whose loads the compiler may start early. More than one costs the memory that the weights need."""
 
 
-def configuration(hidden_size: int) -> Configuration:
-    """For the kernels of this hidden size: with 16 lanes some threads spill, with 8 none does."""
-    return Configuration(lanes=8, warps=4 if hidden_size <= 32 else 8, stages=1)
+def configuration(hidden_size: int, precision: str) -> Configuration:
+    """For the kernels of this hidden size and precision, so that no thread spills."""
+    # Products of full float32 spread over the lanes, those of tensor cores do not.
+    lanes = 16 if precision == "ieee" and hidden_size > 32 else 8
+    return Configuration(lanes=lanes, warps=4 if hidden_size <= 32 else 8, stages=1)
 
 
 LARGEST_HIDDEN = 128
