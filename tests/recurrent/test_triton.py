@@ -159,6 +159,30 @@ def test_a_factor_is_rounded_to_the_nearest(precision: str, bits: int) -> None:
     assert torch.equal(out.double(), torch.ldexp((mantissa * 2 ** (bits + 1)).round() / 2 ** (bits + 1), exponent))
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1], ids=["torch's", "a GPU's", "a negative one"])
+def test_a_factor_that_is_no_number_stays_one(precision: str, bits: int) -> None:
+    @triton.jit
+    def kernel(x, out, PRECISION: tl.constexpr):
+        k = tl.arange(0, 16)
+        tl.store(out + k, kernels._rounded(tl.load(x + k), PRECISION))
+
+    x, out = torch.full((16,), bits, dtype=torch.int32).view(torch.float32), torch.zeros(16)
+    kernel[(1,)](x, out, PRECISION=precision)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_loss_of_the_output_alone_has_its_gradients(cell: str) -> None:
+    module, truth = make(cell, 6), make(cell, 6, "scan")
+    data = batch(module, 5, 7, "random")
+    for each in (module, truth):
+        with set_recurrent_mode(True):
+            each(data.clone())["y"].square().sum().backward()
+    for found, expected in zip(module.parameters(), truth.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_a_dtype_of_the_product_is_its_precision() -> None:
     module = make("gru", 6, precision="ieee", recurrent_compute_dtype=torch.bfloat16)
     rounded = make("gru", 6, precision="bf16")

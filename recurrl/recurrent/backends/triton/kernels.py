@@ -32,10 +32,11 @@ def _rounded(x, PRECISION: tl.constexpr):
         x = x.to(tl.bfloat16)
     elif PRECISION == "bf16 emulated":
         # Of the 16 bits that bf16 drops, half of what the last kept one is worth is added first.
-        x = ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True), x)
     elif PRECISION == "tf32":
-        # tf32 keeps 10 bits of mantissa and drops 13: half of what the last kept one is worth is added first.
-        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
+        # tf32 keeps 10 bits of mantissa and drops 13: half of what the last kept one is worth is added first. Added to
+        # the bits of a NaN, that could give a zero.
+        x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True), x)
     return x
 
 
@@ -58,7 +59,8 @@ def _weight(w_hh, gate, j, H: tl.constexpr, PRECISION: tl.constexpr):
     return _rounded(tile, PRECISION)
 
 
-@triton.jit
+# A kernel specialised on these numbers would be compiled anew when the data bring others.
+@triton.jit(do_not_specialize=["lanes", "stored_stride"])
 def forward_kernel(
     x_gates,
     w_hh,
@@ -137,7 +139,7 @@ def forward_kernel(
         tl.store(h_out + row[None, :] * H + j[:, None], h, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lanes", "stored_stride"])
 def backward_kernel(
     grad_h_out,
     grad_c_out,
