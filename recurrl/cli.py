@@ -18,16 +18,18 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED, checkpoint, envs, losses
-from recurrl.config import CONFIG_FILE, TrainConfig, check, check_key, key_paths, run_directory_of, typed
+from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.report import Report
 from recurrl.tracking.csv import FILE_NAME
 from recurrl.tracking.summary import write_summary
 from recurrl.train import make_policy_for, train
+from recurrl.validation import check
 
 GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig) if key.endswith(".name")))
 
@@ -42,7 +44,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         _check_overrides(sys.argv[1:])
-        _job()
+        _jobs()
     except (ConfigError, HydraException) as error:
         if full_error:
             raise
@@ -100,8 +102,36 @@ def evaluate_run(
     return evaluate(config.env, policy, episodes, config.seed if seed is None else seed)
 
 
+class _Refused(BaseException):
+    """Carries the refusal of a single run past Hydra, which prints a line of its own about each ``Exception``."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self.error = error
+
+
+def _jobs() -> None:
+    refused = None
+    try:
+        _job()
+    except _Refused as stop:
+        refused = stop.error
+    # Not raised above, where it would be given another context than it had.
+    if refused is not None:
+        raise refused
+
+
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
 def _job(composed: DictConfig) -> None:
+    try:
+        _run(composed)
+    except ConfigError as error:
+        # Of a sweep Hydra must have the error: it goes on with the other jobs, which may run in other processes.
+        if HydraConfig.get().mode == RunMode.RUN:
+            raise _Refused(error) from error
+        raise
+
+
+def _run(composed: DictConfig) -> None:
     started = time.time() if _finished else STARTED
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     run_dir = Path(HydraConfig.get().runtime.output_dir)

@@ -1,4 +1,4 @@
-"""What the tests of the configuration and of the command line share: composing, and running commands in this process.
+"""What tests share: composing and checking configurations, and running commands in this process.
 
 Importing torch takes seconds, so commands run in this process wherever that shows the same.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
+import importlib.util
 import io
 import logging
 import re
@@ -20,16 +21,21 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from copy import deepcopy
+from functools import reduce
 from typing import NamedTuple
 
+import gymnasium
 import hydra
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from recurrl import cli
+from recurrl import checkpoint, cli, envs
 from recurrl.config import TrainConfig, typed
+from recurrl.errors import ConfigError
+from recurrl.validation import check
 
 
 class Outcome(NamedTuple):
@@ -44,6 +50,10 @@ class Outcome(NamedTuple):
         """What standard error says after ``error:`` at the beginning of a line; nothing without such a line."""
         found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
         return found[1].strip() if found else ""
+
+
+class EnvironmentMadeError(Exception):
+    """An environment was made where none may be."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -110,6 +120,85 @@ def console() -> Callable[..., Outcome]:
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     return console
+
+
+@pytest.fixture(scope="session")
+def untyped_defaults(compose_untyped: Callable[..., DictConfig]) -> DictConfig:
+    """The defaults, with sizes that tests can be about whatever those of ``configs/`` are."""
+    sizes = ["frames_per_batch=1024", "env.num_envs=32", "slice_len=32", "minibatch_slices=8", "total_frames=50_000"]
+    return compose_untyped("device=cpu", *sizes)
+
+
+@pytest.fixture(scope="session")
+def defaults(untyped_defaults: DictConfig) -> TrainConfig:
+    """The same, as dataclasses."""
+    return typed(untyped_defaults)
+
+
+@pytest.fixture
+def no_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes it an error to make an environment."""
+
+    def make(*args: object, **kwargs: object) -> None:
+        raise EnvironmentMadeError
+
+    monkeypatch.setattr(gymnasium, "make", make)
+
+
+@pytest.fixture
+def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a package look as if it were not installed."""
+    find_spec = importlib.util.find_spec
+
+    def not_installed(package: str) -> None:
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name, *rest: None if name == package else find_spec(name, *rest)
+        )
+
+    return not_installed
+
+
+@pytest.fixture
+def refused(recurrl_train: Callable[..., Outcome], tmp_path: Path, no_environments: None) -> Callable[..., str]:
+    """What the console command says to overrides that it refuses before it makes an environment."""
+
+    def refused(*overrides: str) -> str:
+        outcome = recurrl_train(*overrides, cwd=tmp_path)
+        assert outcome.error, outcome.err
+        assert outcome.code == 1
+        assert "Traceback" not in outcome.err
+        return outcome.error
+
+    return refused
+
+
+@pytest.fixture
+def checked(defaults: TrainConfig, no_environments: None) -> Callable[[dict[str, object]], TrainConfig]:
+    """Checks the defaults with some values changed, as a run does before it makes an environment."""
+
+    def checked(changes: dict[str, object]) -> TrainConfig:
+        config = deepcopy(defaults)
+        for key, value in changes.items():
+            *groups, name = key.split(".")
+            setattr(reduce(getattr, groups, config), name, value)
+        check(config)
+        envs.check(config.env)
+        checkpoint.check_resume(config)
+        return config
+
+    return checked
+
+
+@pytest.fixture
+def refusal(checked: Callable[[dict[str, object]], TrainConfig]) -> Callable[[dict[str, object]], str]:
+    """The sentence with which changes of the defaults are refused before an environment is made."""
+
+    def refusal(changes: dict[str, object]) -> str:
+        with pytest.raises(ConfigError) as caught:
+            checked(changes)
+        return str(caught.value)
+
+    return refusal
 
 
 @pytest.fixture(scope="session")

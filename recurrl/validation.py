@@ -1,0 +1,183 @@
+"""The rules a configuration has to keep: the range of each value, and which values go together.
+
+:func:`check` raises :class:`ConfigError` with a sentence that says what was asked, why it can't be, and what to do,
+before any environment or process is started.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+
+import torch
+
+from recurrl.config import NO_CELL, TrainConfig
+from recurrl.errors import ConfigError
+from recurrl.recurrent import precision as matmul_precision
+from recurrl.recurrent.backends import Options, backend_names, refusal
+from recurrl.recurrent.cells import cell_names, load_cell
+
+
+def check(config: TrainConfig) -> None:
+    """Checks every value and every rule between values.
+
+    Raises:
+        ConfigError: with a sentence a person can act on.
+    """
+    _check_ranges(config)
+    _check_choices(config)
+    _check_device(config)
+    _check_recurrence(config)
+    _check_batches(config)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _check_ranges(config: TrainConfig) -> None:
+    algorithm = config.algorithm
+    at_least_one = {
+        "env.num_envs": config.env.num_envs,
+        "cell.hidden_size": config.cell.hidden_size,
+        "cell.num_layers": config.cell.num_layers,
+        "total_frames": config.total_frames,
+        "frames_per_batch": config.frames_per_batch,
+        "slice_len": config.slice_len,
+        "epochs": config.epochs,
+        "minibatch_slices": config.minibatch_slices,
+        "evaluation.episodes": config.evaluation.episodes,
+        "env.max_episode_steps": config.env.max_episode_steps,
+        "checkpoint.every_frames": config.checkpoint.every_frames,
+        "evaluation.every_frames": config.evaluation.every_frames,
+        "num_threads": config.num_threads,
+        **{f"policy.encoder_sizes[{i}]": size for i, size in enumerate(config.policy.encoder_sizes)},
+    }
+    for key, value in at_least_one.items():
+        _require(value is None or value >= 1, f"{key}={value} is too small. Give a whole number of at least 1.")
+    between_zero_and_one = {
+        "algorithm.gamma": algorithm.gamma,
+        "algorithm.lmbda": algorithm.lmbda,
+        "algorithm.clip_final_fraction": algorithm.clip_final_fraction,
+        "algorithm.entropy_final_fraction": algorithm.entropy_final_fraction,
+        "lr_final_fraction": config.lr_final_fraction,
+    }
+    for key, fraction in between_zero_and_one.items():
+        _require(0 <= fraction <= 1, f"{key}={fraction} is out of range. Give a number from 0 to 1.")
+    positive = {
+        "lr": config.lr,
+        "env.reward_scale": config.env.reward_scale,
+        "policy.initial_std": config.policy.initial_std,
+        "algorithm.clip_epsilon": algorithm.clip_epsilon,
+        "algorithm.max_grad_norm": algorithm.max_grad_norm,
+        "algorithm.target_kl": algorithm.target_kl,
+        "algorithm.clip_value": algorithm.clip_value,
+    }
+    for key, number in positive.items():
+        _require(
+            number is None or (number > 0 and math.isfinite(number)),
+            f"{key}={number} is out of range. Give a finite number above 0.",
+        )
+    not_negative = {
+        "algorithm.entropy_coeff": algorithm.entropy_coeff,
+        "algorithm.critic_coeff": algorithm.critic_coeff,
+    }
+    for key, number in not_negative.items():
+        _require(
+            number >= 0 and math.isfinite(number), f"{key}={number} is out of range. Give a finite number, 0 or above."
+        )
+    _require(algorithm.clip_epsilon < 1, f"algorithm.clip_epsilon={algorithm.clip_epsilon} must be below 1.")
+    _require(0 <= config.seed < 2**31, f"seed={config.seed} is out of range. Give a whole number from 0 to 2147483647.")
+
+
+def _check_choices(config: TrainConfig) -> None:
+    choices = {
+        "env.vectorization": (config.env.vectorization, ("inline", "serial", "parallel", "gymnasium")),
+        "algorithm.critic_loss": (config.algorithm.critic_loss, ("l2", "smooth_l1")),
+        "backend.name": (config.backend.name, backend_names()),
+        "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
+        "collector.name": (config.collector.name, ("single",)),
+        "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
+        "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
+        "recompute.name": (config.recompute.name, ("none", "full")),
+        "precision.name": (config.precision.name, matmul_precision.MODES),
+    }
+    for key, (value, allowed) in choices.items():
+        names = ", ".join(str(choice) for choice in allowed)
+        _require(value in allowed, f"{key}={value} does not exist. Choose one of: {names}.")
+    if config.logger.name == "tensorboard":
+        _require(
+            importlib.util.find_spec("tensorboard") is not None,
+            "logger=tensorboard needs the tensorboard package. Install it with: pip install 'recurrl[tensorboard]'",
+        )
+
+
+def _check_device(config: TrainConfig) -> None:
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device={config.device} is not a device torch knows. Choose auto, cpu, cuda or cuda:0."
+        ) from error
+    _require(
+        device.type in ("cpu", "cuda"),
+        f"device={config.device} is a kind of device that recurrl does not train on. Choose auto, cpu, cuda or cuda:0.",
+    )
+    if device.type == "cuda":
+        _require(
+            torch.cuda.is_available(),
+            f"device={config.device} was asked for, but torch {torch.__version__} finds no CUDA device here. Choose "
+            "device=cpu, or install a CUDA build of torch on a machine with a GPU.",
+        )
+        _require(
+            (device.index or 0) < torch.cuda.device_count(),
+            f"device={config.device} was asked for, but there are {torch.cuda.device_count()} CUDA devices, numbered "
+            "from 0.",
+        )
+
+
+def _check_recurrence(config: TrainConfig) -> None:
+    device = torch.device(config.device)
+    reason = None
+    if config.cell.name != NO_CELL:
+        options = Options(
+            recompute=config.recompute.name, precision=config.precision.name, hidden_size=config.cell.hidden_size
+        )
+        reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
+    if reason is not None:
+        raise ConfigError(reason)
+
+
+def _check_batches(config: TrainConfig) -> None:
+    envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
+    _require(
+        frames % envs == 0,
+        f"frames_per_batch={frames} does not divide evenly among env.num_envs={envs}. Give a multiple of {envs}, for "
+        f"example frames_per_batch={max(1, round(frames / envs)) * envs}.",
+    )
+    _require(
+        config.slice_len <= steps,
+        f"slice_len={config.slice_len} is longer than a row, which has {steps} steps (frames_per_batch / "
+        f"env.num_envs). Give slice_len={steps} or a divisor of it, or a larger frames_per_batch.",
+    )
+    _require(
+        steps % config.slice_len == 0,
+        f"slice_len={config.slice_len} does not divide a row of {steps} steps. Give one of: "
+        f"{', '.join(map(str, _divisors(steps)))}.",
+    )
+    slices = config.slices_per_batch
+    _require(
+        slices % config.minibatch_slices == 0,
+        f"minibatch_slices={config.minibatch_slices} does not divide the {slices} slices of an iteration "
+        f"(frames_per_batch / slice_len). Give one of: {', '.join(map(str, _divisors(slices)))}.",
+    )
+    _require(
+        config.total_frames >= frames,
+        f"total_frames={config.total_frames} is less than one iteration of frames_per_batch={frames}. Give more "
+        "total_frames, or a smaller frames_per_batch.",
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

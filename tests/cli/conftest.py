@@ -1,0 +1,53 @@
+"""What the tests of the command line share: commands called in folders of their own, and a run by the console."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+
+@pytest.fixture
+def train(recurrl_train, tmp_path):
+    """Runs ``recurrl-train`` in this process, in a folder of its own."""
+    return lambda *overrides: recurrl_train(*overrides, cwd=tmp_path)
+
+
+@pytest.fixture
+def evaluate(recurrl_evaluate, tmp_path):
+    """Runs ``recurrl-evaluate`` in this process, in a folder of its own."""
+    return lambda *arguments: recurrl_evaluate(*arguments, cwd=tmp_path)
+
+
+class Called(NamedTuple):
+    """A command that was called: in which folder, and what it came to."""
+
+    folder: Path
+    outcome: Any
+
+
+@pytest.fixture(scope="session")
+def in_a_folder(tmp_path_factory) -> Callable[..., Called]:
+    """Calls a command in a new folder, one that many tests can look at."""
+
+    def in_a_folder(command, *arguments: object) -> Called:
+        folder = tmp_path_factory.mktemp("anywhere")
+        return Called(folder, command(*arguments, cwd=folder))
+
+    return in_a_folder
+
+
+@pytest.fixture(scope="session")
+def console_call(in_a_folder, console, tiny) -> Called:
+    """A run by the console command in a process of its own, in a folder that is not the repository."""
+    return in_a_folder(console, "recurrl-train", *tiny, "cell=lstm", "seed=1")
+
+
+@pytest.fixture(scope="session")
+def console_run(console_call) -> Path:
+    """Its run directory."""
+    assert console_call.outcome.code == 0, console_call.outcome.err
+    (run,) = console_call.folder.glob("outputs/*/*")
+    return run

@@ -1,0 +1,69 @@
+"""``recurrl-evaluate``: evaluating a run, or one of its checkpoints."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import torch
+from run_files import summary
+
+from recurrl.cli import evaluate_run
+
+
+def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, finished_run):
+    outcome = evaluate(finished_run)
+    found = summary(finished_run)
+    assert outcome.code == 0, outcome.err
+    printed = re.fullmatch(
+        r"return (-?[\d.]+) ± ([\d.]+) over (\d+) episodes \(min (-?[\d.]+), max (-?[\d.]+)\)\n", outcome.out
+    )
+    assert printed, outcome.out
+    assert printed[1] == f"{found['eval_return_mean']:.1f}"
+    assert printed[2] == f"{found['eval_return_std']:.1f}"
+    assert printed[3] == "2"
+
+
+def test_evaluating_the_same_run_twice_gives_the_same_returns(finished_run):
+    first = evaluate_run(finished_run, episodes=3, seed=5)
+    torch.manual_seed(99)
+    assert evaluate_run(finished_run, episodes=3, seed=5) == first
+    assert len(first) == 3
+
+
+def test_a_checkpoint_can_be_evaluated(evaluate, finished_run):
+    outcome = evaluate(finished_run / "checkpoints" / "frames_000000000032", "--episodes", 3)
+    assert outcome.code == 0, outcome.err
+    assert "over 3 episodes" in outcome.out
+
+
+def test_evaluating_leaves_the_run_as_it_was(evaluate, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert evaluate("run").code == 0
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("nowhere", "nowhere does not exist."), (".", ". is neither a run directory nor a checkpoint in one.")],
+)
+def test_evaluating_what_is_no_run_is_refused(evaluate, name, sentence):
+    outcome = evaluate(name)
+    assert outcome.code == 1
+    assert outcome.err == (
+        f"error: {sentence} Give a directory that a training run wrote (it holds config.yaml and "
+        "checkpoints/), or one of the checkpoints in it.\n"
+    )
+
+
+def test_evaluating_no_episodes_is_refused(evaluate, finished_run):
+    assert evaluate(finished_run, "--episodes", 0).err == "error: --episodes 0 is too small. Give at least 1.\n"
+
+
+def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = evaluate(finished_run, "--device", "cuda")
+    assert outcome.code == 1
+    assert outcome.error.startswith("device=cuda was asked for, but torch ")

@@ -1,0 +1,104 @@
+"""``recurrl-train``, runs that end badly: what they say, record and leave."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from run_files import SUMMARY_KEYS, metrics, summary
+
+from recurrl.cli import evaluate_run
+from recurrl.learner import Learner
+
+REFUSAL = (
+    "recompute=full is not possible with backend=pad, whose fused kernels manage their own backward workspace. "
+    "Choose backend=scan, or recompute=none."
+)
+
+
+def fails_in_iteration(monkeypatch, number: int, error: BaseException) -> None:
+    """Makes learning fail in the iteration of that number, the first being 1."""
+    learn = Learner.learn
+    calls = []
+
+    def failing(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == number:
+            raise error
+        return learn(self, *args, **kwargs)
+
+    monkeypatch.setattr(Learner, "learn", failing)
+
+
+def test_a_refused_run_says_one_sentence(train):
+    outcome = train("recompute=full", "backend=pad")
+    assert outcome.code == 1
+    assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
+
+
+@pytest.mark.slow
+def test_a_refused_run_says_one_sentence_in_a_process_of_its_own(console, tmp_path):
+    outcome = console("recurrl-train", "recompute=full", "backend=pad", cwd=tmp_path)
+    assert outcome.code == 1
+    assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
+
+
+@pytest.mark.slow
+def test_a_refused_run_gives_the_whole_traceback_where_the_user_asks_hydra_for_it(console, tmp_path, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    outcome = console("recurrl-train", "epochs=abc", cwd=tmp_path)
+    assert outcome.code == 1
+    assert "omegaconf.errors.ValidationError: Value 'abc'" in outcome.err
+    assert outcome.err.splitlines()[-1].startswith("recurrl.errors.ConfigError: The configuration key 'epochs'")
+
+
+def test_a_run_that_is_not_refused_does_make_an_environment(train, no_environments):
+    # Otherwise the tests of refusals would not show that none is made before them.
+    assert "EnvironmentMadeError" in train().err
+
+
+def test_a_refused_run_is_recorded(train, tmp_path):
+    train("recompute=full", "backend=pad", "seed=3", "hydra.run.dir=run")
+    found = summary(tmp_path / "run")
+    assert found.keys() >= SUMMARY_KEYS
+    assert (found["status"], found["frames"], found["seed"]) == ("failed", 0, 3)
+    assert REFUSAL in found["error"]
+
+
+def test_a_run_in_the_directory_of_another_is_refused_and_leaves_its_results(train, finished_run, tmp_path, tiny):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    outcome = train(*tiny, "hydra.run.dir=run")
+    assert outcome.code == 1
+    assert str(run) in outcome.error
+    assert "hydra.run.dir=" in outcome.error
+    assert f"resume={run}" in outcome.error
+    assert "Traceback" not in outcome.err
+    assert summary(run) == summary(finished_run)
+    assert metrics(run) == metrics(finished_run)
+    assert evaluate_run(run) == evaluate_run(finished_run)
+
+
+def test_the_directory_of_a_refused_run_can_be_used_again(train, tiny, tmp_path):
+    assert train(*tiny, "seed=-1", "hydra.run.dir=run").code == 1
+    outcome = train(*tiny, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert summary(tmp_path / "run")["status"] == "completed"
+
+
+def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_path, monkeypatch):
+    fails_in_iteration(monkeypatch, 2, RuntimeError("the GPU fell off"))
+    outcome = train(*tiny, "hydra.run.dir=run")
+    assert outcome.code == 1
+    assert "RuntimeError: the GPU fell off" in outcome.err
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["error"]) == ("failed", "RuntimeError: the GPU fell off")
+    assert (found["frames"], found["checkpoint"]) == (32, None)
+    assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32"]
+
+
+def test_a_run_that_is_interrupted_says_so_in_its_summary(train, tiny, tmp_path, monkeypatch):
+    fails_in_iteration(monkeypatch, 2, KeyboardInterrupt())
+    outcome = train(*tiny, "hydra.run.dir=run")
+    assert outcome.code == 130
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["error"], found["frames"]) == ("interrupted", None, 32)

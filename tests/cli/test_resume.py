@@ -1,0 +1,159 @@
+"""``recurrl-train resume=...``: going on with a run, and the runs that cannot be gone on with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from run_files import learning_rates, metrics, settings, summary, without_times
+
+from recurrl import checkpoint
+from recurrl.cli import evaluate_run
+from recurrl.train import make_policy_for
+
+
+@pytest.fixture(scope="module")
+def resumed_run(in_a_folder, recurrl_train, finished_run) -> Path:
+    """A run of 128 frames that goes on from the finished one of 64."""
+    folder, outcome = in_a_folder(recurrl_train, f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    return folder / "run"
+
+
+def test_a_resumed_run_goes_on_from_the_frames_of_the_run_before(resumed_run):
+    assert [row["frames"] for row in metrics(resumed_run)] == ["96", "128"]
+    found = summary(resumed_run)
+    assert (found["status"], found["frames"]) == ("completed", 128)
+    assert found["checkpoint"] == "checkpoints/frames_000000000128"
+
+
+def test_a_resumed_run_keeps_the_settings_of_the_run_before_but_for_what_is_overridden(resumed_run, finished_run):
+    expected = settings(finished_run) | {"total_frames": 128, "resume": str(finished_run)}
+    assert expected["cell"]["name"] == "lstm"
+    assert settings(resumed_run) == expected
+    assert yaml.safe_load((resumed_run / ".hydra" / "config.yaml").read_text(encoding="utf-8")) == expected
+    assert summary(resumed_run)["cell"] == "lstm"
+
+
+def test_a_resumed_run_goes_on_with_the_schedule_of_the_learning_rate(resumed_run, finished_run):
+    # From 3e-3 to a tenth of it, over 64 frames in the first run and over 128 in the second; at the beginning of each
+    # iteration.
+    assert learning_rates(finished_run) == pytest.approx([3e-3, 3e-3 * (1 - 0.9 / 2)])
+    assert learning_rates(resumed_run) == pytest.approx([3e-3 * (1 - 0.9 * 64 / 128), 3e-3 * (1 - 0.9 * 96 / 128)])
+
+
+def test_a_resumed_run_counts_the_episodes_of_the_run_before(resumed_run, finished_run):
+    before = float(metrics(finished_run)[-1]["train/episodes"])
+    assert before > 0
+    assert float(metrics(resumed_run)[0]["train/episodes"]) >= before
+
+
+def test_a_resumed_run_goes_on_from_the_weights_that_were_learnt(train, finished_run, tmp_path, compose, tiny):
+    outcome = train(f"resume={finished_run}", "total_frames=96", "lr=1e-9", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    config = compose(*tiny, "cell=lstm")
+    fresh, before, after = (make_policy_for(config) for _ in range(3))
+    checkpoint.load_policy(checkpoint.find(finished_run), before)
+    checkpoint.load_policy(checkpoint.find(tmp_path / "run"), after)
+    learnt = dict(before.named_parameters())
+    for name, parameter in after.named_parameters():
+        torch.testing.assert_close(parameter, learnt[name], rtol=0, atol=1e-6)
+    assert any(not torch.equal(parameter, learnt[name]) for name, parameter in fresh.named_parameters())
+
+
+def test_a_run_can_be_resumed_from_one_of_its_checkpoints_by_a_relative_path(recurrl_train, finished_run, tmp_path):
+    run = tmp_path / "run"
+    outcome = recurrl_train(
+        "resume=run/checkpoints/frames_000000000032", f"hydra.run.dir={run}", cwd=finished_run.parent
+    )
+    assert outcome.code == 0, outcome.err
+    assert [row["frames"] for row in metrics(run)] == ["64"]
+    assert learning_rates(run) == pytest.approx([3e-3 * (1 - 0.9 / 2)])
+
+
+def test_a_resumed_run_can_be_resumed(train, resumed_run, tmp_path):
+    outcome = train(f"resume={resumed_run}", "total_frames=160", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert [row["frames"] for row in metrics(tmp_path / "run")] == ["160"]
+    assert settings(tmp_path / "run")["cell"]["name"] == "lstm"
+
+
+def test_a_resumed_run_can_be_evaluated(evaluate, resumed_run):
+    outcome = evaluate(resumed_run)
+    found = summary(resumed_run)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith(
+        f"return {found['eval_return_mean']:.1f} ± {found['eval_return_std']:.1f} over 2 episodes "
+    )
+
+
+def test_a_run_resumed_in_its_own_directory_keeps_its_settings_and_its_metrics(train, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    outcome = train("resume=run", "total_frames=96", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert settings(run) == settings(finished_run) | {"total_frames": 96, "resume": "run"}
+    assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
+    assert without_times(metrics(run))[:2] == without_times(metrics(finished_run))
+
+
+# What is refused
+
+
+def test_a_refused_resume_in_a_runs_own_directory_leaves_a_run_that_can_be_evaluated(train, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    outcome = train("resume=run", "total_frames=64", "hydra.run.dir=run")
+    assert outcome.error.startswith("resume=run has seen 64 frames already")
+    assert metrics(run) == metrics(finished_run)
+    assert evaluate_run(run) == evaluate_run(finished_run)
+
+
+def test_resuming_with_another_network_is_refused(train, finished_run):
+    outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16")
+    assert outcome.code == 1
+    assert outcome.error.startswith(
+        f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
+    )
+    assert "Resume with the settings its run had (network, environment), or start anew without resume." in outcome.error
+    assert "Traceback" not in outcome.err
+
+
+def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "long.yaml").write_text("# @package _global_\nepochs: 9\n", encoding="utf-8")
+    outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
+    assert outcome.error == ("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
+
+
+def test_going_on_from_what_does_not_exist_is_refused(refused):
+    assert refused("resume=nowhere") == (
+        "nowhere does not exist. Give a directory that a training run wrote (it holds config.yaml and "
+        "checkpoints/), or one of the checkpoints in it."
+    )
+
+
+def test_going_on_from_a_name_that_looks_like_a_number_is_refused(refused):
+    assert refused("resume=3").startswith("3 does not exist. Give a directory that a training run wrote")
+
+
+def test_going_on_from_a_folder_that_is_no_run_is_refused(refusal, tmp_path):
+    assert refusal({"resume": str(tmp_path)}).startswith(
+        f"{tmp_path} is neither a run directory nor a checkpoint in one. Give a directory that a training run wrote"
+    )
+
+
+def test_going_on_from_a_run_without_a_checkpoint_is_refused(refusal, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    assert refusal({"resume": str(run)}) == (
+        f"{run} holds no checkpoint to go on from: its run ended before it wrote one. Choose another run, or start "
+        "anew without resume."
+    )
+
+
+def test_going_on_with_nothing_left_to_do_is_refused(refused, finished_run):
+    assert refused(f"resume={finished_run}") == (
+        f"resume={finished_run} has seen 64 frames already, so total_frames=64 leaves nothing to do. Give "
+        "total_frames of at least 96."
+    )

@@ -1,0 +1,108 @@
+"""``recurrl-train``, one run: what it writes and says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+import yaml
+from run_files import SUMMARY_KEYS, metrics, settings, summary
+
+from recurrl.config import TrainConfig
+
+
+def test_the_console_command_writes_a_run_directory_below_the_folder_it_is_called_in(console_run, console_call):
+    assert re.fullmatch(
+        r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", console_run.relative_to(console_call.folder).as_posix()
+    )
+    assert [path.name for path in console_call.folder.iterdir()] == ["outputs"]
+    contents = {path.name for path in console_run.iterdir()}
+    assert contents >= {".hydra", "config.yaml", "metrics.csv", "checkpoints", "learning_curve.png", "summary.json"}
+
+
+def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
+    out = console_call.outcome.out
+    found = summary(console_run)
+    assert "CartPole-v1, 4 environments; lstm 8 by backend auto (measures on the first batch) on cpu" in out
+    assert re.search(rf"backend auto is {found['backend']} for 4 rows of 4 steps, .* ms a layer", out)
+    mean, std = found["eval_return_mean"], found["eval_return_std"]
+    assert f"evaluation return {mean:.1f} ± {std:.1f} over 2 episodes; " in out
+    assert str(console_run) in out
+
+
+def test_a_run_records_the_configuration_it_ran_with(console_run):
+    recorded = settings(console_run)
+    assert recorded.keys() == {field.name for field in fields(TrainConfig)}
+    assert (recorded["cell"], recorded["seed"]) == ({"name": "lstm", "hidden_size": 8, "num_layers": 1}, 1)
+    assert recorded["env"]["mask"] == [1, 3]
+    assert yaml.safe_load((console_run / ".hydra" / "config.yaml").read_text(encoding="utf-8")) == recorded
+
+
+def test_a_run_writes_a_row_of_metrics_an_iteration_by_frames(console_run):
+    header = (console_run / "metrics.csv").read_text(encoding="utf-8").partition("\n")[0].split(",")
+    assert header[0] == "frames"
+    assert {"train/return_mean", "eval/return_mean", "time/frames_per_s", "optim/lr"} <= set(header)
+    assert [row["frames"] for row in metrics(console_run)] == ["32", "64"]
+
+
+def test_a_run_draws_its_learning_curve(console_run):
+    assert (console_run / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_the_summary_of_a_run_says_what_it_came_to(console_run):
+    found = summary(console_run)
+    assert found.keys() >= SUMMARY_KEYS
+    assert {key: found[key] for key in ("status", "error", "frames", "seed", "device", "cell", "eval_episodes")} == {
+        "status": "completed",
+        "error": None,
+        "frames": 64,
+        "seed": 1,
+        "device": "cpu",
+        "cell": "lstm",
+        "eval_episodes": 2,
+    }
+    assert found["backend"] in ("scan", "pad")
+    assert found["checkpoint"] == "checkpoints/frames_000000000064"
+    assert (console_run / found["checkpoint"]).is_dir()
+
+
+def test_the_summary_of_a_run_agrees_with_its_metrics(console_run):
+    found, rows = summary(console_run), metrics(console_run)
+    assert found["train_return_mean"] == float(rows[-1]["train/return_mean"])
+    assert found["eval_return_mean"] == found["best_eval_return_mean"] == float(rows[-1]["eval/return_mean"])
+    assert found["eval_return_std"] == float(rows[-1]["eval/return_std"])
+    seconds = sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in rows)
+    assert found["train_time_s"] == pytest.approx(seconds)
+    assert found["frames_per_s"] == pytest.approx(64 / seconds)
+    assert found["startup_time_s"] + found["train_time_s"] < found["wall_time_s"]
+
+
+def test_evaluation_and_checkpoints_come_as_often_as_asked_and_at_the_end(train, tiny, tmp_path):
+    outcome = train(
+        *tiny, "total_frames=160", "checkpoint.every_frames=64", "evaluation.every_frames=96", "hydra.run.dir=run"
+    )
+    assert outcome.code == 0, outcome.err
+    run = tmp_path / "run"
+    evaluations = {row["frames"]: float(row["eval/return_mean"]) for row in metrics(run) if row["eval/return_mean"]}
+    assert list(evaluations) == ["96", "160"]
+    assert summary(run)["best_eval_return_mean"] == max(evaluations.values())
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "frames_000000000064",
+        "frames_000000000128",
+        "frames_000000000160",
+    ]
+
+
+def test_frames_that_are_no_whole_number_of_iterations_are_not_exceeded(train, tiny, tmp_path):
+    outcome = train(*tiny, "total_frames=95", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert summary(tmp_path / "run")["frames"] == 64
+
+
+def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):
+    outcome = train(*tiny, "cell=none", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert "no memory (cell=none)" in outcome.out
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["cell"], found["backend"]) == ("completed", "none", None)

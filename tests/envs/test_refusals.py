@@ -1,0 +1,79 @@
+"""Environments that cannot be made: refused with what to do, where possible before any is made."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+
+
+def test_an_id_that_is_not_registered_is_refused_with_near_ones(refused):
+    error = refused("env=gym", "env.id=CartPol-v1")
+    assert error.startswith("env.id=CartPol-v1 is not registered with Gymnasium. Did you mean CartPole-v1")
+    assert error.endswith("If another package registers it, name that package: env.packages=[package].")
+
+
+def test_an_id_like_none_that_is_registered_is_refused_without_guesses(refusal):
+    assert refusal({"env.id": "qqqqqqqq"}) == (
+        "env.id=qqqqqqqq is not registered with Gymnasium. If another package registers it, name that package: "
+        "env.packages=[package]."
+    )
+
+
+def test_a_package_that_is_not_installed_is_refused_with_the_command_that_installs_it(refusal, not_installed):
+    not_installed("some_games")
+    assert refusal({"env.packages": ["some_games"]}) == (
+        "env=cartpole_novel needs the package some_games. Install it with: pip install some_games"
+    )
+
+
+def test_a_package_within_one_that_is_not_installed_is_refused(refusal):
+    assert "pip install some_games" in refusal({"env.packages": ["some_games.classic"]})
+
+
+def test_a_package_that_is_an_extra_of_recurrl_is_refused_with_the_extra(refused, not_installed):
+    not_installed("popgym")
+    assert refused("env=repeat_previous") == (
+        "env=repeat_previous needs the package popgym. Install it with: pip install 'recurrl[popgym]'"
+    )
+
+
+def test_a_negative_index_in_the_mask_is_refused(refusal):
+    assert refusal({"env.mask": [1, -1]}) == (
+        "env.mask=[1, -1] holds a negative index. Give indices of the observation, from 0."
+    )
+
+
+@pytest.mark.parametrize("mask", [[4], [0, 1, 2, 3]], ids=str)
+def test_a_mask_that_does_not_fit_is_refused_when_the_first_environment_is_made(recurrl_train, tmp_path, mask):
+    # Only the environment itself knows how long its observation is.
+    outcome = recurrl_train(f"env.mask={mask}".replace(" ", ""), cwd=tmp_path)
+    assert outcome.code == 1
+    assert outcome.error == (
+        f"env.mask={mask} does not fit an observation of 4 entries: give indices from 0 to 3, and leave at least one "
+        "entry to see."
+    )
+
+
+def test_a_mask_of_an_observation_that_is_no_vector_is_refused(recurrl_train, tmp_path):
+    outcome = recurrl_train("env=gym", "env.id=CliffWalking-v1", "env.mask=[0]", cwd=tmp_path)
+    assert outcome.error == (
+        "env.mask=[0] hides entries of a vector, but the observation space is Discrete(48). Remove env.mask."
+    )
+
+
+def test_an_argument_the_environment_does_not_take_is_refused(recurrl_train, tmp_path):
+    outcome = recurrl_train("+env.kwargs.gravitas=1", cwd=tmp_path)
+    assert "env.kwargs={'gravitas': 1}" in outcome.error
+    assert "unexpected keyword argument 'gravitas'" in outcome.error
+    assert "Traceback" not in outcome.err
+
+
+def test_an_environment_that_lacks_a_package_is_refused_with_what_gymnasium_says(recurrl_train, tmp_path, monkeypatch):
+    def make(*args, **kwargs):
+        raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
+
+    monkeypatch.setattr(gymnasium, "make", make)
+    outcome = recurrl_train("env=gym", "env.id=HalfCheetah-v5", cwd=tmp_path)
+    assert "env.id=HalfCheetah-v5" in outcome.error
+    assert 'pip install "gymnasium[mujoco]"' in outcome.error
+    assert "Traceback" not in outcome.err

@@ -1,0 +1,303 @@
+"""The rules between the values of a configuration: what is fine, and what is refused, with what to do instead."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from recurrl import checkpoint, envs
+from recurrl.recurrent.backends import backend_names
+from recurrl.validation import check
+
+RANGES = {
+    "a finite number above 0": (
+        (
+            "lr",
+            "env.reward_scale",
+            "policy.initial_std",
+            "algorithm.clip_epsilon",
+            "algorithm.max_grad_norm",
+            "algorithm.target_kl",
+            "algorithm.clip_value",
+        ),
+        (0.0, -1.0, math.nan, math.inf),
+    ),
+    "a number from 0 to 1": (
+        (
+            "algorithm.gamma",
+            "algorithm.lmbda",
+            "algorithm.clip_final_fraction",
+            "algorithm.entropy_final_fraction",
+            "lr_final_fraction",
+        ),
+        (-0.1, 1.1, math.nan),
+    ),
+    "a finite number, 0 or above": (
+        ("algorithm.entropy_coeff", "algorithm.critic_coeff"),
+        (-0.1, math.nan, math.inf),
+    ),
+}
+"""Of each range, as a refusal names it: the keys that have it, and values outside it."""
+
+
+def changed(changes: dict[str, object]) -> str:
+    return " ".join(f"{key}={value}" for key, value in changes.items())
+
+
+# What is fine
+
+
+def test_the_defaults_are_fine(compose):
+    config = compose()
+    check(config)
+    envs.check(config.env)
+    checkpoint.check_resume(config)
+
+
+def test_a_preset_precision_is_fine_on_a_cpu(checked):
+    assert checked({"precision.name": "fast"}).precision.name == "fast"
+
+
+def test_a_feed_forward_policy_has_no_backend_to_refuse(checked):
+    assert checked({"cell.name": "none", "backend.name": "triton"}).cell.name == "none"
+
+
+def test_full_recomputation_is_fine_where_the_backend_is_free(checked):
+    checked({"recompute.name": "full"})
+    checked({"recompute.name": "full", "backend.name": "scan"})
+
+
+@pytest.mark.parametrize("cuda", ["cuda", "cuda:0", "cuda:1"])
+def test_a_cuda_device_that_is_there_is_fine(checked, monkeypatch, cuda):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert checked({"device": cuda}).device == cuda
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm.gamma": 0.0},
+        {"algorithm.gamma": 1.0},
+        {"lr_final_fraction": 0.0},
+        {"algorithm.entropy_coeff": 0.0},
+        {"algorithm.max_grad_norm": None},
+        {"num_threads": None},
+        {"policy.encoder_sizes": []},
+        {"seed": 2**31 - 1},
+    ],
+    ids=changed,
+)
+def test_the_ends_of_a_range_are_fine(checked, changes):
+    checked(changes)
+
+
+# Choices and ranges
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("env.source", envs.source_names()),
+        ("env.vectorization", ("inline", "serial", "parallel", "gymnasium")),
+        ("algorithm.critic_loss", ("l2", "smooth_l1")),
+        ("backend.name", backend_names()),
+        ("cell.name", ("gru", "lstm", "none")),
+        ("collector.name", ("single",)),
+        ("logger.name", ("csv", "tensorboard", "wandb")),
+        ("logger.mode", ("auto", "online", "offline")),
+        ("recompute.name", ("none", "full")),
+        ("precision.name", ("ieee", "tf32", "tf32x3", "bf16", "fast", "high-prec")),
+    ],
+)
+def test_a_value_that_is_not_among_the_choices_is_refused_with_those_that_are(refusal, key, names):
+    error = refusal({key: "nonesuch"})
+    assert "=nonesuch does not exist. Choose one of: " in error
+    listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
+    assert set(names) <= set(listed)
+
+
+def test_tensorboard_is_refused_where_it_is_not_installed(refusal, not_installed):
+    not_installed("tensorboard")
+    assert refusal({"logger.name": "tensorboard"}) == (
+        "logger=tensorboard needs the tensorboard package. Install it with: pip install 'recurrl[tensorboard]'"
+    )
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "env.num_envs",
+        "env.max_episode_steps",
+        "cell.hidden_size",
+        "cell.num_layers",
+        "policy.encoder_sizes",
+        "total_frames",
+        "frames_per_batch",
+        "slice_len",
+        "epochs",
+        "minibatch_slices",
+        "num_threads",
+        "checkpoint.every_frames",
+        "evaluation.episodes",
+        "evaluation.every_frames",
+    ],
+)
+def test_a_count_below_one_is_refused(refusal, key, value):
+    if key == "policy.encoder_sizes":
+        assert refusal({key: [8, value]}) == (
+            f"policy.encoder_sizes[1]={value} is too small. Give a whole number of at least 1."
+        )
+    else:
+        assert refusal({key: value}) == f"{key}={value} is too small. Give a whole number of at least 1."
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "advice"),
+    [(key, value, advice) for advice, (keys, bad) in RANGES.items() for key in keys for value in bad],
+)
+def test_a_number_out_of_its_range_is_refused_with_the_range(refusal, key, value, advice):
+    assert refusal({key: value}) == f"{key}={value} is out of range. Give {advice}."
+
+
+def test_a_clip_range_of_one_is_refused(refusal):
+    assert refusal({"algorithm.clip_epsilon": 1.0}) == "algorithm.clip_epsilon=1.0 must be below 1."
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+def test_a_seed_out_of_range_is_refused(refusal, seed):
+    assert refusal({"seed": seed}) == f"seed={seed} is out of range. Give a whole number from 0 to 2147483647."
+
+
+# Values that do not go together
+
+
+@pytest.mark.parametrize("backend", ["pad", "reference"])
+def test_recomputation_is_refused_with_a_backend_that_has_none(refusal, backend):
+    error = refusal({"recompute.name": "full", "backend.name": backend})
+    assert error.startswith(f"recompute=full is not possible with backend={backend}, ")
+    assert error.endswith("Choose backend=scan, or recompute=none.")
+
+
+def test_values_that_do_not_go_together_are_refused_at_the_command_line(refused):
+    assert refused("recompute=full", "backend=pad").startswith("recompute=full is not possible with backend=pad, ")
+
+
+def test_the_triton_backend_is_refused_on_a_cpu(refusal, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert refusal({"backend.name": "triton"}).startswith(
+        "backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto, or backend=pad on a GPU and "
+        "backend=scan on a CPU."
+    )
+
+
+def test_the_triton_backend_is_refused_a_cell_that_is_too_large(refusal):
+    assert refusal({"backend.name": "triton", "cell.hidden_size": 256}).startswith(
+        "hidden_size=256 is not possible with backend=triton, whose kernels keep the recurrent weights on the chip: at "
+        "most 128 features"
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "sentence"),
+    [
+        ("tf32", "precision=tf32 needs a GPU, and device=cpu has no such format. Choose precision=ieee."),
+        ("tf32x3", "precision=tf32x3 is not possible with backend=scan: it needs backend=triton, on a GPU."),
+        ("bf16", "precision=bf16 is not possible with backend=scan: it needs backend=triton, on a GPU."),
+    ],
+)
+def test_a_reduced_precision_is_refused_on_a_cpu(refusal, precision, sentence):
+    assert refusal({"precision.name": precision}) == sentence
+
+
+def test_a_cuda_device_is_refused_where_there_is_none(refused, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    error = refused("device=cuda")
+    assert error.startswith(f"device=cuda was asked for, but torch {torch.__version__} finds no CUDA device here.")
+    assert "Choose device=cpu, or install a CUDA build of torch" in error
+
+
+def test_a_cuda_device_beyond_those_there_are_is_refused(refusal, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert refusal({"device": "cuda:2"}) == (
+        "device=cuda:2 was asked for, but there are 2 CUDA devices, numbered from 0."
+    )
+
+
+@pytest.mark.parametrize("device", ["nonsense", "0", "cpu:x", ""])
+def test_a_device_torch_does_not_know_is_refused(refusal, device):
+    assert refusal({"device": device}) == (
+        f"device={device} is not a device torch knows. Choose auto, cpu, cuda or cuda:0."
+    )
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "xla"])
+def test_a_device_recurrl_does_not_train_on_is_refused(refusal, device):
+    error = refusal({"device": device})
+    assert f"device={device}" in error
+    assert "cpu" in error
+    assert "cuda" in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"slice_len": 64},
+            "slice_len=64 is longer than a row, which has 32 steps (frames_per_batch / env.num_envs). "
+            "Give slice_len=32 or a divisor of it, or a larger frames_per_batch.",
+        ),
+        (
+            {"slice_len": 5},
+            "slice_len=5 does not divide a row of 32 steps. Give one of: 1, 2, 4, 8, 16, 32.",
+        ),
+        (
+            {"minibatch_slices": 5},
+            "minibatch_slices=5 does not divide the 32 slices of an iteration (frames_per_batch / slice_len). "
+            "Give one of: 1, 2, 4, 8, 16, 32.",
+        ),
+        (
+            {"minibatch_slices": 64},
+            "minibatch_slices=64 does not divide the 32 slices of an iteration (frames_per_batch / slice_len). "
+            "Give one of: 1, 2, 4, 8, 16, 32.",
+        ),
+        (
+            {"frames_per_batch": 1000},
+            "frames_per_batch=1000 does not divide evenly among env.num_envs=32. Give a multiple of 32, for example "
+            "frames_per_batch=992.",
+        ),
+        (
+            {"frames_per_batch": 8},
+            "frames_per_batch=8 does not divide evenly among env.num_envs=32. Give a multiple of 32, for example "
+            "frames_per_batch=32.",
+        ),
+        (
+            {"total_frames": 1023},
+            "total_frames=1023 is less than one iteration of frames_per_batch=1024. Give more total_frames, or a "
+            "smaller frames_per_batch.",
+        ),
+    ],
+    ids=lambda value: changed(value) if isinstance(value, dict) else "",
+)
+def test_batches_that_do_not_work_out_are_refused_with_ones_that_do(refusal, changes, sentence):
+    assert refusal(changes) == sentence
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slice_len": 1},
+        {"slice_len": 4},
+        {"minibatch_slices": 1},
+        {"minibatch_slices": 32},
+        {"frames_per_batch": 992, "slice_len": 31},
+        {"total_frames": 1024},
+    ],
+    ids=changed,
+)
+def test_what_such_a_refusal_advises_is_fine(checked, changes):
+    checked(changes)
