@@ -141,9 +141,13 @@ class LoggerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When checkpoints are written: at the end, and every so many frames (null: only at the end)."""
+    """When checkpoints are written: at the end, and every so many frames (null: only at the end).
+
+    Of those of a run the last ``keep_last`` (null: all) and the best evaluated one are kept.
+    """
 
     every_frames: int | None
+    keep_last: int | None
 
 
 @dataclass

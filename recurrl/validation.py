@@ -50,6 +50,7 @@ def _check_ranges(config: TrainConfig) -> None:
         "evaluation.episodes": config.evaluation.episodes,
         "env.max_episode_steps": config.env.max_episode_steps,
         "checkpoint.every_frames": config.checkpoint.every_frames,
+        "checkpoint.keep_last": config.checkpoint.keep_last,
         "evaluation.every_frames": config.evaluation.every_frames,
         "num_threads": config.num_threads,
         **{f"policy.encoder_sizes[{i}]": size for i, size in enumerate(config.policy.encoder_sizes)},
