@@ -97,6 +97,8 @@ class AlgorithmConfig:
         name: the module of ``recurrl.losses``.
         gamma: discount per step.
         lmbda: λ of generalised advantage estimation.
+        critic: ``shared`` (a head on the actor's trunk), ``recurrent`` (an encoder and a cell of its own, with its own
+            states) or ``feedforward`` (an encoder and a layer of its own, without memory).
         clip_epsilon: clip range of the probability ratio at the start.
         clip_final_fraction: what is left of ``clip_epsilon`` at the end; it falls linearly with frames. 1 is constant.
         entropy_coeff: weight of the entropy bonus at the start.
@@ -112,6 +114,7 @@ class AlgorithmConfig:
     name: str
     gamma: float
     lmbda: float
+    critic: str | None
     clip_epsilon: float
     clip_final_fraction: float
     entropy_coeff: float

@@ -94,6 +94,7 @@ def _check_ranges(config: TrainConfig) -> None:
 def _check_choices(config: TrainConfig) -> None:
     choices = {
         "env.vectorization": (config.env.vectorization, ("inline", "serial", "parallel", "gymnasium")),
+        "algorithm.critic": (config.algorithm.critic, ("shared", "recurrent", "feedforward")),
         "algorithm.critic_loss": (config.algorithm.critic_loss, ("l2", "smooth_l1")),
         "backend.name": (config.backend.name, backend_names()),
         "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
@@ -147,6 +148,11 @@ def _check_recurrence(config: TrainConfig) -> None:
         reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
     if reason is not None:
         raise ConfigError(reason)
+    _require(
+        config.algorithm.critic != "recurrent" or config.cell.name != NO_CELL,
+        "algorithm.critic=recurrent gives the critic a cell of its own, but cell=none. Choose a cell, or "
+        "algorithm.critic=feedforward.",
+    )
 
 
 def _check_batches(config: TrainConfig) -> None:

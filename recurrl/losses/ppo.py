@@ -10,13 +10,13 @@ from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
 
 
 def make_loss(config: AlgorithmConfig, policy: ActorCritic) -> ClipPPOLoss:
-    """``ClipPPOLoss`` whose critic is the head alone: it reads the features that the actor's pass leaves.
+    """``ClipPPOLoss``; a critic that shares the trunk is a head that reads the features that the actor's pass leaves.
 
     Not functional: the loss computes with the policy's own parameters, which spares a swap of parameters a call.
     """
     loss = ClipPPOLoss(
         policy.actor(),
-        policy.critic_head,
+        policy.critic(),
         clip_epsilon=config.clip_epsilon,
         entropy_bonus=True,
         entropy_coeff=config.entropy_coeff,
