@@ -84,6 +84,7 @@ def _components(learner: Learner, episodes: EpisodeStatistics) -> Checkpoint:
     return Checkpoint(
         policy=learner.policy,
         optimizer=learner.optimizer,
+        algorithm=learner.algorithm,
         reward_scaler=learner.reward_scaler,
         episodes=episodes,
         rng=GlobalRNGState(),
