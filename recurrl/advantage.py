@@ -1,9 +1,12 @@
 """Advantages from what collection stored: no second pass of the network over the batch.
 
-Shape legend: N environments, T steps.
+Shape legend: N environments, T steps, G groups, M members of a group, J episodes of a row.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
@@ -15,6 +18,10 @@ from recurrl.recurrent import set_recurrent_mode
 
 ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
+COUNTED = "counted"
+"""Whether a step counts in the loss."""
+COUNTED_LENGTH = "counted_length"
+"""How many steps of its episode count."""
 
 
 @torch.no_grad()
@@ -48,6 +55,23 @@ def add_advantages(
     batch_NT.set(VALUE_TARGET, target)
 
 
+def standardized(advantage: Tensor) -> Tensor:
+    """Advantages less their mean, divided by their standard deviation."""
+    return (advantage - advantage.mean()) / advantage.std().clamp(min=1e-4)
+
+
+def advantage_metrics(advantage: Tensor) -> dict[str, float]:
+    """What to log of advantages; of none, NaN."""
+    if not advantage.numel():
+        return {f"advantage/{name}": math.nan for name in ("mean", "std", "min", "max")}
+    return {
+        "advantage/mean": float(advantage.mean()),
+        "advantage/std": float(advantage.std(correction=0)),
+        "advantage/min": float(advantage.min()),
+        "advantage/max": float(advantage.max()),
+    }
+
+
 @torch.no_grad()
 def next_values(batch_NT: TensorDictBase, policy: ActorCritic) -> Tensor:
     """The value ``[N, T, 1]`` of the observation each step led to; zero where the episode terminated.
@@ -68,3 +92,157 @@ def next_values(batch_NT: TensorDictBase, policy: ActorCritic) -> Tensor:
         with set_recurrent_mode(False):
             result[bootstrap_NT] = policy.value(following)
     return result
+
+
+@torch.no_grad()
+def add_group_advantages(
+    batch_NT: TensorDictBase,
+    reward_NT: Tensor,
+    group_size: int,
+    gamma: float,
+    kind: str,
+    divide_by_std: bool,
+    drop_flat_groups: bool,
+) -> dict[str, float]:
+    """Writes advantages relative to a group into rows ``[N, T]`` that all begin with a reset, and which steps count.
+
+    Shao et al. 2024, https://arxiv.org/abs/2402.03300, for control. The j-th episodes of a group's members start from
+    the same state and are compared with each other, over as many steps as the row leaves to all of them (see
+    :func:`_comparisons`). ``outcome`` gives each step of an episode the episode's return less the mean return of the
+    group; ``process`` gives the k-th step the return from there on, less the mean of that over the members whose
+    episode still runs at step k. A member without another to compare with has advantage zero.
+
+    Args:
+        batch_NT: what a collector handed out; environments i·M to (i + 1)·M − 1 are group i.
+        reward_NT: the rewards to learn from.
+        group_size: M.
+        gamma: discount per step.
+        kind: ``outcome`` or ``process``.
+        divide_by_std: divide by the (unbiased) standard deviation of what was averaged.
+        drop_flat_groups: do not count episodes whose group has advantage zero throughout (the filter of dynamic
+            sampling in Yu et al. 2025, https://arxiv.org/abs/2503.14476).
+
+    Returns:
+        What to log of the groups.
+
+    Raises:
+        ValueError: a row does not begin with a reset.
+    """
+    is_init_NT = batch_NT["is_init"].squeeze(-1)
+    if not is_init_NT[:, 0].all():
+        raise ValueError(
+            "Advantages relative to a group need rows that begin with a reset, but some go on with an episode. Have "
+            "the collector reset all environments before each batch."
+        )
+    compared = _comparisons(is_init_NT, group_size)
+    to_go_NT = _rewards_to_go(torch.where(compared.counted_NT, reward_NT, 0.0), is_init_NT, gamma)
+    sampled_NT, place_NT = compared.counted_NT, compared.offset_NT
+    if kind == "outcome":
+        sampled_NT, place_NT = sampled_NT & is_init_NT, torch.zeros_like(place_NT)
+    peers_NT = compared.episode_id_NT * is_init_NT.shape[1] + place_NT
+    advantage_NT = torch.zeros_like(to_go_NT)
+    advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], divide_by_std)
+    if kind == "outcome":
+        advantage_NT = advantage_NT.gather(1, compared.start_NT)
+    counted_NT, metrics = _count(compared, advantage_NT, to_go_NT, is_init_NT, drop_flat_groups)
+    batch_NT.set(ADVANTAGE, torch.where(counted_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
+    batch_NT.set(COUNTED, counted_NT.unsqueeze(-1))
+    batch_NT.set(COUNTED_LENGTH, _counted_lengths(counted_NT, is_init_NT).unsqueeze(-1))
+    return metrics
+
+
+class _Comparisons(NamedTuple):
+    """Which episodes are compared, and over which of their steps.
+
+    Attributes:
+        start_NT: the step of the row at which the episode of each step began.
+        offset_NT: steps since then.
+        episode_id_NT: a number that the episodes which start from one state share, and no others.
+        counted_NT: whether the step is one of those compared.
+    """
+
+    start_NT: Tensor
+    offset_NT: Tensor
+    episode_id_NT: Tensor
+    counted_NT: Tensor
+
+
+def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
+    """Compares the j-th episodes of a group over a common horizon: the steps the row leaves to the last to begin it.
+
+    Rows end where they end: an episode that had fewer steps left than another must not look worse for that, and one
+    that outlived its row must not be left out, for those are the long ones. So all that are compared are cut to one
+    horizon, and of members that begin late so many are left out as makes members × horizon largest. Both depend on when
+    episodes began only, which says nothing about how they went on; so the comparison is without bias.
+    """
+    rows, steps = is_init_NT.shape
+    step_T = torch.arange(steps, device=is_init_NT.device)
+    episode_NT = is_init_NT.long().cumsum(1) - 1
+    start_NT = torch.where(is_init_NT, step_T, 0).cummax(1).values
+    episodes = int(episode_NT.max()) + 1
+    # A member that never begins the j-th episode has no step left for it.
+    start_NJ = start_NT.new_full((rows, episodes), steps).scatter_(1, episode_NT, start_NT)
+    ordered_GMJ = start_NJ.view(-1, group_size, episodes).sort(1).values
+    members_M = torch.arange(1, group_size + 1, device=step_T.device)
+    frames_GMJ = members_M.view(-1, 1) * (steps - ordered_GMJ)
+    frames_GMJ[:, 0] = 0  # alone there is nothing to compare with
+    last_G1J = frames_GMJ.argmax(1, keepdim=True)
+    latest_GJ = ordered_GMJ.gather(1, last_G1J).squeeze(1)
+    horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
+    episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
+    offset_NT = step_T - start_NT
+    counted_NT = (start_NT <= latest_GJ.flatten()[episode_id_NT]) & (offset_NT < horizon_GJ.flatten()[episode_id_NT])
+    return _Comparisons(start_NT, offset_NT, episode_id_NT, counted_NT)
+
+
+def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
+    """The discounted sum of rewards from each step to the end of its episode, or of the row, in float64."""
+    to_go_NT = reward_NT.double()
+    for t in reversed(range(reward_NT.shape[1] - 1)):
+        to_go_NT[:, t] += gamma * torch.where(is_init_NT[:, t + 1], 0.0, to_go_NT[:, t + 1])
+    return to_go_NT
+
+
+def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
+    """Each value less the mean of those with the same number in ``peers``; zero where these do not differ."""
+    numbers, inverse = peers.unique(return_inverse=True)
+    zeros = values.new_zeros(len(numbers))
+    count = zeros.index_add(0, inverse, torch.ones_like(values))
+    centred = values - (zeros.index_add(0, inverse, values) / count)[inverse]
+    # Sums of the same rewards in another order differ in their last digits.
+    largest = zeros.scatter_reduce(0, inverse, values.abs(), "amax")
+    spread = zeros.scatter_reduce(0, inverse, centred.abs(), "amax")
+    if divide_by_std:
+        variance = zeros.index_add(0, inverse, centred**2) / (count - 1).clamp(min=1)
+        centred = centred / variance.sqrt().clamp(min=torch.finfo(values.dtype).tiny)[inverse]
+    return torch.where((spread <= 1e-6 * largest)[inverse], 0.0, centred)
+
+
+def _count(
+    compared: _Comparisons, advantage_NT: Tensor, to_go_NT: Tensor, is_init_NT: Tensor, drop_flat_groups: bool
+) -> tuple[Tensor, dict[str, float]]:
+    """Which steps count in the loss, and what to log."""
+    ids, counted_NT = compared.episode_id_NT, compared.counted_NT
+    zeros = advantage_NT.new_zeros(int(ids.max()) + 1)
+    exists = zeros.index_add(0, ids[counted_NT], torch.ones_like(advantage_NT[counted_NT])) > 0
+    spread = zeros.index_add(0, ids[counted_NT], advantage_NT[counted_NT].abs())
+    flat = exists & (spread == 0)
+    if drop_flat_groups:
+        counted_NT = counted_NT & ~flat[ids]
+    returns = to_go_NT[compared.counted_NT & is_init_NT]
+    metrics = {
+        "group/groups": exists.sum(),
+        "group/without_spread": flat.sum(),
+        "group/dropped": flat.sum() if drop_flat_groups else zeros.sum(),
+        "group/counted_fraction": counted_NT.double().mean(),
+        "group/return_mean": returns.mean(),
+        "group/return_std": returns.std(correction=0),
+    }
+    return counted_NT, {name: float(value) for name, value in metrics.items()}
+
+
+def _counted_lengths(counted_NT: Tensor, is_init_NT: Tensor) -> Tensor:
+    """Of each step, how many steps of its episode count."""
+    episode_NT = is_init_NT.long().cumsum(1) - 1
+    count_NJ = counted_NT.new_zeros(counted_NT.shape, dtype=torch.long).scatter_add_(1, episode_NT, counted_NT.long())
+    return count_NJ.gather(1, episode_NT)

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -19,6 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.errors import ConfigError
 from recurrl.recurrent.backends import AUTO
+
+Value = TypeVar("Value")
 
 NO_CELL = "none"
 
@@ -91,37 +93,77 @@ class PolicyConfig:
 
 @dataclass
 class AlgorithmConfig:
-    """Proximal policy optimisation with the clipped objective (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
+    """Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347), or group-relative policy
+    optimisation (Shao et al. 2024, https://arxiv.org/abs/2402.03300), which has no critic.
+
+    An option that an algorithm does not have is null in its yaml, and refused if it is given.
 
     Attributes:
         name: the module of ``recurrl.losses``.
         gamma: discount per step.
-        lmbda: λ of generalised advantage estimation.
         clip_epsilon: clip range of the probability ratio at the start.
-        clip_final_fraction: what is left of ``clip_epsilon`` at the end; it falls linearly with frames. 1 is constant.
+        clip_epsilon_high: that above 1, where it shall be another than below (null: the same).
+        clip_final_fraction: what is left of both at the end; they fall linearly with frames. 1 is constant.
         entropy_coeff: weight of the entropy bonus at the start.
         entropy_final_fraction: likewise for ``entropy_coeff``.
+        max_grad_norm: gradients are scaled down to this norm; null for no limit.
+        target_kl: stop the epochs of an iteration once the approximate KL exceeds this; null for never.
+        objective: PPO's: ``clip``, ``kl`` (a penalty on the KL from the policy that collected) or ``plain``.
+        kl_coeff: weight of that penalty at the start; it is doubled and halved to hold the KL near ``desired_kl``.
+        critic: ``shared`` (a head on the actor's trunk), ``recurrent`` (an encoder and a cell of its own, with its own
+            states) or ``feedforward`` (an encoder and a layer of its own, without memory).
+        lmbda: λ of generalised advantage estimation.
         critic_coeff: weight of the value loss.
         critic_loss: ``l2`` or ``smooth_l1``.
         clip_value: range the value may move from the stored one in the value loss; null for no clipping.
-        normalize_advantage: normalise advantages within each minibatch.
-        max_grad_norm: gradients are scaled down to this norm; null for no limit.
-        target_kl: stop the epochs of an iteration once the approximate KL exceeds this; null for never.
+        normalize_advantage: to mean 0 and deviation 1: ``none``, within each ``minibatch``, or within the ``batch``.
+        group_size: GRPO's: how many environments start alike and are compared.
+        advantage: ``outcome`` (return less the group's mean) or ``process`` (return from each step on, likewise).
+        divide_by_std: divide by the group's standard deviation too.
+        drop_flat_groups: do not count groups without a difference between their members.
+        aggregation: mean over each ``step``, or over each ``episode`` the mean over its steps.
+        kl_to_ref_coeff: weight of the KL from the reference policy; 0 for no reference.
+        ref_refresh_updates: the reference becomes the policy every so many iterations; null: it stays the first policy.
+        kl_to_inference_coeff: weight of the KL from the policy that collected.
+        kl_mask_threshold: steps whose squared log-ratio exceeds twice this are left out; null for none.
     """
 
     name: str
     gamma: float
-    lmbda: float
     clip_epsilon: float
+    clip_epsilon_high: float | None
     clip_final_fraction: float
     entropy_coeff: float
     entropy_final_fraction: float
-    critic_coeff: float
-    critic_loss: str
-    clip_value: float | None
-    normalize_advantage: bool
     max_grad_norm: float | None
     target_kl: float | None
+    objective: str | None
+    kl_coeff: float | None
+    critic: str | None
+    lmbda: float | None
+    critic_coeff: float | None
+    critic_loss: str | None
+    clip_value: float | None
+    normalize_advantage: str | None
+    group_size: int | None
+    advantage: str | None
+    divide_by_std: bool | None
+    drop_flat_groups: bool | None
+    aggregation: str | None
+    kl_to_ref_coeff: float | None
+    ref_refresh_updates: int | None
+    kl_to_inference_coeff: float | None
+    kl_mask_threshold: float | None
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far below and above 1 the probability ratio may go."""
+        return self.clip_epsilon, self.clip_epsilon if self.clip_epsilon_high is None else self.clip_epsilon_high
+
+    @property
+    def resets_rows(self) -> bool:
+        """Whether every iteration begins with a reset of all environments."""
+        return self.group_size is not None
 
 
 @dataclass
@@ -182,7 +224,9 @@ class TrainConfig:
     epochs: int
     minibatch_slices: int
     lr: float
+    lr_schedule: str
     lr_final_fraction: float
+    desired_kl: float
     resume: str | None
 
     @property
@@ -199,6 +243,12 @@ class TrainConfig:
     def iterations(self) -> int:
         """Iterations in ``total_frames``; a last one that would exceed it is left out."""
         return self.total_frames // self.frames_per_batch
+
+
+def given(value: Value | None) -> Value:
+    """An option that the algorithm at hand has, so that its yaml gives it and :mod:`recurrl.validation` holds to it."""
+    assert value is not None
+    return value
 
 
 def typed(config: DictConfig) -> TrainConfig:

@@ -9,24 +9,35 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages
+from recurrl.advantage import COUNTED
 from recurrl.buffer import SliceBuffer
 from recurrl.config import TrainConfig
-from recurrl.losses import make_loss
+from recurrl.losses import make_algorithm
 from recurrl.normalization import RewardScaler
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
+from recurrl.policy import OBSERVATION, ActorCritic
+from recurrl.schedule import annealed
 
-LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
+LOSSES = ("loss_objective", "loss_critic", "loss_entropy", "loss_kl", "loss_kl_to_ref", "loss_kl_to_inference")
 DIAGNOSTICS = {
     "loss_objective": "loss/objective",
     "loss_critic": "loss/critic",
     "loss_entropy": "loss/entropy",
+    "loss_kl": "loss/kl",
+    "loss_kl_to_ref": "loss/kl_to_ref",
+    "loss_kl_to_inference": "loss/kl_to_inference",
     "entropy": "policy/entropy",
     "kl_approx": "policy/kl_approx",
+    "kl": "policy/kl",
+    "kl_to_ref": "policy/kl_to_ref",
+    "kl_to_inference": "policy/kl_to_inference",
     "clip_fraction": "policy/clip_fraction",
     "ESS": "policy/effective_sample_size",
-    "explained_variance": "value/explained_variance",
+    "value_clip_fraction": "value/clip_fraction",
 }
+# An adaptive learning rate changes by this factor when the KL of a step is twice or half of what is desired, within
+# these bounds (Schulman's rule, with the figures of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
+LR_FACTOR = 1.5
+LR_BOUNDS = (1e-5, 1e-2)
 
 
 class Learner:
@@ -41,7 +52,7 @@ class Learner:
         device = torch.device(config.device)
         self.config = config
         self.policy = policy
-        self.loss = make_loss(config, policy).to(device)
+        self.algorithm = make_algorithm(config, policy)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
         self.reward_scaler = RewardScaler(
             config.env.num_envs, config.algorithm.gamma, config.env.reward_scale, config.env.normalize_reward
@@ -57,12 +68,16 @@ class Learner:
         """
         self._anneal(progress)
         after = batch_NT["next"]
-        reward_NT = self.reward_scaler(after["reward"].squeeze(-1), after["done"].squeeze(-1))
-        algorithm = self.config.algorithm
-        add_advantages(batch_NT, self.policy, reward_NT, algorithm.gamma, algorithm.lmbda)
-        keys = (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET, *self.policy.state_keys)
-        self.buffer.fill(batch_NT, keys)
-        metrics = self._epochs()
+        ended_NT = after["done"].squeeze(-1).clone()
+        ended_NT[:, -1] |= self.config.algorithm.resets_rows
+        reward_NT = self.reward_scaler(after["reward"].squeeze(-1), ended_NT)
+        metrics = self.algorithm.prepare(batch_NT, reward_NT)
+        if COUNTED in batch_NT and not batch_NT[COUNTED].any():
+            # A step would follow the optimizer's momentum alone.
+            metrics["optim/steps"] = 0.0
+        else:
+            self.buffer.fill(batch_NT, self.algorithm.keys)
+            metrics |= self._epochs()
         # Only now: until the next batch is collected, rollout and update normalise alike.
         self.policy.observe(batch_NT[OBSERVATION])
         return metrics
@@ -72,36 +87,49 @@ class Learner:
         count = 0
         target_kl = self.config.algorithm.target_kl
         for _ in range(self.config.epochs):
-            kl = []
+            steps = []
             for minibatch in self.buffer.epoch():
-                values = self._step(minibatch)
-                kl.append(values["policy/kl_approx"])
+                values = self._step(minibatch, first=count == 0)
+                steps.append(values)
                 for name, value in values.items():
                     sums[name] = sums[name] + value
                 count += 1
-            if target_kl is not None and float(torch.stack(kl).mean()) > target_kl:
+            if target_kl is not None and _mean(steps, "policy/kl_approx") > target_kl:
                 break
+        self.algorithm.end_iteration(_mean(steps, "policy/kl"))
         metrics = {name: float(total) / count for name, total in sums.items()}
         return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(count)}
 
-    def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
-        output: Any = self.loss(minibatch)
+    def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
+        output: Any = self.algorithm.loss(minibatch)
+        if self.config.lr_schedule == "adaptive" and not first:
+            # The first step's minibatch comes from the policy itself: its KL of zero says nothing of the rate.
+            self._adapt_lr(float(output["kl"]))
         self.optimizer.zero_grad()
-        sum(output[name] for name in LOSSES).backward()
+        sum(output[name] for name in LOSSES if name in output).backward()
         limit = self.config.algorithm.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), float("inf") if limit is None else limit)
         self.optimizer.step()
-        values = {name: output[key].detach().mean() for key, name in DIAGNOSTICS.items()}
+        values = {name: output[key].detach().mean() for key, name in DIAGNOSTICS.items() if key in output}
         return {**values, "optim/grad_norm": norm}
 
     def _anneal(self, progress: float) -> None:
-        config, algorithm = self.config, self.config.algorithm
+        config = self.config
+        if config.lr_schedule == "linear":
+            self._set_lr(annealed(config.lr, config.lr_final_fraction, progress))
+        self.algorithm.anneal(progress)
+
+    def _adapt_lr(self, kl: float) -> None:
+        lr = self.optimizer.param_groups[0]["lr"]
+        if kl > 2 * self.config.desired_kl:
+            self._set_lr(max(lr / LR_FACTOR, LR_BOUNDS[0]))
+        elif kl < self.config.desired_kl / 2:
+            self._set_lr(min(lr * LR_FACTOR, LR_BOUNDS[1]))
+
+    def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = annealed(config.lr, config.lr_final_fraction, progress)
-        self.loss.clip_epsilon.fill_(annealed(algorithm.clip_epsilon, algorithm.clip_final_fraction, progress))
-        self.loss.entropy_coeff.fill_(annealed(algorithm.entropy_coeff, algorithm.entropy_final_fraction, progress))
+            group["lr"] = lr
 
 
-def annealed(start: float, final_fraction: float, progress: float) -> float:
-    """``start`` at progress 0, ``start · final_fraction`` at progress 1, linear between."""
-    return start * (1 - (1 - final_fraction) * progress)
+def _mean(steps: list[dict[str, Tensor]], name: str) -> float:
+    return float(torch.stack([values[name] for values in steps]).mean())

@@ -26,22 +26,27 @@ from torchrl.data import Categorical, Composite, TensorSpec
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.normalization import ObservationNormalizer
 from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.cells import load_cell
 
 OBSERVATION = "observation"
 FEATURES = "features"
 ACTION = "action"
 LOG_PROB = "action_log_prob"
 VALUE = "state_value"
+CRITIC_PREFIX = "critic_"
+"""Before the keys of a critic's own trunk."""
 
 
 class ActorCritic(nn.Module):
-    """A policy and its critic on one trunk.
+    """A policy and its critic, on one trunk or on one each; or a policy alone.
 
     Attributes:
-        trunk: observation (and recurrent states) to features; runs once for actor and critic together.
+        trunk: observation (and recurrent states) to features; runs once for the actor and a critic that shares it.
         actor_head: features to the parameters of the action distribution.
         sampler: those parameters to an action and its log-probability.
-        critic_head: features to the state's value.
+        critic_head: features to the state's value; None without a critic.
+        critic_trunk: observation (and recurrent states of its own) to the critic's features; None where the critic
+            shares the actor's, or there is none.
     """
 
     def __init__(
@@ -49,25 +54,46 @@ class ActorCritic(nn.Module):
         trunk: TensorDictSequential,
         actor_head: TensorDictModule,
         sampler: ProbabilisticTensorDictModule,
-        critic_head: TensorDictModule,
+        critic_head: TensorDictModule | None,
+        critic_trunk: TensorDictSequential | None = None,
     ) -> None:
         super().__init__()
         self.trunk = trunk
         self.actor_head = actor_head
         self.sampler = sampler
         self.critic_head = critic_head
+        self.critic_trunk = critic_trunk
 
     def acting(self) -> TensorDictModuleBase:
-        """What a collector calls: writes the action, its log-probability, the value and the new states."""
-        return TensorDictSequential(self.trunk, self.actor_head, self.sampler, self.critic_head)
+        """What a collector calls: writes the action, its log-probability, the value if any, and the new states."""
+        critic = [] if self.critic_head is None else [self.critic()]
+        return TensorDictSequential(self.trunk, self.actor_head, self.sampler, *critic)
 
     def actor(self) -> ProbabilisticTensorDictSequential:
         """Trunk and actor, as TorchRL's losses want it; it leaves the features for the critic head to read."""
         return ProbabilisticTensorDictSequential(self.trunk, self.actor_head, self.sampler)
 
+    def critic(self) -> TensorDictModuleBase:
+        """The critic, as TorchRL's losses want it: one that shares the trunk reads the features that the actor left.
+
+        Raises:
+            RuntimeError: the policy has no critic.
+        """
+        if self.critic_head is None:
+            raise RuntimeError("This policy has no critic: its algorithm learns without one.")
+        if self.critic_trunk is None:
+            return self.critic_head
+        return TensorDictSequential(self.critic_trunk, self.critic_head)
+
     def value(self, tensordict: TensorDictBase) -> Tensor:
-        """Values ``[B, 1]`` of the states in ``tensordict``."""
-        value: Tensor = self.critic_head(self.trunk(tensordict))[VALUE]
+        """Values ``[B, 1]`` of the states in ``tensordict``.
+
+        Raises:
+            RuntimeError: the policy has no critic.
+        """
+        if self.critic_trunk is None:
+            self.trunk(tensordict)
+        value: Tensor = self.critic()(tensordict)[VALUE]
         return value
 
     @property
@@ -87,14 +113,26 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     """The network a configuration describes, for an environment's unbatched specs, on the configured device."""
     device = torch.device(config.device)
     observation = observation_spec[OBSERVATION]
-    encoder, width = _make_encoder(config, observation)
     hidden = config.cell.hidden_size
-    trunk = TensorDictSequential(
-        TensorDictModule(encoder, in_keys=[OBSERVATION], out_keys=["encoded"]), _make_memory(config, width)
-    )
+    trunk = _make_trunk(config, observation, config.cell.name)
     actor_head, sampler = _make_actor(action_spec, hidden, config.policy.initial_std)
-    critic_head = TensorDictModule(_linear(hidden, 1, gain=0.01), in_keys=[FEATURES], out_keys=[VALUE])
-    return ActorCritic(trunk, actor_head, sampler, critic_head).to(device)
+    critic = config.algorithm.critic
+    if critic is None:
+        return ActorCritic(trunk, actor_head, sampler, critic_head=None).to(device)
+    prefix = "" if critic == "shared" else CRITIC_PREFIX
+    critic_head = TensorDictModule(_linear(hidden, 1, gain=0.01), in_keys=[prefix + FEATURES], out_keys=[VALUE])
+    critic_trunk = None
+    if critic != "shared":
+        cell = config.cell.name if critic == "recurrent" else NO_CELL
+        critic_trunk = _make_trunk(config, observation, cell, prefix)
+    return ActorCritic(trunk, actor_head, sampler, critic_head, critic_trunk).to(device)
+
+
+def _make_trunk(config: TrainConfig, observation: TensorSpec, cell_name: str, prefix: str = "") -> TensorDictSequential:
+    """Encoder and memory; ``prefix`` keeps what they write, states included, apart from another trunk's."""
+    encoder, width = _make_encoder(config, observation)
+    encoded = TensorDictModule(encoder, in_keys=[OBSERVATION], out_keys=[f"{prefix}encoded"])
+    return TensorDictSequential(encoded, _make_memory(config, width, cell_name, prefix))
 
 
 def _make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Module, int]:
@@ -113,24 +151,26 @@ def _make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Modu
     return nn.Sequential(*layers), width
 
 
-def _make_memory(config: TrainConfig, width: int) -> TensorDictModuleBase:
+def _make_memory(config: TrainConfig, width: int, cell_name: str, prefix: str) -> TensorDictModuleBase:
     cell = config.cell
-    if cell.name == NO_CELL:
+    encoded, features = f"{prefix}encoded", f"{prefix}{FEATURES}"
+    if cell_name == NO_CELL:
         layers: list[nn.Module] = []
         for _ in range(cell.num_layers):
             layers += [_linear(width, cell.hidden_size, gain=math.sqrt(2)), nn.Tanh()]
             width = cell.hidden_size
-        return TensorDictModule(nn.Sequential(*layers), in_keys=["encoded"], out_keys=[FEATURES])
+        return TensorDictModule(nn.Sequential(*layers), in_keys=[encoded], out_keys=[features])
+    states = [f"{prefix}recurrent_state{suffix}" for suffix in load_cell(cell_name).STATES]
     module = RecurrentModule(
-        cell.name,
+        cell_name,
         width,
         cell.hidden_size,
         cell.num_layers,
         recurrent_backend=config.backend.name,
         recurrent_recompute=config.recompute.name,
         recurrent_matmul_precision=config.precision.name,
-        in_key="encoded",
-        out_key=FEATURES,
+        in_keys=[encoded, *states],
+        out_keys=[features, *(("next", state) for state in states)],
         device=config.device,
     )
     for name, parameter in module.layers.named_parameters():

@@ -11,11 +11,19 @@ import math
 
 import torch
 
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import NO_CELL, AlgorithmConfig, TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
 from recurrl.recurrent.backends import Options, backend_names, refusal
 from recurrl.recurrent.cells import cell_names, load_cell
+
+CRITIC_OPTIONS = ("critic", "lmbda", "critic_coeff", "critic_loss", "clip_value", "normalize_advantage")
+PPO_OPTIONS = ("objective", "kl_coeff", *CRITIC_OPTIONS)
+GRPO_OPTIONS = (
+    *("group_size", "advantage", "divide_by_std", "drop_flat_groups", "aggregation"),
+    *("kl_to_ref_coeff", "ref_refresh_updates", "kl_to_inference_coeff", "kl_mask_threshold"),
+)
+MAY_BE_NULL = ("clip_value", "ref_refresh_updates", "kl_mask_threshold")
 
 
 def check(config: TrainConfig) -> None:
@@ -24,8 +32,10 @@ def check(config: TrainConfig) -> None:
     Raises:
         ConfigError: with a sentence a person can act on.
     """
+    _check_algorithm(config.algorithm)
     _check_ranges(config)
     _check_choices(config)
+    _check_groups(config)
     _check_device(config)
     _check_recurrence(config)
     _check_batches(config)
@@ -34,6 +44,25 @@ def check(config: TrainConfig) -> None:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _check_algorithm(algorithm: AlgorithmConfig) -> None:
+    """Refuses options of the one algorithm that are given to the other, and those of its own that are not given."""
+    own = {"ppo": PPO_OPTIONS, "grpo": GRPO_OPTIONS}.get(algorithm.name, PPO_OPTIONS)
+    for key in PPO_OPTIONS + GRPO_OPTIONS:
+        value = getattr(algorithm, key)
+        if key in own:
+            _require(
+                value is not None or key in MAY_BE_NULL,
+                f"algorithm.{key} is null, and algorithm={algorithm.name} needs it. Give a value, or leave it out.",
+            )
+        elif value is not None:
+            other, reason = ("ppo", "has no critic") if algorithm.name == "grpo" else ("grpo", "forms no groups")
+            reason = reason if key in CRITIC_OPTIONS or other == "grpo" else "has one objective"
+            raise ConfigError(
+                f"algorithm.{key}={value} is an option of algorithm={other}, but algorithm={algorithm.name} {reason}. "
+                f"Leave it out, or choose algorithm={other}."
+            )
 
 
 def _check_ranges(config: TrainConfig) -> None:
@@ -53,6 +82,7 @@ def _check_ranges(config: TrainConfig) -> None:
         "checkpoint.keep_last": config.checkpoint.keep_last,
         "evaluation.every_frames": config.evaluation.every_frames,
         "num_threads": config.num_threads,
+        "algorithm.ref_refresh_updates": algorithm.ref_refresh_updates,
         **{f"policy.encoder_sizes[{i}]": size for i, size in enumerate(config.policy.encoder_sizes)},
     }
     for key, value in at_least_one.items():
@@ -65,7 +95,9 @@ def _check_ranges(config: TrainConfig) -> None:
         "lr_final_fraction": config.lr_final_fraction,
     }
     for key, fraction in between_zero_and_one.items():
-        _require(0 <= fraction <= 1, f"{key}={fraction} is out of range. Give a number from 0 to 1.")
+        _require(
+            fraction is None or 0 <= fraction <= 1, f"{key}={fraction} is out of range. Give a number from 0 to 1."
+        )
     positive = {
         "lr": config.lr,
         "env.reward_scale": config.env.reward_scale,
@@ -74,6 +106,10 @@ def _check_ranges(config: TrainConfig) -> None:
         "algorithm.max_grad_norm": algorithm.max_grad_norm,
         "algorithm.target_kl": algorithm.target_kl,
         "algorithm.clip_value": algorithm.clip_value,
+        "algorithm.clip_epsilon_high": algorithm.clip_epsilon_high,
+        "algorithm.kl_coeff": algorithm.kl_coeff,
+        "algorithm.kl_mask_threshold": algorithm.kl_mask_threshold,
+        "desired_kl": config.desired_kl,
     }
     for key, number in positive.items():
         _require(
@@ -83,10 +119,13 @@ def _check_ranges(config: TrainConfig) -> None:
     not_negative = {
         "algorithm.entropy_coeff": algorithm.entropy_coeff,
         "algorithm.critic_coeff": algorithm.critic_coeff,
+        "algorithm.kl_to_ref_coeff": algorithm.kl_to_ref_coeff,
+        "algorithm.kl_to_inference_coeff": algorithm.kl_to_inference_coeff,
     }
     for key, number in not_negative.items():
         _require(
-            number >= 0 and math.isfinite(number), f"{key}={number} is out of range. Give a finite number, 0 or above."
+            number is None or (number >= 0 and math.isfinite(number)),
+            f"{key}={number} is out of range. Give a finite number, 0 or above.",
         )
     _require(algorithm.clip_epsilon < 1, f"algorithm.clip_epsilon={algorithm.clip_epsilon} must be below 1.")
     _require(0 <= config.seed < 2**31, f"seed={config.seed} is out of range. Give a whole number from 0 to 2147483647.")
@@ -95,7 +134,8 @@ def _check_ranges(config: TrainConfig) -> None:
 def _check_choices(config: TrainConfig) -> None:
     choices = {
         "env.vectorization": (config.env.vectorization, ("inline", "serial", "parallel", "gymnasium")),
-        "algorithm.critic_loss": (config.algorithm.critic_loss, ("l2", "smooth_l1")),
+        **_algorithm_choices(config.algorithm),
+        "lr_schedule": (config.lr_schedule, ("linear", "adaptive")),
         "backend.name": (config.backend.name, backend_names()),
         "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
         "collector.name": (config.collector.name, ("single",)),
@@ -112,6 +152,35 @@ def _check_choices(config: TrainConfig) -> None:
             importlib.util.find_spec("tensorboard") is not None,
             "logger=tensorboard needs the tensorboard package. Install it with: pip install 'recurrl[tensorboard]'",
         )
+
+
+def _algorithm_choices(algorithm: AlgorithmConfig) -> dict[str, tuple[str | None, tuple[str, ...]]]:
+    """Of each option of the algorithm at hand, its value and those there are."""
+    if algorithm.name == "grpo":
+        return {
+            "algorithm.advantage": (algorithm.advantage, ("outcome", "process")),
+            "algorithm.aggregation": (algorithm.aggregation, ("step", "episode")),
+        }
+    return {
+        "algorithm.objective": (algorithm.objective, ("clip", "kl", "plain")),
+        "algorithm.critic": (algorithm.critic, ("shared", "recurrent", "feedforward")),
+        "algorithm.critic_loss": (algorithm.critic_loss, ("l2", "smooth_l1")),
+        "algorithm.normalize_advantage": (algorithm.normalize_advantage, ("none", "minibatch", "batch")),
+    }
+
+
+def _check_groups(config: TrainConfig) -> None:
+    size, envs = config.algorithm.group_size, config.env.num_envs
+    if size is None:
+        return
+    fitting = [divisor for divisor in _divisors(envs) if divisor > 1]
+    advice = f"Give one of: {', '.join(map(str, fitting))}." if fitting else "Give a larger env.num_envs."
+    _require(size >= 2, f"algorithm.group_size={size} leaves nothing to compare an episode with. {advice}")
+    _require(
+        envs % size == 0,
+        f"algorithm.group_size={size} does not divide env.num_envs={envs}, so the environments do not form groups. "
+        f"{advice}",
+    )
 
 
 def _check_device(config: TrainConfig) -> None:
@@ -148,6 +217,11 @@ def _check_recurrence(config: TrainConfig) -> None:
         reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
     if reason is not None:
         raise ConfigError(reason)
+    _require(
+        config.algorithm.critic != "recurrent" or config.cell.name != NO_CELL,
+        "algorithm.critic=recurrent gives the critic a cell of its own, but cell=none. Choose a cell, or "
+        "algorithm.critic=feedforward.",
+    )
 
 
 def _check_batches(config: TrainConfig) -> None:

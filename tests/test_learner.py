@@ -9,7 +9,8 @@ import torch
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.learner import Learner, annealed
+from recurrl.learner import Learner
+from recurrl.schedule import annealed
 from recurrl.train import is_due, is_last, make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -53,8 +54,8 @@ def test_learning_rate_clip_range_and_entropy_follow_their_schedules(compose: Co
         progress=0.5,
     )
     assert metrics["optim/lr"] == pytest.approx(0.005)
-    assert learner.loss.clip_epsilon.item() == pytest.approx(0.3)
-    assert learner.loss.entropy_coeff.item() == pytest.approx(0.05)
+    assert learner.algorithm.loss.clip_epsilon_low.item() == pytest.approx(0.3)
+    assert learner.algorithm.loss.entropy_coeff.item() == pytest.approx(0.05)
 
 
 def test_every_minibatch_of_every_epoch_is_a_step(compose: Compose) -> None:

@@ -103,6 +103,7 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
     [
         ("env.source", envs.source_names()),
         ("env.vectorization", ("inline", "serial", "parallel", "gymnasium")),
+        ("algorithm.critic", ("shared", "recurrent", "feedforward")),
         ("algorithm.critic_loss", ("l2", "smooth_l1")),
         ("backend.name", backend_names()),
         ("cell.name", ("gru", "lstm", "none")),

@@ -130,6 +130,7 @@ def _components(learner: Learner, episodes: EpisodeStatistics) -> dict[str, Any]
     return {
         "policy": learner.policy,
         "optimizer": learner.optimizer,
+        "algorithm": learner.algorithm,
         "reward_scaler": learner.reward_scaler,
         "episodes": episodes,
         "rng": GlobalRNGState(),

@@ -1,21 +1,25 @@
 """Makes any environment into one a recurrent policy can be trained in: batched, with is_init, primers and returns.
 
 One module a source of environments. A source has two functions: ``check(config)`` refuses a configuration without
-making anything, and ``make(config, num_envs)`` returns a TorchRL environment of batch size ``[num_envs]`` with the
-entries ``observation``, ``action`` and ``reward``.
+making anything, and ``make(config, num_envs, groups)`` returns a TorchRL environment of batch size ``[num_envs]`` with
+the entries ``observation``, ``action`` and ``reward``; given groups, a group's members start their episodes alike.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from typing import Any
 
+import torch
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv
 
 from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError
+from recurrl.groups import Groups
 from recurrl.recurrent import RecurrentModule
 
 EPISODE_RETURN = "episode_reward"
@@ -36,18 +40,22 @@ def check(config: EnvConfig) -> None:
     _source(config).check(config)
 
 
-def make_env(config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | None = None) -> TransformedEnv:
+def make_env(
+    config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | None = None, groups: Groups | None = None
+) -> TransformedEnv:
     """``num_envs`` copies of an environment as one of batch size ``[num_envs]``, seeded.
 
     Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each of its recurrent
     states.
 
     Raises:
-        ConfigError: the environment cannot be made, or the policy cannot act in it.
+        ConfigError: the environment cannot be made, the policy cannot act in it, or it cannot start a group alike.
     """
+    if groups is not None:
+        check_seeds(config, groups)
     primers = [module.make_tensordict_primer() for module in recurrent_modules(policy)]
     transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), RewardSum(), *primers)
-    env = TransformedEnv(_source(config).make(config, num_envs), transforms)
+    env = TransformedEnv(_source(config).make(config, num_envs, groups), transforms)
     env.set_seed(seed)
     if policy is not None:
         check_states(env, policy)
@@ -77,6 +85,44 @@ def check_states(env: EnvBase, policy: nn.Module) -> None:
             )
 
 
+def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int = 8) -> None:
+    """Refuses an environment that ignores reset seeds, found by two copies that are reset and stepped alike.
+
+    The steps are there for what an observation hides: another state behind the same observation shows in the next.
+
+    Raises:
+        ConfigError: the copies differ.
+    """
+    alike = replace(groups, size=2, steps_per_row=steps)
+    env = _source(config).make(replace(config, vectorization="inline"), 2, alike)
+    try:
+        for episode in range(episodes):
+            current = env.reset()
+            _compare_copies(config, current, "observation", f"after reset {episode + 1}")
+            for step in range(steps):
+                acted = env.rand_action(current)
+                acted["action"][1] = acted["action"][0]
+                stepped, current = env.step_and_maybe_reset(acted)
+                for key in ("observation", "reward", "done"):
+                    _compare_copies(config, stepped["next"], key, f"{step + 1} steps after reset {episode + 1}")
+    finally:
+        env.close()
+
+
+def _compare_copies(config: EnvConfig, tensordict: TensorDictBase, key: str, when: str) -> None:
+    # As collections of leaves, because an observation may be one.
+    entry = tensordict.select(key)
+    for name in entry.keys(True, True):
+        first, second = entry[name]
+        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+            raise ConfigError(
+                f"env.id={config.id} ignores reset seeds: two copies with the same seeds and actions differ in "
+                f"{name!r} {when}. algorithm=grpo compares episodes that start from the same state. Let the "
+                "environment draw from the generator that reset(seed=...) makes (Gymnasium's self.np_random), or "
+                "choose algorithm=ppo."
+            )
+
+
 def recurrent_modules(policy: nn.Module | None) -> list[RecurrentModule]:
     """The recurrent modules within a policy."""
     return [] if policy is None else [module for module in policy.modules() if isinstance(module, RecurrentModule)]
@@ -92,6 +138,7 @@ __all__ = [
     "EPISODE_LENGTH",
     "EPISODE_RETURN",
     "check",
+    "check_seeds",
     "check_states",
     "make_env",
     "recurrent_modules",

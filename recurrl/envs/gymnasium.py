@@ -23,6 +23,7 @@ from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError
+from recurrl.groups import EpisodeSeeds, Groups
 
 EXTRAS = ("popgym",)
 
@@ -46,19 +47,24 @@ def check(config: EnvConfig) -> None:
         raise ConfigError(f"env.mask={config.mask} holds a negative index. Give indices of the observation, from 0.")
 
 
-def make(config: EnvConfig, num_envs: int) -> EnvBase:
-    """``num_envs`` copies of the configured environment as one TorchRL environment of batch size ``[num_envs]``."""
-    make_one = partial(make_single, config)
+def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvBase:
+    """``num_envs`` copies of the configured environment as one TorchRL environment of batch size ``[num_envs]``.
+
+    With ``groups`` neighbouring copies start their episodes alike.
+    """
+    makers = [partial(make_single, config)] * num_envs
+    if groups is not None:
+        makers = [partial(_make_member, config, groups.episode_seeds(i)) for i in range(num_envs)]
     if config.vectorization == "serial":
-        return SerialEnv(num_envs, partial(_wrap, make_one))
+        return SerialEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
     if config.vectorization == "parallel":
-        return ParallelEnv(num_envs, partial(_wrap, make_one))
+        return ParallelEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
     if config.vectorization == "gymnasium":
         # TorchRL resets finished environments itself; Gymnasium must not do so behind its back.
         mode = gymnasium.vector.AutoresetMode.DISABLED
-        vector = gymnasium.vector.SyncVectorEnv([make_one] * num_envs, autoreset_mode=mode)
+        vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=mode)
         return GymWrapper(vector, categorical_action_encoding=True)
-    return InlineEnv([make_one() for _ in range(num_envs)])
+    return InlineEnv([make_one() for make_one in makers])
 
 
 def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
@@ -117,6 +123,28 @@ class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
     def observation(self, observation: Any) -> Any:
         """The entries that are seen."""
         return observation[self._seen]
+
+
+class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Gives every reset that brings no seed the next of a group's.
+
+    Args:
+        env: the environment.
+        seeds: what the group's members share.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], seeds: EpisodeSeeds) -> None:
+        super().__init__(env)
+        self._seeds = seeds
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Starts an episode."""
+        return self.env.reset(seed=self._seeds.next() if seed is None else seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Takes a step."""
+        self._seeds.step()
+        return self.env.step(action)
 
 
 class InlineEnv(EnvBase):
@@ -181,6 +209,10 @@ class InlineEnv(EnvBase):
         for env in self._envs:
             env.close()
         super().close(**kwargs)
+
+
+def _make_member(config: EnvConfig, seeds: EpisodeSeeds) -> gymnasium.Env[Any, Any]:
+    return SeededEpisodes(make_single(config), seeds)
 
 
 def _wrap(make_one: Any) -> EnvBase:

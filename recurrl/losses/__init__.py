@@ -1,19 +1,50 @@
-"""The losses: one module an algorithm, each with ``make_loss(config, policy)`` that returns TorchRL's loss module."""
+"""The algorithms: one module each, with ``make_algorithm(config, policy)`` that returns an :class:`Algorithm`."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Any
+from typing import Any, Protocol
+
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.policy import ActorCritic
 
 
+class Algorithm(Protocol):
+    """What the learner asks of an algorithm.
+
+    Attributes:
+        loss: TorchRL's loss module over the policy's own parameters; called with a minibatch, it returns the entries
+            ``loss_*``, whose sum is to be minimised, and diagnostics.
+        keys: the entries of a batch that the loss reads.
+    """
+
+    loss: Any
+    keys: list[Any]
+
+    def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        """Writes what the loss needs into rows ``[N, T]``, and returns what to log of it."""
+
+    def anneal(self, progress: float) -> None:
+        """Sets what is on a schedule, at a fraction of the run's frames."""
+
+    def end_iteration(self, kl: float) -> None:
+        """Takes note that an iteration's steps were made, with this approximate KL in their last epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has changed by learning, but for the policy."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint."""
+
+
 def algorithm_names() -> tuple[str, ...]:
     """The algorithms there are."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
 
 
 def check(config: AlgorithmConfig) -> None:
@@ -26,11 +57,12 @@ def check(config: AlgorithmConfig) -> None:
         raise ConfigError(f"algorithm={config.name} does not exist. Choose one of: {', '.join(algorithm_names())}.")
 
 
-def make_loss(config: TrainConfig, policy: ActorCritic) -> Any:
-    """The configured loss module over the policy's own parameters.
+def make_algorithm(config: TrainConfig, policy: ActorCritic) -> Algorithm:
+    """The configured algorithm, over the policy's own parameters.
 
     Raises:
         ConfigError: there is no such algorithm.
     """
     check(config.algorithm)
-    return importlib.import_module(f"{__name__}.{config.algorithm.name}").make_loss(config.algorithm, policy)
+    algorithm: Algorithm = importlib.import_module(f"{__name__}.{config.algorithm.name}").make_algorithm(config, policy)
+    return algorithm

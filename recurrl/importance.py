@@ -1,0 +1,26 @@
+"""What the ratios of two policies' probabilities say: how far apart they are, and what samples of one are worth to the
+other.
+
+A log-weight is log π(a) − log π_collecting(a), for an action that the collecting policy took.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def kl_from_log_weight(log_weight: Tensor) -> Tensor:
+    """An estimate of KL(collecting policy ‖ policy) from each action alone: ρ − 1 − log ρ for the ratio ρ.
+
+    Without bias and never negative (Schulman 2020, http://joschu.net/blog/kl-approx.html, k3). Its gradient is without
+    bias too.
+    """
+    return log_weight.expm1() - log_weight
+
+
+def effective_sample_fraction(log_weight: Tensor, counted: Tensor) -> Tensor:
+    """(Σρ)² / (n Σρ²) over the n log-weights that count: 1 where all ratios are equal, 1/n where one outweighs all."""
+    # Relative to the largest, which cancels, so that no exponential overflows.
+    weight = (log_weight.masked_fill(~counted, -torch.inf) - log_weight.max()).exp()
+    return weight.sum() ** 2 / ((weight**2).sum() * counted.sum()).clamp(min=torch.finfo(weight.dtype).tiny)
