@@ -23,8 +23,9 @@ EPISODE_LENGTH = "step_count"
 
 
 def source_names() -> tuple[str, ...]:
-    """The sources of environments there are."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    """The sources of environments there are. A module whose name begins with an underscore is a part of one."""
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
 def check(config: EnvConfig) -> None:
