@@ -64,7 +64,7 @@ class Learner:
         self.buffer.fill(batch_NT, keys)
         metrics = self._epochs()
         # Only now: until the next batch is collected, rollout and update normalise alike.
-        self.policy.observe(batch_NT)
+        self.policy.observe(batch_NT[OBSERVATION])
         return metrics
 
     def _epochs(self) -> dict[str, float]:

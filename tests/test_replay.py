@@ -57,7 +57,7 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: st
             resets += int(minibatch["is_init"].sum())
             mid_slice += int((~minibatch["is_init"][:, 0]).sum())
             assert_replays(policy, minibatch)
-        policy.observe(batch)
+        policy.observe(batch[OBSERVATION])
     collector.shutdown()
     assert resets > 20
     assert mid_slice > 20

@@ -18,7 +18,7 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.keys import FEATURES, OBSERVATION, VALUE
-from recurrl.policy.encoders import ObservationEncoder, make_encoder
+from recurrl.policy.encoders import make_encoder, observe
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.policy.memory import make_memory
@@ -93,11 +93,11 @@ class ActorCritic(nn.Module):
         recurrent = (module for module in self.modules() if isinstance(module, RecurrentModule))
         return [key for module in recurrent for key in module.state_keys]
 
-    def observe(self, batch: TensorDictBase) -> None:
-        """Takes the observations of a batch into the running statistics, where the policy has any."""
-        for module in self.modules():
-            if isinstance(module, ObservationEncoder):
-                module.observe(batch)
+    def observe(self, observation: Tensor | TensorDictBase) -> None:
+        """Takes observations into the running statistics, where the policy has any."""
+        for trunk in (self.trunk, self.critic_trunk):
+            if trunk is not None:
+                observe(trunk[0], observation)
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> ActorCritic:

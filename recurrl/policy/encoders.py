@@ -25,28 +25,6 @@ ONE_HOT_LIMIT = 1024
 """Discrete observations of more values than this are looked up in a table instead of multiplied as one-hot vectors."""
 
 
-class ObservationEncoder(TensorDictModule):
-    """Each entry of the observation by its own network, the results side by side.
-
-    Args:
-        networks: the network of each entry, by the entry's key.
-        out_key: where the result goes.
-    """
-
-    def __init__(self, networks: dict[NestedKey, nn.Module], out_key: str) -> None:
-        alone = len(networks) == 1
-        module = next(iter(networks.values())) if alone else SideBySide(list(networks.values()))
-        super().__init__(module, in_keys=list(networks), out_keys=[out_key])
-        self._networks = list(networks.values())
-
-    def observe(self, batch: TensorDictBase) -> None:
-        """Takes the observations of a batch into the running statistics, where there are any."""
-        for key, network in zip(self.in_keys, self._networks, strict=True):
-            for module in network.modules():
-                if isinstance(module, ObservationNormalizer):
-                    module.observe(batch[key])
-
-
 class SideBySide(nn.Module):
     """As many networks as inputs; their outputs concatenated along the last dimension."""
 
@@ -59,7 +37,7 @@ class SideBySide(nn.Module):
         return torch.cat([network(entry) for network, entry in zip(self.networks, entries, strict=True)], -1)
 
 
-def make_encoder(config: TrainConfig, observation: TensorSpec, prefix: str) -> tuple[ObservationEncoder, int]:
+def make_encoder(config: TrainConfig, observation: TensorSpec, prefix: str) -> tuple[TensorDictModule, int]:
     """The encoder of an unbatched observation, a tensor or a composite of them, and how wide its output is.
 
     It writes the entry ``<prefix>encoded``.
@@ -71,7 +49,18 @@ def make_encoder(config: TrainConfig, observation: TensorSpec, prefix: str) -> t
     for key, spec in entries(observation).items():
         networks[key], size = _make_network(config, key, spec)
         width += size
-    return ObservationEncoder(networks, prefix + ENCODED), width
+    composite = isinstance(observation, Composite)
+    network = SideBySide(list(networks.values())) if composite else networks[OBSERVATION]
+    return TensorDictModule(network, in_keys=list(networks), out_keys=[prefix + ENCODED]), width
+
+
+def observe(encoder: TensorDictModule, observation: Tensor | TensorDictBase) -> None:
+    """Takes observations into the running statistics of an encoder, where it has any."""
+    networks = encoder.module.networks if isinstance(encoder.module, SideBySide) else [encoder.module]
+    for key, network in zip(encoder.in_keys, networks, strict=True):
+        for module in network.modules():
+            if isinstance(module, ObservationNormalizer):
+                module.observe(observation if isinstance(observation, Tensor) else observation[path_of(key)[1:]])
 
 
 def entries(observation: TensorSpec) -> dict[NestedKey, TensorSpec]:
