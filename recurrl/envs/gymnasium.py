@@ -16,12 +16,12 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl._utils import seed_generator
-from torchrl.data import Categorical, Composite
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from recurrl.config import EnvConfig
+from recurrl.envs._tensors import TensorEnv
 from recurrl.errors import ConfigError
 
 EXTRAS = ("popgym",)
@@ -119,55 +119,43 @@ class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         return observation[self._seen]
 
 
-class InlineEnv(EnvBase):
-    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``.
-
-    One TensorDict is made a step, not one an environment, which is what makes it fast for light environments.
-    """
+class InlineEnv(TensorEnv):
+    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``."""
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
-        super().__init__(device="cpu", batch_size=[len(envs)])
+        specs, count = GymWrapper(envs[0], categorical_action_encoding=True), len(envs)
+        observation, action = specs.observation_spec["observation"], specs.action_spec
+        super().__init__(
+            count,
+            {"observation": observation.expand(count, *observation.shape)},
+            action.expand(count, *action.shape),
+        )
         self._envs = list(envs)
-        specs = GymWrapper(envs[0], categorical_action_encoding=True)
-        self.observation_spec = Composite(
-            observation=specs.observation_spec["observation"].expand(
-                len(envs), *specs.observation_spec["observation"].shape
-            ),
-            shape=self.batch_size,
-        )
-        self.action_spec = specs.action_spec.expand(len(envs), *specs.action_spec.shape)
-        self.reward_spec = specs.reward_spec.expand(len(envs), *specs.reward_spec.shape)
-        done = Categorical(2, shape=(len(envs), 1), dtype=torch.bool)
-        self.full_done_spec = Composite(
-            done=done, terminated=done.clone(), truncated=done.clone(), shape=self.batch_size
-        )
         self._observation = self.observation_spec["observation"].zero().numpy()
 
-    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        chosen = None if tensordict is None else tensordict.get("_reset", None)
+    def reset_tensors(self, chosen: Tensor | None) -> dict[str, Tensor]:
+        """Resets them one by one."""
         which = range(len(self._envs)) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
         for i in which:
             self._observation[i], _ = self._envs[i].reset()
-        return TensorDict({"observation": torch.from_numpy(self._observation.copy())}, self.batch_size)
+        return {"observation": torch.from_numpy(self._observation.copy())}
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        actions = tensordict["action"].numpy()
+    def step_tensors(self, action: Tensor) -> dict[str, Tensor]:
+        """Steps them one by one."""
+        actions = action.numpy()
         count = len(self._envs)
         reward = np.empty((count, 1), np.float32)
         terminated = np.empty((count, 1), bool)
         truncated = np.empty((count, 1), bool)
         for i, env in enumerate(self._envs):
             self._observation[i], reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
-        return TensorDict(
-            {
-                "observation": torch.from_numpy(self._observation.copy()),
-                "reward": torch.from_numpy(reward),
-                "terminated": torch.from_numpy(terminated),
-                "truncated": torch.from_numpy(truncated),
-                "done": torch.from_numpy(terminated | truncated),
-            },
-            self.batch_size,
-        )
+        return {
+            "observation": torch.from_numpy(self._observation.copy()),
+            "reward": torch.from_numpy(reward),
+            "terminated": torch.from_numpy(terminated),
+            "truncated": torch.from_numpy(truncated),
+            "done": torch.from_numpy(terminated | truncated),
+        }
 
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed
