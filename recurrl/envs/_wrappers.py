@@ -143,7 +143,7 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._adds = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: reward}
         flat = spaces.flatten_space(env.action_space)
         assert isinstance(flat, spaces.Box)
-        self._flat = spaces.Box(flat.low, flat.high, dtype=np.float32)
+        self._flat = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
         added: dict[str, Space] = {
             PREVIOUS_ACTION: self._flat,
             PREVIOUS_REWARD: spaces.Box(-np.inf, np.inf, (1,), np.float32),

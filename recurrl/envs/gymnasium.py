@@ -17,17 +17,17 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl._utils import seed_generator
-from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from recurrl.config import EnvConfig
 from recurrl.envs._spaces import check_spaces, leaves, spec_under
+from recurrl.envs._tensors import TensorEnv
 from recurrl.envs._wrappers import ActionMask, ActionsInUnits, HideObservations, PreviousStep, under_one_key
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, path_of
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 
 EXTRAS = ("popgym",)
 
@@ -63,6 +63,11 @@ def make(config: EnvConfig, num_envs: int) -> EnvBase:
         mode = gymnasium.vector.AutoresetMode.DISABLED
         vector = gymnasium.vector.SyncVectorEnv([make_one] * num_envs, autoreset_mode=mode)
         _refuse_renamed(vector.single_observation_space, vector.spec)
+        if isinstance(vector.single_action_space, spaces.Dict):
+            raise ConfigError(
+                f"{config.id} takes actions of several parts, which TorchRL does not hand to Gymnasium's vector "
+                "environments. Choose another env.vectorization: inline, serial or parallel."
+            )
         return GymWrapper(vector, categorical_action_encoding=True)
     return InlineEnv([make_one() for _ in range(num_envs)])
 
@@ -101,40 +106,38 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     return under_one_key(env)
 
 
-class InlineEnv(EnvBase):
-    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``.
-
-    One TensorDict is made a step, not one an environment, which is what makes it fast for light environments.
-    """
+class InlineEnv(TensorEnv):
+    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``."""
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
-        super().__init__(device="cpu", batch_size=[len(envs)])
+        first, count = envs[0], len(envs)
+        observation = spec_under(OBSERVATION, first.observation_space).expand(count)
+        super().__init__(count, dict(observation.items()), spec_under(ACTION, first.action_space).expand(count)[ACTION])
         self._envs = list(envs)
-        self.observation_spec = spec_under(OBSERVATION, envs[0].observation_space).expand(len(envs))
-        self.full_action_spec = spec_under(ACTION, envs[0].action_space).expand(len(envs))
-        self.reward_spec = Unbounded((len(envs), 1))
-        done = Categorical(2, shape=(len(envs), 1), dtype=torch.bool)
-        self.full_done_spec = Composite(
-            done=done, terminated=done.clone(), truncated=done.clone(), shape=self.batch_size
-        )
-        # What was observed last of each environment, by the key of the entry, with the way there in an observation.
-        plain = not isinstance(envs[0].observation_space, spaces.Dict)
-        self._last: dict[NestedKey, tuple[tuple[str, ...], np.ndarray[Any, Any]]] = {
-            key: (() if plain else path_of(key), values.numpy())
+        self._composite_action = isinstance(first.action_space, spaces.Dict)
+        # What was observed last of each environment, by the key of the entry.
+        self._last: dict[NestedKey, np.ndarray[Any, Any]] = {
+            key: values.numpy()
             for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
         }
+        composite = isinstance(first.observation_space, spaces.Dict)
+        self._take: Callable[[int, Any], None] = (
+            self._take_entries if composite else self._last[OBSERVATION].__setitem__
+        )
 
-    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        chosen = None if tensordict is None else tensordict.get("_reset", None)
+    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
+        """Resets them one by one."""
         which = range(len(self._envs)) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
         for i in which:
             observation, _ = self._envs[i].reset()
             self._take(i, observation)
-        return TensorDict(self._observations(), self.batch_size)
+        return self._observations()
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        composite = isinstance(self._envs[0].action_space, spaces.Dict)
-        actions = _one_by_one(tensordict.select(ACTION) if composite else tensordict[ACTION])
+    def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Steps them one by one."""
+        actions = _one_by_one(action)
+        if self._composite_action:
+            actions = [{ACTION: parts} for parts in actions]
         count = len(self._envs)
         reward = np.empty((count, 1), np.float32)
         terminated = np.empty((count, 1), bool)
@@ -142,23 +145,20 @@ class InlineEnv(EnvBase):
         for i, env in enumerate(self._envs):
             observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
             self._take(i, observation)
-        return TensorDict(
-            {
-                **self._observations(),
-                "reward": torch.from_numpy(reward),
-                "terminated": torch.from_numpy(terminated),
-                "truncated": torch.from_numpy(truncated),
-                "done": torch.from_numpy(terminated | truncated),
-            },
-            self.batch_size,
-        )
+        return {
+            **self._observations(),
+            "reward": torch.from_numpy(reward),
+            "terminated": torch.from_numpy(terminated),
+            "truncated": torch.from_numpy(truncated),
+            "done": torch.from_numpy(terminated | truncated),
+        }
 
-    def _take(self, i: int, observation: Any) -> None:
-        for path, values in self._last.values():
-            values[i] = reduce(getitem, path, observation)
+    def _take_entries(self, i: int, observation: Any) -> None:
+        for key, values in self._last.items():
+            values[i] = reduce(getitem, key, observation)
 
     def _observations(self) -> dict[NestedKey, Tensor]:
-        return {key: torch.from_numpy(values.copy()) for key, (_, values) in self._last.items()}
+        return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
 
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed

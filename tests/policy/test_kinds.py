@@ -15,6 +15,7 @@ from torchrl.envs.utils import check_env_specs
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
+from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
@@ -46,6 +47,12 @@ REPLAYED = [
         for where in ("info", "observation")
         for kind in ("discrete", "multi_discrete")
     ),
+    pytest.param(
+        MASKED,
+        {"mask_in": "observation", "action": "multi_discrete"},
+        ("env.vectorization=gymnasium", *PREVIOUS),
+        id="run by gymnasium",
+    ),
 ]
 
 
@@ -71,7 +78,7 @@ def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...]
     check_env_specs(env)
 
 
-@pytest.mark.parametrize("vectorization", ["serial", "gymnasium", pytest.param("parallel", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("vectorization", ["serial", pytest.param("parallel", marks=pytest.mark.slow)])
 def test_every_way_of_running_environments_gives_the_same_structured_batch(
     vectorization: str, configure: Configure, collect: Collect
 ) -> None:
@@ -84,12 +91,22 @@ def test_every_way_of_running_environments_gives_the_same_structured_batch(
         torch.testing.assert_close(found[key], expected[key], msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.parametrize("vectorization", ["serial", "gymnasium"])
-def test_actions_of_several_parts_reach_the_environment_whatever_runs_it(
-    vectorization: str, configure: Configure, collect: Collect
-) -> None:
-    _, batch = collect(configure(CUE, f"env.vectorization={vectorization}", action="dict"))
+def test_actions_of_several_parts_reach_environments_that_torchrl_runs(configure: Configure, collect: Collect) -> None:
+    _, batch = collect(configure(CUE, "env.vectorization=serial", action="dict"))
     assert batch["next", "reward"].max() > 0.25  # the task refuses what is not in its action space
+
+
+def test_actions_of_several_parts_are_refused_where_gymnasium_runs_the_environments(configure: Configure) -> None:
+    config = configure(CUE, "env.vectorization=gymnasium", action="dict")
+    with pytest.raises(ConfigError, match=r"Choose another env\.vectorization"):
+        make_env(config.env, 2, seed=0)
+
+
+@pytest.mark.parametrize("vectorization", ["serial", "gymnasium"])
+def test_an_entry_that_torchrl_would_rename_is_refused(vectorization: str, configure: Configure) -> None:
+    config = configure(CUE, f"env.vectorization={vectorization}", observation="dict")
+    with pytest.raises(ConfigError, match="an observation entry named state"):
+        make_env(config.env, 2, seed=0).reset()
 
 
 LEARNING = (

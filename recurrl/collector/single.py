@@ -1,0 +1,37 @@
+"""One collector, in this process."""
+
+from __future__ import annotations
+
+import torch
+from torchrl.collectors import Collector
+
+from recurrl.collector import acting
+from recurrl.collector.lean import LeanCollector
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.policy import ActorCritic
+
+
+def make(
+    config: TrainConfig, policy: ActorCritic, kind: type[Collector] = LeanCollector, **options: object
+) -> Collector:
+    """A collector of all environments that acts with the policy itself, as it is at each step.
+
+    Args:
+        config: the run's configuration.
+        policy: the policy.
+        kind: TorchRL's class of collectors, or one that takes its place.
+        options: further ones of that class, or others than here.
+    """
+    device = torch.device(config.device)
+    arguments: dict[str, object] = {
+        "frames_per_batch": config.frames_per_batch,
+        "total_frames": -1,
+        "policy_device": device,
+        "storing_device": device,
+        "track_traj_ids": False,
+        "trust_policy": True,
+        "auto_register_policy_transforms": False,
+    }
+    env = make_env(config.env, config.env.num_envs, config.seed, policy)
+    return kind(env, acting(policy), **(arguments | options))
