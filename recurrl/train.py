@@ -21,7 +21,7 @@ from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
 from recurrl.evaluation import evaluate, evaluation_metrics
 from recurrl.learner import Learner
-from recurrl.policy import ActorCritic, make_policy
+from recurrl.policy import ACTION, ActorCritic, make_policy
 from recurrl.recurrent import precision
 from recurrl.report import Report
 from recurrl.signals import StopRequest
@@ -118,7 +118,7 @@ def make_policy_for(config: TrainConfig) -> ActorCritic:
     single: EnvConfig = replace(config.env, vectorization="inline")
     env = make_env(single, 1, config.seed)
     try:
-        return make_policy(config, env.observation_spec[0], env.action_spec[0])
+        return make_policy(config, env.observation_spec[0], env.full_action_spec[0][ACTION])
     finally:
         env.close()
 

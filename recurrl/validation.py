@@ -141,6 +141,8 @@ def _check_choices(config: TrainConfig) -> None:
         "collector.name": (config.collector.name, ("single",)),
         "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
         "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
+        "policy.image_encoder": (config.policy.image_encoder, ("nature", "impala")),
+        "policy.bounded_action": (config.policy.bounded_action, ("clip", "tanh")),
         "recompute.name": (config.recompute.name, ("none", "full")),
         "precision.name": (config.precision.name, matmul_precision.MODES),
     }
