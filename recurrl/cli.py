@@ -171,6 +171,8 @@ def _run(composed: DictConfig) -> None:
 def _check(config: TrainConfig, run_dir: Path) -> None:
     check(config)
     envs.check(config.env)
+    if config.algorithm.resets_rows:
+        envs.check_rows(config.env, config.steps_per_row)
     losses.check(config.algorithm)
     checkpoint.check_resume(config, run_dir)
 

@@ -66,7 +66,7 @@ class Learner:
             batch_NT: what the collector handed out.
             progress: the fraction of the run's frames that came before, for the schedules.
         """
-        self._anneal(progress)
+        self._begin_iteration(progress)
         after = batch_NT["next"]
         ended_NT = after["done"].squeeze(-1).clone()
         ended_NT[:, -1] |= self.config.algorithm.resets_rows
@@ -113,11 +113,11 @@ class Learner:
         values = {name: output[key].detach().mean() for key, name in DIAGNOSTICS.items() if key in output}
         return {**values, "optim/grad_norm": norm}
 
-    def _anneal(self, progress: float) -> None:
+    def _begin_iteration(self, progress: float) -> None:
         config = self.config
         if config.lr_schedule == "linear":
             self._set_lr(annealed(config.lr, config.lr_final_fraction, progress))
-        self.algorithm.anneal(progress)
+        self.algorithm.begin_iteration(progress)
 
     def _adapt_lr(self, kl: float) -> None:
         lr = self.optimizer.param_groups[0]["lr"]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
 
+from recurrl import checkpoint
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
+from recurrl.episodes import EpisodeStatistics
 from recurrl.learner import Learner
 from recurrl.schedule import annealed
 from recurrl.train import is_due, is_last, make_policy_for, set_process_state
@@ -66,6 +71,101 @@ def test_every_minibatch_of_every_epoch_is_a_step(compose: Compose) -> None:
 def test_target_kl_stops_the_epochs(compose: Compose) -> None:
     _, metrics = learn(compose, "lr=0.1", "algorithm.target_kl=1e-6")
     assert metrics["optim/steps"] < 3 * (64 // 8 // 4)
+
+
+def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_rises_where_they_do_not(compose: Compose) -> None:
+    options = ("lr_schedule=adaptive", "lr=1e-3", "lr_final_fraction=0.1")
+    steps = 3 * (64 // 8 // 4)
+    _, cautious = learn(compose, *options, "desired_kl=1e-12", progress=0.5)
+    _, bold = learn(compose, *options, "desired_kl=0.5", progress=0.5)
+    assert cautious["optim/lr"] == pytest.approx(1e-3 / 1.5 ** (steps - 1))
+    assert bold["optim/lr"] == pytest.approx(1e-3 * 1.5 ** (steps - 1))
+
+
+def test_an_adaptive_learning_rate_stays_within_its_bounds(compose: Compose) -> None:
+    options = ("lr_schedule=adaptive", "epochs=12")
+    assert learn(compose, *options, "lr=2e-5", "desired_kl=1e-12")[1]["optim/lr"] == 1e-5
+    assert learn(compose, *options, "lr=5e-3", "desired_kl=100")[1]["optim/lr"] == 1e-2
+
+
+def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_all_minibatches(compose: Compose) -> None:
+    learner, metrics = learn(compose, "algorithm.normalize_advantage=batch")
+    advantages = torch.cat([minibatch["advantage"] for minibatch in learner.buffer.epoch()])
+    assert advantages.mean().item() == pytest.approx(0, abs=1e-5)
+    assert advantages.std().item() == pytest.approx(1, abs=1e-5)
+    assert metrics["advantage/std"] != pytest.approx(1, abs=1e-2)
+
+
+def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(compose: Compose) -> None:
+    learner, metrics = learn(compose)
+    slices = list(learner.buffer.epoch())
+    value, target = (torch.cat([s[key] for s in slices]) for key in ("state_value", "value_target"))
+    assert metrics["value/mean"] == pytest.approx(value.mean().item(), rel=1e-4)
+    assert metrics["value/target_std"] == pytest.approx(target.std(correction=0).item(), rel=1e-4)
+    expected = 1 - (target - value).var() / target.var()
+    assert metrics["value/explained_variance"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_novel")
+
+
+def test_grpo_learns_without_a_critic_and_logs_its_groups(compose: Compose) -> None:
+    learner, metrics = learn(compose, *GRPO, "algorithm.kl_to_ref_coeff=0.1", "epochs=1", "minibatch_slices=8")
+    assert not any("critic" in name for name, _ in learner.policy.named_parameters())
+    assert not {"state_value", "value_target"} & set(next(learner.buffer.epoch()).keys())
+    assert metrics["group/groups"] >= 2
+    assert metrics["policy/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    # The policy is still the reference, whose own states the reference went through.
+    assert metrics["policy/kl_to_ref"] == pytest.approx(0, abs=1e-6)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(compose: Compose) -> None:
+    # Episodes of one step, each with the same reward.
+    options = (*GRPO, "env=cartpole_novel", "env.max_episode_steps=1")
+    config = compose(*SMALL, *options)
+    set_process_state(config)
+    before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}
+    learner, metrics = learn(compose, *options)
+    assert (metrics["group/dropped"], metrics["group/groups"], metrics["optim/steps"]) == (32, 32, 0)
+    assert all(torch.equal(p, before[name]) for name, p in learner.policy.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("every", "refreshed"), [("null", [True, False, False, False]), ("2", [True, False, True, False])]
+)
+def test_the_reference_policy_is_refreshed_every_so_many_iterations(
+    every: str, refreshed: list[bool], compose: Compose
+) -> None:
+    config = compose(*SMALL, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_updates={every}")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    learner = Learner(config, policy)
+    found = []
+    for _, batch in zip(range(4), collector, strict=False):
+        collecting = deepcopy(policy.state_dict())
+        learner.learn(batch, progress=0.0)
+        reference = learner.algorithm.state_dict()["reference"]
+        found.append(all(torch.equal(reference[name], value) for name, value in collecting.items()))
+    collector.shutdown()
+    assert found == refreshed
+
+
+def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path: Path) -> None:
+    options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
+    trained, _ = learn(compose, *options)
+    episodes = EpisodeStatistics()
+    path = checkpoint.save(tmp_path, 64, trained, episodes)
+    config = compose(*SMALL, *options, "seed=1")
+    set_process_state(config)
+    loaded = Learner(config, make_policy_for(config))
+    checkpoint.load(path, loaded, episodes)
+    saved, found = trained.algorithm.state_dict(), loaded.algorithm.state_dict()
+    assert found["iterations"] == saved["iterations"] == 1
+    assert all(torch.equal(found["reference"][name], value) for name, value in saved["reference"].items())
+    first = dict(trained.policy.named_parameters())
+    assert not all(torch.equal(found["reference"][name], p) for name, p in first.items())
 
 
 def test_the_gradient_is_scaled_to_its_limit(compose: Compose) -> None:

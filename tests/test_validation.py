@@ -22,6 +22,9 @@ RANGES = {
             "algorithm.max_grad_norm",
             "algorithm.target_kl",
             "algorithm.clip_value",
+            "algorithm.clip_epsilon_high",
+            "algorithm.kl_coeff",
+            "desired_kl",
         ),
         (0.0, -1.0, math.nan, math.inf),
     ),
@@ -104,6 +107,9 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
         ("env.source", envs.source_names()),
         ("env.vectorization", ("inline", "serial", "parallel", "gymnasium")),
         ("algorithm.critic", ("shared", "recurrent", "feedforward")),
+        ("algorithm.objective", ("clip", "kl", "plain")),
+        ("algorithm.normalize_advantage", ("none", "minibatch", "batch")),
+        ("lr_schedule", ("linear", "adaptive")),
         ("algorithm.critic_loss", ("l2", "smooth_l1")),
         ("backend.name", backend_names()),
         ("cell.name", ("gru", "lstm", "none")),
@@ -173,6 +179,76 @@ def test_a_clip_range_of_one_is_refused(refusal):
 @pytest.mark.parametrize("seed", [-1, 2**31])
 def test_a_seed_out_of_range_is_refused(refusal, seed):
     assert refusal({"seed": seed}) == f"seed={seed} is out of range. Give a whole number from 0 to 2147483647."
+
+
+# Options of an algorithm
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("critic_coeff", 0.5, "has no critic"),
+        ("critic", "recurrent", "has no critic"),
+        ("lmbda", 0.9, "has no critic"),
+        ("clip_value", 0.2, "has no critic"),
+        ("objective", "kl", "has one objective"),
+    ],
+)
+def test_grpo_refuses_an_option_of_ppo(refused, key, value, reason):
+    assert refused("algorithm=grpo", f"algorithm.{key}={value}") == (
+        f"algorithm.{key}={value} is an option of algorithm=ppo, but algorithm=grpo {reason}. Leave it out, or choose "
+        "algorithm=ppo."
+    )
+
+
+def test_ppo_refuses_an_option_of_grpo(refusal):
+    assert refusal({"algorithm.group_size": 8}) == (
+        "algorithm.group_size=8 is an option of algorithm=grpo, but algorithm=ppo forms no groups. Leave it out, or "
+        "choose algorithm=grpo."
+    )
+
+
+def test_an_option_that_its_algorithm_needs_cannot_be_null(refusal):
+    assert refusal({"algorithm.critic_coeff": None}) == (
+        "algorithm.critic_coeff is null, and algorithm=ppo needs it. Give a value, or leave it out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "envs", "error"),
+    [
+        (
+            3,
+            16,
+            "algorithm.group_size=3 does not divide env.num_envs=16, so the environments do not form groups. Give one "
+            "of: 2, 4, 8, 16.",
+        ),
+        (1, 16, "algorithm.group_size=1 leaves nothing to compare an episode with. Give one of: 2, 4, 8, 16."),
+        (
+            8,
+            1,
+            "algorithm.group_size=8 does not divide env.num_envs=1, so the environments do not form groups. Give a "
+            "larger env.num_envs.",
+        ),
+    ],
+)
+def test_groups_that_do_not_fit_the_environments_are_refused(refused, size, envs, error):
+    assert refused("experiment=cartpole_grpo", f"algorithm.group_size={size}", f"env.num_envs={envs}") == error
+
+
+@pytest.mark.parametrize(("key", "names"), [("advantage", "outcome, process"), ("aggregation", "step, episode")])
+def test_a_choice_of_grpos_that_does_not_exist_is_refused(refused, key, names):
+    assert refused("algorithm=grpo", f"algorithm.{key}=nonesuch") == (
+        f"algorithm.{key}=nonesuch does not exist. Choose one of: {names}."
+    )
+
+
+def test_rows_that_begin_with_a_reset_and_are_shorter_than_an_episode_are_refused(refused):
+    assert refused("algorithm=grpo") == (
+        "With algorithm=grpo every row begins with a reset, and rows have 32 steps (frames_per_batch / env.num_envs), "
+        "but an episode of CartPole-v1 may have 500: what comes after would never be seen. Give frames_per_batch=8000, "
+        "and a slice_len that divides 500; or, if shorter episodes are meant, env.max_episode_steps=32."
+    )
 
 
 # Values that do not go together

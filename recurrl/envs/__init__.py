@@ -1,9 +1,10 @@
 """Makes any environment into one a recurrent policy can be trained in: batched, with is_init, primers and returns.
 
-One module a source of environments, but for those whose names begin with ``_``. A source has two functions:
-``check(config)`` refuses a configuration without making anything, and ``make(config, num_envs, groups)`` returns a
-TorchRL environment of batch size ``[num_envs]`` with the entries ``observation``, ``action`` and ``reward``; given
-groups, a group's members start their episodes alike.
+One module a source of environments, but for those whose names begin with ``_``. A source has three functions:
+``check(config)`` refuses a configuration without making anything; ``episode_limit(config)`` says how long an episode
+can be; and ``make(config, num_envs, groups)`` returns a TorchRL environment of batch size ``[num_envs]`` with the
+entries ``observation``, ``action`` and ``reward``, in which, given groups, a group's members start their episodes
+alike.
 """
 
 from __future__ import annotations
@@ -40,6 +41,22 @@ def check(config: EnvConfig) -> None:
         ConfigError: with what to do.
     """
     _source(config).check(config)
+
+
+def check_rows(config: EnvConfig, steps_per_row: int) -> None:
+    """Refuses rows that begin with a reset and are shorter than an episode can be: its later steps would never be seen.
+
+    Raises:
+        ConfigError: with the rows that would do.
+    """
+    limit = _source(config).episode_limit(config)
+    if limit is not None and steps_per_row < limit:
+        raise ConfigError(
+            f"With algorithm=grpo every row begins with a reset, and rows have {steps_per_row} steps (frames_per_batch "
+            f"/ env.num_envs), but an episode of {config.id} may have {limit}: what comes after would never be seen. "
+            f"Give frames_per_batch={limit * config.num_envs}, and a slice_len that divides {limit}; or, if shorter "
+            f"episodes are meant, env.max_episode_steps={steps_per_row}."
+        )
 
 
 def make_env(
@@ -141,6 +158,7 @@ __all__ = [
     "EPISODE_RETURN",
     "TensorEnv",
     "check",
+    "check_rows",
     "check_seeds",
     "check_states",
     "make_env",

@@ -59,6 +59,11 @@ def check(config: EnvConfig) -> None:
         raise ConfigError(f"env.mask={config.mask} holds a negative index. Give indices of the observation, from 0.")
 
 
+def episode_limit(config: EnvConfig) -> int | None:
+    """The steps after which an episode is truncated; None where no limit is known."""
+    return config.max_episode_steps or gymnasium.spec(config.id).max_episode_steps
+
+
 def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvBase:
     """``num_envs`` copies of the configured environment as one TorchRL environment of batch size ``[num_envs]``.
 

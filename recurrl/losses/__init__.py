@@ -26,11 +26,11 @@ class Algorithm(Protocol):
     loss: Any
     keys: list[Any]
 
+    def begin_iteration(self, progress: float) -> None:
+        """Sets what is on a schedule, at a fraction of the run's frames, while the policy is the one that collected."""
+
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes what the loss needs into rows ``[N, T]``, and returns what to log of it."""
-
-    def anneal(self, progress: float) -> None:
-        """Sets what is on a schedule, at a fraction of the run's frames."""
 
     def end_iteration(self, kl: float) -> None:
         """Takes note that an iteration's steps were made, with this approximate KL in their last epoch."""

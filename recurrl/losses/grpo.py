@@ -22,7 +22,7 @@ from torchrl.objectives import PPOLoss
 from recurrl.advantage import ADVANTAGE, COUNTED, COUNTED_LENGTH, add_group_advantages, advantage_metrics
 from recurrl.config import TrainConfig, given
 from recurrl.importance import effective_sample_fraction, kl_from_log_weight
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, ActorCritic
+from recurrl.policy import ACTION, LOG_PROB, ActorCritic
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.schedule import anneal
 
@@ -230,17 +230,14 @@ class GRPO:
 
     def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
         algorithm = config.algorithm
-        self._config, self._policy = algorithm, policy
+        self.config, self._policy = algorithm, policy
         self._iterations = 0
         self.loss = _make_loss(config, policy)
         self._reference = deepcopy(policy) if algorithm.kl_to_ref_coeff else None
         self._reference_loss = None if self._reference is None else _make_loss(config, self._reference)
-        reference_keys = [] if self._reference is None else [REF_LOG_PROB]
-        self.keys = [
-            *(OBSERVATION, "is_init", ACTION, LOG_PROB, ADVANTAGE, COUNTED, COUNTED_LENGTH),
-            *reference_keys,
-            *policy.state_keys,
-        ]
+        reference = () if self._reference is None else (REF_LOG_PROB,)
+        read = (*policy.acting().in_keys, "is_init", ACTION, LOG_PROB, ADVANTAGE, COUNTED, COUNTED_LENGTH, *reference)
+        self.keys = list(dict.fromkeys(read))
         low, high = algorithm.clip_range
         self._schedules = {
             "entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction),
@@ -248,9 +245,17 @@ class GRPO:
             "clip_epsilon_high": (high, algorithm.clip_final_fraction),
         }
 
+    def begin_iteration(self, progress: float) -> None:
+        """Sets clip range and entropy coefficient, and makes the policy the reference where that is due."""
+        anneal(self.loss, self._schedules, progress)
+        every = self.config.ref_refresh_updates
+        if self._reference is not None and every is not None and self._iterations % every == 0:
+            self._reference.load_state_dict(self._policy.state_dict())
+        self._iterations += 1
+
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages, which steps count, and the reference policy's log-probabilities."""
-        config = self._config
+        config = self.config
         metrics = add_group_advantages(
             batch_NT,
             reward_NT,
@@ -266,16 +271,8 @@ class GRPO:
                 batch_NT.set(REF_LOG_PROB, self._reference_loss.log_prob(batch_NT))
         return {**metrics, **advantage_metrics(batch_NT[ADVANTAGE][batch_NT[COUNTED]])}
 
-    def anneal(self, progress: float) -> None:
-        """Sets clip range and entropy coefficient."""
-        anneal(self.loss, self._schedules, progress)
-
     def end_iteration(self, kl: float) -> None:
-        """Counts the iteration, and makes the policy the reference where that is due."""
-        self._iterations += 1
-        every = self._config.ref_refresh_updates
-        if self._reference is not None and every is not None and self._iterations % every == 0:
-            self._reference.load_state_dict(self._policy.state_dict())
+        """Nothing here follows the KL."""
 
     def state_dict(self) -> dict[str, Any]:
         """The reference policy, and the iterations that count towards its refresh."""

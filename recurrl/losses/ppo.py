@@ -17,7 +17,7 @@ from torchrl.objectives import ClipPPOLoss, PPOLoss
 from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
 from recurrl.config import TrainConfig, given
 from recurrl.importance import effective_sample_fraction, kl_from_log_weight
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
+from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
 from recurrl.schedule import anneal
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
@@ -92,17 +92,22 @@ class PPO:
 
     def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
         algorithm = config.algorithm
-        self._config, self._policy, self._desired_kl = algorithm, policy, config.desired_kl
-        self.keys = [OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET, *policy.state_keys]
+        self.config, self._policy, self._desired_kl = algorithm, policy, config.desired_kl
+        read = (*policy.acting().in_keys, "is_init", ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET)
+        self.keys = list(dict.fromkeys(read))
         self.loss = _make_loss(config, policy).to(config.device)
         self._schedules = {"entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction)}
         if algorithm.objective == "clip":
             for name, start in zip(("clip_epsilon_low", "clip_epsilon_high"), algorithm.clip_range, strict=True):
                 self._schedules[name] = (start, algorithm.clip_final_fraction)
 
+    def begin_iteration(self, progress: float) -> None:
+        """Sets clip range and entropy coefficient."""
+        anneal(self.loss, self._schedules, progress)
+
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets."""
-        add_advantages(batch_NT, self._policy, reward_NT, self._config.gamma, given(self._config.lmbda))
+        add_advantages(batch_NT, self._policy, reward_NT, self.config.gamma, given(self.config.lmbda))
         advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
         metrics = {
             **advantage_metrics(advantage),
@@ -112,13 +117,9 @@ class PPO:
             "value/target_std": float(target.std(correction=0)),
             "value/explained_variance": float(1 - (target - value).var() / target.var()),
         }
-        if self._config.normalize_advantage == "batch":
+        if self.config.normalize_advantage == "batch":
             batch_NT.set(ADVANTAGE, standardized(advantage))
         return metrics
-
-    def anneal(self, progress: float) -> None:
-        """Sets clip range and entropy coefficient."""
-        anneal(self.loss, self._schedules, progress)
 
     def end_iteration(self, kl: float) -> None:
         """Raises or lowers the weight of a KL penalty."""

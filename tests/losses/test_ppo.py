@@ -1,0 +1,156 @@
+"""PPO's three objectives and their options against the formulas, with one policy and critic in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.advantage import standardized
+from recurrl.config import TrainConfig
+from recurrl.losses import make_algorithm
+from recurrl.losses.ppo import PPO
+from recurrl.policy import ActorCritic
+from recurrl.recurrent import set_recurrent_mode
+from recurrl.train import make_policy_for
+
+Compose = Callable[..., TrainConfig]
+
+B, T = 4, 6
+SMALL = ("cell.hidden_size=4", "policy.encoder_sizes=[4]", "backend=reference", "device=cpu")
+
+
+def make(compose: Compose, *overrides: str) -> tuple[PPO, ActorCritic, TensorDict]:
+    """Algorithm, policy and a fixed batch, with ratios within and without the clip range."""
+    config = compose(*SMALL, *overrides)
+    torch.manual_seed(0)
+    policy = make_policy_for(config).double()
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    batch = TensorDict(
+        {
+            "observation": torch.randn(B, T, 2, dtype=torch.float64),
+            "is_init": torch.rand(B, T, 1) < 0.2,
+            "recurrent_state": torch.randn(B, T, 1, 4, dtype=torch.float64),
+            "advantage": torch.randn(B, T, 1, dtype=torch.float64),
+            "value_target": torch.randn(B, T, 1, dtype=torch.float64),
+        },
+        [B, T],
+    )
+    if config.algorithm.critic == "recurrent":
+        batch["critic_recurrent_state"] = torch.randn(B, T, 1, 4, dtype=torch.float64)
+    with torch.no_grad(), set_recurrent_mode(True):
+        replayed = policy.acting()(batch.clone())
+    batch["action"] = replayed["action"]
+    batch["action_log_prob"] = replayed["action_log_prob"] + 0.3 * torch.randn(B, T, dtype=torch.float64)
+    batch["state_value"] = replayed["state_value"] + 0.5 * torch.randn(B, T, 1, dtype=torch.float64)
+    algorithm = make_algorithm(config, policy)
+    assert isinstance(algorithm, PPO)
+    return algorithm, policy, batch
+
+
+def by_formula(policy: ActorCritic, batch: TensorDict, config: Any) -> dict[str, Tensor]:
+    with set_recurrent_mode(True):
+        replayed = batch.clone()
+        distribution = policy.actor().get_dist(replayed)
+        value = policy.critic()(replayed)["state_value"]
+    log_ratio = (distribution.log_prob(batch["action"]) - batch["action_log_prob"]).unsqueeze(-1)
+    ratio, advantage = log_ratio.exp(), batch["advantage"]
+    if config.normalize_advantage == "minibatch":
+        advantage = (advantage - advantage.mean()) / advantage.std()
+    gain = ratio * advantage
+    if config.objective == "clip":
+        low, high = config.clip_range
+        gain = torch.min(gain, ratio.clamp(1 - low, 1 + high) * advantage)
+    distance = {
+        "l2": lambda a, b: (a - b) ** 2,
+        "smooth_l1": lambda a, b: functional.smooth_l1_loss(a, b, reduction="none"),
+    }
+    value_loss = distance[config.critic_loss](value, batch["value_target"])
+    if config.clip_value is not None:
+        old = batch["state_value"]
+        moved = old + (value - old).clamp(-config.clip_value, config.clip_value)
+        value_loss = torch.max(value_loss, distance[config.critic_loss](moved, batch["value_target"]))
+    expected = {
+        "loss_objective": -gain.mean(),
+        "loss_critic": config.critic_coeff * value_loss.mean(),
+        "loss_entropy": -config.entropy_coeff * distribution.entropy().mean(),
+        "kl": (ratio - 1 - log_ratio).mean(),
+        "kl_approx": -log_ratio.mean(),
+        "entropy": distribution.entropy().mean(),
+    }
+    if config.objective == "kl":
+        expected["loss_kl"] = config.kl_coeff * (ratio - 1 - log_ratio).mean()
+    if config.objective != "clip":  # TorchRL's clipped loss takes it of each step of a row apart
+        expected["ESS"] = ratio.sum() ** 2 / (ratio**2).sum() / ratio.numel()
+    return expected
+
+
+@pytest.mark.parametrize("objective", ["clip", "kl", "plain"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("algorithm.critic_loss=smooth_l1",),
+        ("algorithm.clip_value=0.25",),
+        ("algorithm.clip_value=0.25", "algorithm.critic_loss=smooth_l1"),
+        ("algorithm.normalize_advantage=minibatch",),
+        ("algorithm.entropy_coeff=0.25", "algorithm.clip_epsilon=0.125", "algorithm.clip_epsilon_high=0.5"),
+        ("algorithm.kl_coeff=0.25", "algorithm.critic=recurrent"),
+        ("algorithm.critic=feedforward",),
+    ],
+    ids=lambda overrides: " ".join(o.removeprefix("algorithm.") for o in overrides) or "defaults",
+)
+def test_each_objective_and_its_gradient_equal_the_formula(
+    overrides: tuple[str, ...], objective: str, compose: Compose
+) -> None:
+    algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", *overrides)
+    output = algorithm.loss(batch)
+    expected = by_formula(policy, batch, algorithm.config)
+    for name, value in expected.items():
+        # TorchRL keeps coefficients in float32.
+        torch.testing.assert_close(output[name], value, rtol=1e-6, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+    for found, right in zip(gradients(output, policy), gradients(expected, policy), strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-7)
+
+
+def gradients(output: Any, policy: ActorCritic) -> tuple[Tensor, ...]:
+    total = sum(output[name] for name in sorted(output.keys()) if name.startswith("loss_"))
+    return torch.autograd.grad(total, list(policy.parameters()))
+
+
+def test_the_trunk_runs_once_a_minibatch_for_every_objective(compose: Compose) -> None:
+    for objective in ("clip", "kl", "plain"):
+        algorithm, policy, batch = make(compose, f"algorithm.objective={objective}")
+        calls = []
+        policy.trunk.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        algorithm.loss(batch)
+        assert len(calls) == 1
+
+
+def test_a_kl_penalty_is_doubled_above_its_target_and_halved_below(compose: Compose) -> None:
+    algorithm, _, _ = make(compose, "algorithm.objective=kl", "algorithm.kl_coeff=1", "desired_kl=0.01")
+    found = []
+    for kl in (0.016, 0.014, 0.007, 0.006):
+        algorithm.end_iteration(kl)
+        found.append(algorithm.loss.kl_coeff.item())
+    assert found == [2.0, 2.0, 2.0, 1.0]
+
+
+def test_a_kl_penaltys_weight_is_part_of_a_checkpoint(compose: Compose) -> None:
+    saved, loaded = (make(compose, "algorithm.objective=kl")[0] for _ in range(2))
+    saved.end_iteration(1.0)
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.loss.kl_coeff == saved.loss.kl_coeff == 2.0
+
+
+def test_standardized_advantages_have_mean_zero_and_deviation_one() -> None:
+    found = standardized(torch.randn(7, 9, 1) * 5 + 3)
+    assert found.mean().item() == pytest.approx(0, abs=1e-6)
+    assert found.std().item() == pytest.approx(1, abs=1e-6)
+    assert standardized(torch.ones(4, 4, 1)).abs().max() == 0
