@@ -22,6 +22,9 @@ from recurrl.recurrent.backends import AUTO
 
 NO_CELL = "none"
 
+STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
+"""What ``state`` can be: where the recurrent states that slices start from come from, see ``recurrl.states``."""
+
 CONFIG_FILE = "config.yaml"
 """In a run directory: the run's whole configuration, that of the run it resumed included."""
 
@@ -148,10 +151,17 @@ class CheckpointConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Evaluation by deterministic episodes: how many, and every how many frames (null: only at the end)."""
+    """Evaluation by deterministic episodes.
+
+    Attributes:
+        episodes: how many.
+        every_frames: every how many frames; null: only at the end.
+        memory: at the end also without the policy's memory, see ``recurrl.evaluation``.
+    """
 
     episodes: int
     every_frames: int | None
+    memory: bool
 
 
 @dataclass
@@ -175,10 +185,13 @@ class TrainConfig:
     total_frames: int
     frames_per_batch: int
     slice_len: int
+    state: str
+    burn_in_len: int | None
     epochs: int
     minibatch_slices: int
     lr: float
     lr_final_fraction: float
+    replay_check: bool
     resume: str | None
 
     @property

@@ -15,6 +15,7 @@ from recurrl.config import TrainConfig
 from recurrl.losses import make_loss
 from recurrl.normalization import RewardScaler
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
+from recurrl.states import SliceStates
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy")
 DIAGNOSTICS = {
@@ -47,6 +48,7 @@ class Learner:
             config.env.num_envs, config.algorithm.gamma, config.env.reward_scale, config.env.normalize_reward
         ).to(device)
         self.buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, device)
+        self.states = SliceStates(config, policy)
 
     def learn(self, batch_NT: TensorDictBase, progress: float) -> dict[str, float]:
         """Improves the policy by one batch of rows, and returns what to log.
@@ -58,22 +60,31 @@ class Learner:
         self._anneal(progress)
         after = batch_NT["next"]
         reward_NT = self.reward_scaler(after["reward"].squeeze(-1), after["done"].squeeze(-1))
-        algorithm = self.config.algorithm
-        add_advantages(batch_NT, self.policy, reward_NT, algorithm.gamma, algorithm.lmbda)
-        keys = (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET, *self.policy.state_keys)
-        self.buffer.fill(batch_NT, keys)
-        metrics = self._epochs()
+        self.states.take(batch_NT)
+        metrics = self._epochs(batch_NT, reward_NT)
         # Only now: until the next batch is collected, rollout and update normalise alike.
         self.policy.observe(batch_NT[OBSERVATION])
         return metrics
 
-    def _epochs(self) -> dict[str, float]:
+    def _prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> None:
+        """Makes of a batch what an epoch learns from."""
+        if self.states.refreshes:
+            self.states.refresh(batch_NT)
+        algorithm = self.config.algorithm
+        add_advantages(batch_NT, self.policy, reward_NT, algorithm.gamma, algorithm.lmbda)
+        keys = (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET, *self.policy.state_keys)
+        self.buffer.fill(batch_NT, keys)
+
+    def _epochs(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
         count = 0
         target_kl = self.config.algorithm.target_kl
-        for _ in range(self.config.epochs):
+        for epoch in range(self.config.epochs):
+            if epoch == 0 or self.states.refreshes:
+                self._prepare(batch_NT, reward_NT)
             kl = []
             for minibatch in self.buffer.epoch():
+                self.states.enter(minibatch)
                 values = self._step(minibatch)
                 kl.append(values["policy/kl_approx"])
                 for name, value in values.items():
@@ -82,6 +93,7 @@ class Learner:
             if target_kl is not None and float(torch.stack(kl).mean()) > target_kl:
                 break
         metrics = {name: float(total) / count for name, total in sums.items()}
+        metrics |= self.states.drift(minibatch)
         return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(count)}
 
     def _step(self, minibatch: TensorDictBase) -> dict[str, Tensor]:
