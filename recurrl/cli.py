@@ -22,13 +22,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED, checkpoint, envs, losses
+from recurrl.collector import make_collector
 from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
+from recurrl.replay_check import check_replay
 from recurrl.report import Report
 from recurrl.tracking.csv import FILE_NAME
 from recurrl.tracking.summary import write_summary
-from recurrl.train import make_policy_for, train
+from recurrl.train import make_policy_for, set_process_state, train
 from recurrl.validation import check
 
 GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig) if key.endswith(".name")))
@@ -100,6 +102,48 @@ def evaluate_run(
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
     return evaluate(config.env, policy, episodes, config.seed if seed is None else seed)
+
+
+def check_main() -> None:
+    """``recurrl-check``: makes sure that an update would see what the rollout saw, and trains nothing."""
+    parser = argparse.ArgumentParser(
+        prog="recurrl-check",
+        description="Collects a first batch, and checks that learning would see what the rollout saw. Trains nothing, "
+        "and writes no files.",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for recurrl-train")
+    parser.add_argument("--config-dir", type=Path, help="a folder of your own yamls, as for recurrl-train")
+    arguments = parser.parse_args()
+    try:
+        line = check_run(arguments.overrides, arguments.config_dir)
+    except (ConfigError, HydraException) as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(line + "\n")
+
+
+def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
+    """The line that the start-up check prints about the run that ``recurrl-train`` would start with these overrides.
+
+    Raises:
+        ConfigError: the run would be refused; a :class:`ReplayError` if by the check.
+    """
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    _check_overrides(overrides)
+    search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
+    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+        config = typed(hydra.compose("train", [*overrides, *search]))
+    if config.resume is not None:
+        raise ConfigError(
+            "recurrl-check checks a run from its beginning; a run that goes on checks itself. Leave resume out."
+        )
+    _check(config)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    try:
+        return check_replay(config, policy, next(iter(collector)))
+    finally:
+        collector.shutdown()
 
 
 class _Refused(BaseException):
@@ -227,8 +271,13 @@ def _closing_line(report: Report, run_dir: Path) -> str:
     summary = report.summary()
     return (
         f"{report.frames} frames in {summary['train_time_s']:.1f} s of training; evaluation return "
-        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes; {run_dir}"
+        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
+        f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}; {run_dir}"
     )
+
+
+def _without_memory(zeroed: float | None, shuffled: float | None) -> str:
+    return "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
 
 
 def _report_jobs() -> None:
