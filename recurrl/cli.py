@@ -25,7 +25,7 @@ from recurrl import STARTED, checkpoint, envs, losses
 from recurrl.collector import make_collector
 from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed
 from recurrl.errors import ConfigError
-from recurrl.evaluation import evaluate
+from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
 from recurrl.replay_check import check_replay
 from recurrl.report import Report
 from recurrl.tracking.csv import FILE_NAME
@@ -67,19 +67,36 @@ def evaluate_main() -> None:
     parser.add_argument("--episodes", type=int, help="how many (default: as many as the run's own evaluation)")
     parser.add_argument("--seed", type=int, help="seed of the environments (default: the run's)")
     parser.add_argument("--device", help="where the policy runs (default: the run's device)")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="also with the recurrent states zeroed at each step, and with those of another episode",
+    )
     arguments = parser.parse_args()
+    given = (arguments.run, arguments.episodes, arguments.seed, arguments.device)
     try:
-        returns = evaluate_run(arguments.run, arguments.episodes, arguments.seed, arguments.device)
+        lines = [_return_line(evaluate_run(*given))]
+        if arguments.memory:
+            lines.append(f"with its memory zeroed: {_return_line(evaluate_run(*given, states=ZEROED))}")
+            lines.append(f"with another episode's: {_return_line(evaluate_run(*given, states=SHUFFLED))}")
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    sys.stdout.write(
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _return_line(returns: list[float]) -> str:
+    return (
         f"return {fmean(returns):.1f} ± {pstdev(returns):.1f} over {len(returns)} episodes "
-        f"(min {min(returns):.1f}, max {max(returns):.1f})\n"
+        f"(min {min(returns):.1f}, max {max(returns):.1f})"
     )
 
 
 def evaluate_run(
-    path: Path, episodes: int | None = None, seed: int | None = None, device: str | None = None
+    path: Path,
+    episodes: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    states: str = KEPT,
 ) -> list[float]:
     """Returns of deterministic episodes of a run's policy, in the environment it was trained in.
 
@@ -88,9 +105,10 @@ def evaluate_run(
         episodes: how many; default: as many as the run's own evaluation.
         seed: of the environments; default: the run's.
         device: where the policy runs; default: the run's.
+        states: what becomes of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
 
     Raises:
-        ConfigError: the path is no run, or its environment or device is not available here.
+        ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
     """
     saved = checkpoint.find(path)
     config = typed(_saved_config(path))
@@ -101,7 +119,9 @@ def evaluate_run(
     episodes = config.evaluation.episodes if episodes is None else episodes
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
-    return evaluate(config.env, policy, episodes, config.seed if seed is None else seed)
+    if states != KEPT and not policy.state_keys:
+        raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
+    return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)
 
 
 def check_main() -> None:
