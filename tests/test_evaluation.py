@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from torch import nn
 
 from recurrl.config import TrainConfig
-from recurrl.envs import gymnasium as gymnasium_source
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics
 from recurrl.policy import ActorCritic
 from recurrl.train import make_policy_for
@@ -39,11 +38,10 @@ class Cue(gymnasium.Env[Any, Any]):
 
 
 @pytest.fixture
-def remembering(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainConfig, ActorCritic]:
+def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[TrainConfig, ActorCritic]:
     """A policy, set by hand, that remembers the cue without fail."""
-    monkeypatch.setattr(gymnasium_source, "make_single", lambda _: Cue())
     config = compose(
-        *("env=gym", "env.id=CartPole-v1", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
+        *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
         "policy.encoder_sizes=[]",
     )
     policy = make_policy_for(config)

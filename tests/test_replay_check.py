@@ -15,17 +15,19 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.envs import InitTracker, Transform, TransformedEnv
+from wrong_environments import Stale
 
-from recurrl import replay_check
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.envs import gymnasium as gymnasium_source
 from recurrl.errors import ReplayError
 from recurrl.policy import ActorCritic
-from recurrl.replay_check import check_replay
+from recurrl.replay_check import TOLERANCE, check_replay
+from recurrl.replay_check.network import check_network
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
+Register = Callable[[Callable[[], Any]], str]
 
 SMALL = (
     *("cell.hidden_size=8", "policy.encoder_sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
@@ -194,20 +196,6 @@ def test_marks_that_are_not_at_the_ends_of_episodes_are_caught(config: TrainConf
 # Observations
 
 
-class Stale(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Hands out the last observation of an episode as the first of the next."""
-
-    last: Any = None
-
-    def reset(self, **kwargs: Any) -> Any:
-        first, info = self.env.reset(**kwargs)
-        return (first if self.last is None or kwargs.get("seed") is not None else self.last), info
-
-    def step(self, action: Any) -> Any:
-        self.last, *rest = self.env.step(action)
-        return self.last, *rest
-
-
 class ResetsItself(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Hands out the first observation of the next episode as the last of this one."""
 
@@ -226,20 +214,14 @@ class ResetsItself(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
 
-@pytest.fixture
-def wrapped(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Puts a wrapper around each Gymnasium environment that is made."""
-    make_single = gymnasium_source.make_single
-
-    def wrapped(wrapper: Any) -> None:
-        monkeypatch.setattr(gymnasium_source, "make_single", lambda config: wrapper(make_single(config)))
-
-    return wrapped
+OF_ONE = (*SMALL[:-1], "env=gym", "env.normalize_observation=false")
+"""Where an environment ends its own episodes, without a limit around it."""
 
 
 @pytest.mark.parametrize("wrapper", [Stale, ResetsItself])
-def test_a_wrong_observation_after_resets_is_caught(config: TrainConfig, wrapped: Any, wrapper: Any) -> None:
-    wrapped(wrapper)
+def test_a_wrong_observation_after_resets_is_caught(compose: Compose, register: Register, wrapper: Any) -> None:
+    name = register(lambda: wrapper(gymnasium.make("CartPole-v1", max_episode_steps=11)))
+    config = compose(*OF_ONE, f"env.id={name}")
     policy = make(config)
     sentence = complaint(config, policy, collect(config, policy))
     assert "resets the observation ['observation'] is the last one of the episode before, bit for bit" in sentence
@@ -247,10 +229,10 @@ def test_a_wrong_observation_after_resets_is_caught(config: TrainConfig, wrapped
 
 
 def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_the_batch(
-    compose: Compose, wrapped: Any
+    compose: Compose, register: Register
 ) -> None:
-    config = compose(*SMALL, "env=pendulum_novel", "env.max_episode_steps=200")
-    wrapped(Stale)
+    name = register(lambda: Stale(gymnasium.make("Pendulum-v1")))
+    config = compose(*OF_ONE, f"env.id={name}")
     policy = make(config)
     batch = collect(config, policy)
     assert not batch["next", "done"].any()
@@ -280,10 +262,9 @@ class Coin(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize("fair", [True, False])
 def test_observations_that_are_equal_by_chance_or_always_are_fine(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch, fair: bool
+    compose: Compose, register: Register, fair: bool
 ) -> None:
-    monkeypatch.setattr(gymnasium_source, "make_single", lambda _: Coin(fair))
-    config = compose(*SMALL, "env=gym", "env.id=CartPole-v1", "env.normalize_observation=false")
+    config = compose(*OF_ONE, f"env.id={register(lambda: Coin(fair))}")
     policy = make(config)
     batch = collect(config, policy)
     assert int(batch["next", "done"].sum()) > 5
@@ -372,7 +353,7 @@ def test_what_rounding_does_is_far_below_the_tolerance_and_a_lost_state_far_abov
     config = compose(*SMALL, "cell.hidden_size=64", "frames_per_batch=1024", "slice_len=256")
     policy = make(config)
     batch = collect(config, policy)
-    differences = replay_check._check_network(config, policy, batch, 1.0)
-    assert max(differences.values()) < replay_check.TOLERANCE["ieee"] / 10
+    differences = check_network(config, policy, batch, tolerance=10.0)
+    assert max(differences.values()) < TOLERANCE["ieee"] / 10
     batch[STATE][0, 128] = 0
-    assert max(replay_check._check_network(config, policy, batch, 1.0).values()) > 10 * replay_check.TOLERANCE["ieee"]
+    assert max(check_network(config, policy, batch, tolerance=10.0).values()) > 10 * TOLERANCE["ieee"]
