@@ -24,6 +24,9 @@ Value = TypeVar("Value")
 
 NO_CELL = "none"
 
+STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
+"""What ``state`` can be: where the recurrent states that slices start from come from, see ``recurrl.states``."""
+
 CONFIG_FILE = "config.yaml"
 """In a run directory: the run's whole configuration, that of the run it resumed included."""
 
@@ -211,10 +214,17 @@ class CheckpointConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Evaluation by deterministic episodes: how many, and every how many frames (null: only at the end)."""
+    """Evaluation by deterministic episodes.
+
+    Attributes:
+        episodes: how many.
+        every_frames: every how many frames; null: only at the end.
+        memory: at the end also without the policy's memory, see ``recurrl.evaluation``.
+    """
 
     episodes: int
     every_frames: int | None
+    memory: bool
 
 
 @dataclass
@@ -238,12 +248,15 @@ class TrainConfig:
     total_frames: int
     frames_per_batch: int
     slice_len: int
+    state: str
+    burn_in_len: int | None
     epochs: int
     minibatch_slices: int
     lr: float
     lr_schedule: str
     lr_final_fraction: float
     desired_kl: float
+    replay_check: bool
     resume: str | None
 
     @property

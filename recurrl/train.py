@@ -19,10 +19,11 @@ from recurrl.collector import make_collector
 from recurrl.config import NO_CELL, EnvConfig, TrainConfig
 from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
-from recurrl.evaluation import evaluate, evaluation_metrics
+from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, ActorCritic, make_policy
 from recurrl.recurrent import precision
+from recurrl.replay_check import check_replay
 from recurrl.report import Report
 from recurrl.signals import StopRequest
 from recurrl.tracking import make_trackers
@@ -72,6 +73,9 @@ def train(
         while not (ending or is_last(config, report.frames)):
             with report.timing("collect"):
                 batch = next(batches)
+            if config.replay_check and report.frames_here == 0:
+                with report.starting_up():
+                    logger.info(check_replay(config, policy, batch))
             with report.timing("learn"):
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
             report.backend = backend_in_use(policy)
@@ -79,6 +83,8 @@ def train(
             metrics |= report.iteration(config.frames_per_batch) | episodes.metrics()
             if is_due(config, report.frames, config.evaluation.every_frames):
                 metrics |= evaluation_metrics(evaluate(config.env, policy, config.evaluation.episodes, config.seed))
+            if config.evaluation.memory and is_last(config, report.frames):
+                metrics |= memory_metrics(config.env, policy, config.evaluation.episodes, config.seed)
             trackers.log(report.frames, metrics)
             progress.update(report.frames, metrics)
             report.take(metrics)

@@ -117,6 +117,7 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
         ("logger.name", ("csv", "tensorboard", "wandb")),
         ("logger.mode", ("auto", "online", "offline")),
         ("recompute.name", ("none", "full")),
+        ("state", ("stored", "zero", "burn_in", "refresh")),
         ("precision.name", ("ieee", "tf32", "tf32x3", "bf16", "fast", "high-prec")),
     ],
 )
@@ -153,6 +154,7 @@ def test_tensorboard_is_refused_where_it_is_not_installed(refusal, not_installed
         "checkpoint.keep_last",
         "evaluation.episodes",
         "evaluation.every_frames",
+        "burn_in_len",
     ],
 )
 def test_a_count_below_one_is_refused(refusal, key, value):
@@ -380,3 +382,48 @@ def test_batches_that_do_not_work_out_are_refused_with_ones_that_do(refusal, cha
 )
 def test_what_such_a_refusal_advises_is_fine(checked, changes):
     checked(changes)
+
+
+# State policies
+
+
+BURN_IN = {"state": "burn_in", "burn_in_len": 4, "slice_len": 8, "minibatch_slices": 8}
+
+
+@pytest.mark.parametrize("changes", [{"state": "zero"}, {"state": "refresh"}, BURN_IN], ids=changed)
+def test_a_state_policy_is_fine(checked, changes):
+    checked(changes)
+
+
+@pytest.mark.parametrize("state", ["zero", "refresh", "burn_in"])
+def test_a_state_policy_is_refused_for_a_policy_without_states(refusal, state):
+    assert refusal({**BURN_IN, "state": state, "cell.name": "none"}) == (
+        f"state={state} is about recurrent states, and cell=none has none. Leave state out, or choose a cell."
+    )
+
+
+@pytest.mark.parametrize("state", ["stored", "zero", "refresh"])
+def test_a_burn_in_length_is_refused_with_another_state_policy(refusal, state):
+    assert refusal({"state": state, "burn_in_len": 4}) == (
+        f"burn_in_len=4 has no meaning with state={state}. Leave it out, or give state=burn_in."
+    )
+
+
+def test_burning_in_is_refused_without_a_length(refusal):
+    assert refusal({**BURN_IN, "burn_in_len": None}) == (
+        "state=burn_in needs burn_in_len, the number of steps that warm the state before a slice. Give burn_in_len=4, "
+        "for example."
+    )
+
+
+@pytest.mark.parametrize("length", [8, 9])
+def test_a_burn_in_as_long_as_a_slice_is_refused(refusal, length):
+    assert refusal({**BURN_IN, "burn_in_len": length}).startswith(
+        f"burn_in_len={length} is not less than slice_len=8: burn-in comes out of the one slice before."
+    )
+
+
+def test_burning_in_is_refused_where_a_slice_is_a_whole_row(refusal):
+    assert refusal({**BURN_IN, "slice_len": 32}).startswith(
+        "state=burn_in has no steps to burn in with slice_len=32, which is a whole row: no slice has steps before it."
+    )
