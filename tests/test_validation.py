@@ -116,6 +116,8 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
         ("collector.name", ("single",)),
         ("logger.name", ("csv", "tensorboard", "wandb")),
         ("logger.mode", ("auto", "online", "offline")),
+        ("policy.image_encoder", ("nature", "impala")),
+        ("policy.bounded_action", ("clip", "tanh")),
         ("recompute.name", ("none", "full")),
         ("state", ("stored", "zero", "burn_in", "refresh")),
         ("precision.name", ("ieee", "tf32", "tf32x3", "bf16", "fast", "high-prec")),
