@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -26,12 +27,15 @@ from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_d
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.report import Report
+from recurrl.signals import Interrupted, stop_request
 from recurrl.tracking.csv import FILE_NAME
 from recurrl.tracking.summary import write_summary
 from recurrl.train import make_policy_for, train
 from recurrl.validation import check
 
 GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig) if key.endswith(".name")))
+
+logger = logging.getLogger(__name__)
 
 _finished: list[tuple[str, str | None]] = []
 """Of each job of this process: its overrides, and the error it failed with."""
@@ -49,8 +53,10 @@ def main() -> None:
         if full_error:
             raise
         sys.exit(f"error: {error}")
+    except Interrupted as stop:
+        sys.exit(stop.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)
     finally:
         _report_jobs()
 
@@ -93,7 +99,7 @@ def evaluate_run(
     saved = checkpoint.find(path)
     config = typed(_saved_config(path))
     config = replace(config, resume=None, device=device or config.device)
-    _check(config)
+    _check(config, path)
     policy = make_policy_for(config)
     checkpoint.load_policy(saved, policy)
     episodes = config.evaluation.episodes if episodes is None else episodes
@@ -146,8 +152,9 @@ def _run(composed: DictConfig) -> None:
         effective = _with_resumed(composed, run_dir)
         config = typed(effective)
         report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-        _check(config)
-        train(config, run_dir, _plain(effective), report)
+        _check(config, run_dir)
+        with stop_request() as request:
+            train(config, run_dir, _plain(effective), report, request)
         report.status = "completed"
     except KeyboardInterrupt:
         report.status = "interrupted"
@@ -158,21 +165,21 @@ def _run(composed: DictConfig) -> None:
     finally:
         write_summary(run_dir, report.summary())
         _finished.append((name, report.error))
-    logging.getLogger(__name__).info(_closing_line(report, run_dir))
+    logger.info(_closing_line(report, run_dir))
 
 
-def _check(config: TrainConfig) -> None:
+def _check(config: TrainConfig, run_dir: Path) -> None:
     check(config)
     envs.check(config.env)
     if config.algorithm.resets_rows:
         envs.check_rows(config.env, config.steps_per_row)
     losses.check(config.algorithm)
-    checkpoint.check_resume(config)
+    checkpoint.check_resume(config, run_dir)
 
 
 def _check_unused(run_dir: Path, composed: DictConfig) -> None:
     """Refuses a directory that holds another run, before anything of that run is overwritten."""
-    if not (run_dir / FILE_NAME).exists():
+    if not (run_dir / FILE_NAME).exists() or composed.resume == checkpoint.AUTO:
         return
     if composed.resume is None or run_directory_of(Path(str(composed.resume))).resolve() != run_dir.resolve():
         raise ConfigError(
@@ -199,10 +206,16 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
 
     What results is recorded in the run directory, for those who resume or evaluate this run.
     """
-    if composed.resume is None:
+    source = None if composed.resume is None else Path(str(composed.resume))
+    if composed.resume == checkpoint.AUTO:
+        source = checkpoint.newest(run_dir)
+        logger.info(
+            "resume=auto: %s", f"going on from {source}" if source else f"{run_dir} holds no checkpoint, starting anew"
+        )
+    if source is None:
         OmegaConf.save(composed, run_dir / CONFIG_FILE)
         return composed
-    effective = _saved_config(Path(str(composed.resume)))
+    effective = _saved_config(source)
     for override in OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task)):
         key = override.key_or_group
         if key == "experiment":

@@ -44,6 +44,10 @@ class EnvConfig:
         max_episode_steps: truncate after so many steps; null leaves the registered limit.
         reward_scale: rewards are multiplied by this for learning; reported returns are not.
         normalize_observation: normalise observations by running statistics, which are part of the policy.
+        previous_action: show the policy the action before, zero at an episode's first step.
+        previous_reward: likewise the reward before, unscaled.
+        action_mask_from_info: the environment says in ``info["action_mask"]`` which actions are allowed. A mask that
+            is the entry ``action_mask`` of a dict observation is found without being asked for.
         normalize_reward: divide rewards for learning by the running standard deviation of the discounted return.
         kwargs: further arguments of the environment's constructor.
     """
@@ -58,6 +62,9 @@ class EnvConfig:
     max_episode_steps: int | None
     reward_scale: float
     normalize_observation: bool
+    previous_action: bool
+    previous_reward: bool
+    action_mask_from_info: bool
     normalize_reward: bool
     kwargs: dict[str, Any]
 
@@ -83,12 +90,22 @@ class PolicyConfig:
     """The network around the cell.
 
     Attributes:
-        encoder_sizes: widths of the layers between observation and cell, each followed by tanh.
+        encoder_sizes: widths of the layers between observation and cell, each followed by tanh; each entry of a dict
+            observation has such layers of its own, and images have ``image_encoder`` instead.
+        image_encoder: ``nature`` (Mnih et al. 2015) or ``impala`` (Espeholt et al. 2018).
+        layer_norm: normalise the encoder's layers before their tanh, and what leaves the cell.
+        residual: add what enters the cell to what leaves it.
         initial_std: standard deviation of continuous actions, in units of half the action range, before training.
+        bounded_action: how bounded continuous actions keep within their bounds: ``clip`` (a Gaussian that the
+            environment clips) or ``tanh`` (a squashed Gaussian).
     """
 
     encoder_sizes: list[int]
+    image_encoder: str
+    layer_norm: bool
+    residual: bool
     initial_std: float
+    bounded_action: str
 
 
 @dataclass
@@ -183,9 +200,13 @@ class LoggerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When checkpoints are written: at the end, and every so many frames (null: only at the end)."""
+    """When checkpoints are written: at the end, and every so many frames (null: only at the end).
+
+    Of those of a run the last ``keep_last`` (null: all) and the best evaluated one are kept.
+    """
 
     every_frames: int | None
+    keep_last: int | None
 
 
 @dataclass

@@ -21,9 +21,10 @@ from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
 from recurrl.evaluation import evaluate, evaluation_metrics
 from recurrl.learner import Learner
-from recurrl.policy import ActorCritic, make_policy
+from recurrl.policy import ACTION, ActorCritic, make_policy
 from recurrl.recurrent import precision
 from recurrl.report import Report
+from recurrl.signals import StopRequest
 from recurrl.tracking import make_trackers
 from recurrl.tracking.curve import plot_learning_curve
 from recurrl.tracking.progress import Progress
@@ -32,7 +33,9 @@ logger = logging.getLogger(__name__)
 _DEFAULT_THREADS = torch.get_num_threads()
 
 
-def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], report: Report) -> None:
+def train(
+    config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], report: Report, request: StopRequest
+) -> None:
     """Trains a policy as configured, from scratch or from a checkpoint.
 
     Args:
@@ -40,15 +43,18 @@ def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], repor
         run_dir: where everything is written.
         settings: the whole configuration as plain values, for the trackers.
         report: filled in on the way.
+        request: to end after the iteration under way, with a checkpoint.
 
     Raises:
         ConfigError: the environment or the checkpoint cannot be used as asked.
+        Interrupted: the run was asked to end.
     """
     set_process_state(config)
     policy = make_policy_for(config)
     learner, episodes = Learner(config, policy), EpisodeStatistics()
-    if config.resume:
-        report.frames = checkpoint.load(checkpoint.find(Path(config.resume)), learner, episodes)
+    start = checkpoint.to_resume(config, run_dir)
+    if start is not None:
+        report.frames = checkpoint.load(start, learner, episodes)
     logger.info(describe(config, policy))
 
     with ExitStack() as stack:
@@ -60,8 +66,10 @@ def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], repor
         stack.callback(progress.close)
         report.startup_time_s = time.time() - report.started
 
+        stack.enter_context(request.held())
         batches = iter(collector)
-        while not is_last(config, report.frames):
+        ending = False
+        while not (ending or is_last(config, report.frames)):
             with report.timing("collect"):
                 batch = next(batches)
             with report.timing("learn"):
@@ -74,10 +82,12 @@ def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], repor
             trackers.log(report.frames, metrics)
             progress.update(report.frames, metrics)
             report.take(metrics)
-            if is_due(config, report.frames, config.checkpoint.every_frames):
-                saved = checkpoint.save(run_dir, report.frames, learner, episodes)
+            ending = request.made
+            if ending or is_due(config, report.frames, config.checkpoint.every_frames):
+                saved = checkpoint.save(run_dir, report.frames, metrics.get("eval/return_mean"), learner, episodes)
+                checkpoint.prune(run_dir, config.checkpoint.keep_last)
                 report.checkpoint = str(saved.relative_to(run_dir))
-    plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
+        plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
 
 
 def is_last(config: TrainConfig, frames: int) -> bool:
@@ -108,7 +118,7 @@ def make_policy_for(config: TrainConfig) -> ActorCritic:
     single: EnvConfig = replace(config.env, vectorization="inline")
     env = make_env(single, 1, config.seed)
     try:
-        return make_policy(config, env.observation_spec[0], env.action_spec[0])
+        return make_policy(config, env.observation_spec[0], env.full_action_spec[0][ACTION])
     finally:
         env.close()
 

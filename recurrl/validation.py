@@ -79,6 +79,7 @@ def _check_ranges(config: TrainConfig) -> None:
         "evaluation.episodes": config.evaluation.episodes,
         "env.max_episode_steps": config.env.max_episode_steps,
         "checkpoint.every_frames": config.checkpoint.every_frames,
+        "checkpoint.keep_last": config.checkpoint.keep_last,
         "evaluation.every_frames": config.evaluation.every_frames,
         "num_threads": config.num_threads,
         "algorithm.ref_refresh_updates": algorithm.ref_refresh_updates,
@@ -140,6 +141,8 @@ def _check_choices(config: TrainConfig) -> None:
         "collector.name": (config.collector.name, ("single",)),
         "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
         "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
+        "policy.image_encoder": (config.policy.image_encoder, ("nature", "impala")),
+        "policy.bounded_action": (config.policy.bounded_action, ("clip", "tanh")),
         "recompute.name": (config.recompute.name, ("none", "full")),
         "precision.name": (config.precision.name, matmul_precision.MODES),
     }

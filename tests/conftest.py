@@ -173,7 +173,7 @@ def refused(recurrl_train: Callable[..., Outcome], tmp_path: Path, no_environmen
 
 
 @pytest.fixture
-def checked(defaults: TrainConfig, no_environments: None) -> Callable[[dict[str, object]], TrainConfig]:
+def checked(defaults: TrainConfig, tmp_path: Path, no_environments: None) -> Callable[[dict[str, object]], TrainConfig]:
     """Checks the defaults with some values changed, as a run does before it makes an environment."""
 
     def checked(changes: dict[str, object]) -> TrainConfig:
@@ -183,7 +183,7 @@ def checked(defaults: TrainConfig, no_environments: None) -> Callable[[dict[str,
             setattr(reduce(getattr, groups, config), name, value)
         check(config)
         envs.check(config.env)
-        checkpoint.check_resume(config)
+        checkpoint.check_resume(config, tmp_path)
         return config
 
     return checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_the_defaults_are_fine(compose):
     config = compose()
     check(config)
     envs.check(config.env)
-    checkpoint.check_resume(config)
+    checkpoint.check_resume(config, Path())
 
 
 def test_a_preset_precision_is_fine_on_a_cpu(checked):
@@ -149,6 +150,7 @@ def test_tensorboard_is_refused_where_it_is_not_installed(refusal, not_installed
         "minibatch_slices",
         "num_threads",
         "checkpoint.every_frames",
+        "checkpoint.keep_last",
         "evaluation.episodes",
         "evaluation.every_frames",
     ],

@@ -1,9 +1,10 @@
 """Makes any environment into one a recurrent policy can be trained in: batched, with is_init, primers and returns.
 
-One module a source of environments. A source has three functions: ``check(config)`` refuses a configuration without
-making anything; ``episode_limit(config)`` says how long an episode can be; and ``make(config, num_envs, groups)``
-returns a TorchRL environment of batch size ``[num_envs]`` with the entries ``observation``, ``action`` and ``reward``,
-in which, given groups, a group's members start their episodes alike.
+One module a source of environments, but for those whose names begin with ``_``. A source has three functions:
+``check(config)`` refuses a configuration without making anything; ``episode_limit(config)`` says how long an episode
+can be; and ``make(config, num_envs, groups)`` returns a TorchRL environment of batch size ``[num_envs]`` with the
+entries ``observation``, ``action`` and ``reward``, in which, given groups, a group's members start their episodes
+alike.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv
 
 from recurrl.config import EnvConfig
+from recurrl.envs._tensors import TensorEnv
 from recurrl.errors import ConfigError
 from recurrl.groups import Groups
 from recurrl.recurrent import RecurrentModule
@@ -29,7 +31,7 @@ EPISODE_LENGTH = "step_count"
 
 def source_names() -> tuple[str, ...]:
     """The sources of environments there are."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")))
 
 
 def check(config: EnvConfig) -> None:
@@ -154,6 +156,7 @@ def _source(config: EnvConfig) -> Any:
 __all__ = [
     "EPISODE_LENGTH",
     "EPISODE_RETURN",
+    "TensorEnv",
     "check",
     "check_rows",
     "check_seeds",

@@ -8,22 +8,34 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import getitem
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
 from torchrl._utils import seed_generator
-from torchrl.data import Categorical, Composite
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from recurrl.config import EnvConfig
+from recurrl.envs._spaces import check_spaces, leaves, spec_under
+from recurrl.envs._tensors import TensorEnv
+from recurrl.envs._wrappers import (
+    ActionMask,
+    ActionsInUnits,
+    HideObservations,
+    PreviousStep,
+    SeededEpisodes,
+    under_one_key,
+)
 from recurrl.errors import ConfigError
 from recurrl.groups import EpisodeSeeds, Groups
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 
 EXTRAS = ("popgym",)
 
@@ -68,6 +80,12 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvB
         # TorchRL resets finished environments itself; Gymnasium must not do so behind its back.
         mode = gymnasium.vector.AutoresetMode.DISABLED
         vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=mode)
+        _refuse_renamed(vector.single_observation_space, vector.spec)
+        if isinstance(vector.single_action_space, spaces.Dict):
+            raise ConfigError(
+                f"{config.id} takes actions of several parts, which TorchRL does not hand to Gymnasium's vector "
+                "environments. Choose another env.vectorization: inline, serial or parallel."
+            )
         return GymWrapper(vector, categorical_action_encoding=True)
     return InlineEnv([make_one() for make_one in makers])
 
@@ -76,6 +94,7 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """One copy of the configured environment, with the hidden observations removed.
 
     Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
+    Observations and actions of several parts are dicts under the keys ``observation`` and ``action``.
 
     Raises:
         ConfigError: a package is missing, the arguments do not fit, or the spaces are of a kind that the policy cannot
@@ -92,115 +111,72 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
         if not config.kwargs:
             raise
         raise ConfigError(f"env.id={config.id} does not take env.kwargs={config.kwargs}: {error}.") from error
-    _check_spaces(config.id, env)
+    check_spaces(config.id, env)
     if config.mask:
         env = HideObservations(env, config.mask)
-    if isinstance(env.action_space, spaces.Box) and env.action_space.is_bounded():
-        env = gymnasium.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
-        env = gymnasium.wrappers.ClipAction(env)
-    return env
+    if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
+        env = ActionsInUnits(env)
+    shown = env.observation_space
+    if config.action_mask_from_info or (isinstance(shown, spaces.Dict) and ACTION_MASK in shown.spaces):
+        env = ActionMask(env, config.action_mask_from_info)
+    if config.previous_action or config.previous_reward:
+        env = PreviousStep(env, config.previous_action, config.previous_reward)
+    return under_one_key(env)
 
 
-class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Removes entries of a vector observation.
-
-    Raises:
-        ConfigError: an index the observation does not have, or nothing would be left.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], mask: Sequence[int]) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-            raise ConfigError(
-                f"env.mask={list(mask)} hides entries of a vector, but the observation space is {space}. "
-                "Remove env.mask."
-            )
-        size = space.shape[0]
-        if any(index >= size for index in mask) or len(set(mask)) >= size:
-            raise ConfigError(
-                f"env.mask={list(mask)} does not fit an observation of {size} entries: give indices from 0 to "
-                f"{size - 1}, and leave at least one entry to see."
-            )
-        self._seen = np.array([index for index in range(size) if index not in set(mask)])
-        self.observation_space = spaces.Box(space.low[self._seen], space.high[self._seen], dtype=space.dtype.type)
-
-    def observation(self, observation: Any) -> Any:
-        """The entries that are seen."""
-        return observation[self._seen]
-
-
-class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives every reset that brings no seed the next of a group's.
-
-    Args:
-        env: the environment.
-        seeds: what the group's members share.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], seeds: EpisodeSeeds) -> None:
-        super().__init__(env)
-        self._seeds = seeds
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Starts an episode."""
-        return self.env.reset(seed=self._seeds.next() if seed is None else seed, options=options)
-
-    def step(self, action: Any) -> Any:
-        """Takes a step."""
-        self._seeds.step()
-        return self.env.step(action)
-
-
-class InlineEnv(EnvBase):
-    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``.
-
-    One TensorDict is made a step, not one an environment, which is what makes it fast for light environments.
-    """
+class InlineEnv(TensorEnv):
+    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``."""
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
-        super().__init__(device="cpu", batch_size=[len(envs)])
+        first, count = envs[0], len(envs)
+        observation = spec_under(OBSERVATION, first.observation_space).expand(count)
+        super().__init__(count, dict(observation.items()), spec_under(ACTION, first.action_space).expand(count)[ACTION])
         self._envs = list(envs)
-        specs = GymWrapper(envs[0], categorical_action_encoding=True)
-        self.observation_spec = Composite(
-            observation=specs.observation_spec["observation"].expand(
-                len(envs), *specs.observation_spec["observation"].shape
-            ),
-            shape=self.batch_size,
+        self._composite_action = isinstance(first.action_space, spaces.Dict)
+        # What was observed last of each environment, by the key of the entry.
+        self._last: dict[NestedKey, np.ndarray[Any, Any]] = {
+            key: values.numpy()
+            for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
+        }
+        composite = isinstance(first.observation_space, spaces.Dict)
+        self._take: Callable[[int, Any], None] = (
+            self._take_entries if composite else self._last[OBSERVATION].__setitem__
         )
-        self.action_spec = specs.action_spec.expand(len(envs), *specs.action_spec.shape)
-        self.reward_spec = specs.reward_spec.expand(len(envs), *specs.reward_spec.shape)
-        done = Categorical(2, shape=(len(envs), 1), dtype=torch.bool)
-        self.full_done_spec = Composite(
-            done=done, terminated=done.clone(), truncated=done.clone(), shape=self.batch_size
-        )
-        self._observation = self.observation_spec["observation"].zero().numpy()
 
-    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        chosen = None if tensordict is None else tensordict.get("_reset", None)
+    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
+        """Resets them one by one."""
         which = range(len(self._envs)) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
         for i in which:
-            self._observation[i], _ = self._envs[i].reset()
-        return TensorDict({"observation": torch.from_numpy(self._observation.copy())}, self.batch_size)
+            observation, _ = self._envs[i].reset()
+            self._take(i, observation)
+        return self._observations()
 
-    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        actions = tensordict["action"].numpy()
+    def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Steps them one by one."""
+        actions = _one_by_one(action)
+        if self._composite_action:
+            actions = [{ACTION: parts} for parts in actions]
         count = len(self._envs)
         reward = np.empty((count, 1), np.float32)
         terminated = np.empty((count, 1), bool)
         truncated = np.empty((count, 1), bool)
         for i, env in enumerate(self._envs):
-            self._observation[i], reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
-        return TensorDict(
-            {
-                "observation": torch.from_numpy(self._observation.copy()),
-                "reward": torch.from_numpy(reward),
-                "terminated": torch.from_numpy(terminated),
-                "truncated": torch.from_numpy(truncated),
-                "done": torch.from_numpy(terminated | truncated),
-            },
-            self.batch_size,
-        )
+            observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
+            self._take(i, observation)
+        return {
+            **self._observations(),
+            "reward": torch.from_numpy(reward),
+            "terminated": torch.from_numpy(terminated),
+            "truncated": torch.from_numpy(truncated),
+            "done": torch.from_numpy(terminated | truncated),
+        }
+
+    def _take_entries(self, i: int, observation: Any) -> None:
+        for key, values in self._last.items():
+            values[i] = reduce(getitem, key, observation)
+
+    def _observations(self) -> dict[NestedKey, Tensor]:
+        return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
 
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed
@@ -220,8 +196,31 @@ def _make_member(config: EnvConfig, seeds: EpisodeSeeds) -> gymnasium.Env[Any, A
     return SeededEpisodes(make_single(config), seeds)
 
 
-def _wrap(make_one: Any) -> EnvBase:
-    return GymWrapper(make_one(), categorical_action_encoding=True)
+def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:
+    """An action ``[N]`` as the N of them that Gymnasium takes, dicts where it has several parts."""
+    if isinstance(action, Tensor):
+        return cast(Sequence[Any], action.numpy())
+    parts = {key: _one_by_one(part) for key, part in action.items()}
+    return [{key: values[i] for key, values in parts.items()} for i in range(action.batch_size[0])]
+
+
+def _wrap(make_one: Callable[[], gymnasium.Env[Any, Any]]) -> EnvBase:
+    env = make_one()
+    _refuse_renamed(env.observation_space, env.spec)
+    return GymWrapper(env, categorical_action_encoding=True)
+
+
+def _refuse_renamed(space: spaces.Space[Any], spec: Any) -> None:
+    """Refuses an entry that TorchRL's GymWrapper would look for under another name.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    if any("state" in name.split(".") for name, _ in leaves(space)):
+        raise ConfigError(
+            f"{spec.id if spec else 'The environment'} has an observation entry named state, which TorchRL's wrapper "
+            "renames. Choose env.vectorization=inline, or rename the entry."
+        )
 
 
 def _import_packages(config: EnvConfig) -> None:
@@ -237,18 +236,3 @@ def _import_packages(config: EnvConfig) -> None:
                 f"env={config.name} needs {package}, which cannot be imported: {error}. Install what it lacks, or "
                 "another version of it."
             ) from error
-
-
-def _check_spaces(env_id: str, env: gymnasium.Env[Any, Any]) -> None:
-    observation, action = env.observation_space, env.action_space
-    vector = isinstance(observation, spaces.Box) and len(observation.shape) == 1
-    if not vector and not isinstance(observation, spaces.Discrete):
-        raise ConfigError(
-            f"{env_id} has observations of the kind {observation}. This version of recurrl trains on vectors and on "
-            "discrete observations. Wrap the environment so that it gives one of these."
-        )
-    if not isinstance(action, spaces.Discrete | spaces.Box):
-        raise ConfigError(
-            f"{env_id} has actions of the kind {action}. This version of recurrl trains on discrete and on continuous "
-            "actions. Wrap the environment so that it takes one of these."
-        )

@@ -133,7 +133,9 @@ def _packing_of(starts_BT: Tensor) -> Packing:
     key = (tuple(on_cpu.shape), starts_BT.device, on_cpu.numpy().tobytes())
     found = _packings.pop(key, None)
     if found is None:
-        found = _pack(on_cpu, starts_BT.device)
+        # Training may ask for what inference mode was the first to ask for, whose tensors autograd refuses.
+        with torch.inference_mode(False):
+            found = _pack(on_cpu, starts_BT.device)
         while len(_packings) >= _KEPT_PACKINGS:
             _packings.popitem(last=False)
     _packings[key] = found

@@ -169,10 +169,16 @@ BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 @pytest.mark.parametrize(
     ("observation", "action", "sentence"),
     [
-        (spaces.Box(0, 255, (8, 8, 3), np.uint8), DISCRETE, "observations of the kind Box"),
-        (spaces.Dict({"a": BOX}), DISCRETE, "observations of the kind Dict"),
-        (BOX, spaces.MultiDiscrete([2, 3]), "actions of the kind MultiDiscrete"),
-        (BOX, spaces.Dict({"a": BOX}), "actions of the kind Dict"),
+        (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "observations of the kind Box.*: it has 4 dimensions"),
+        (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions, but its values are not those of an image"),
+        (spaces.Tuple([BOX, BOX]), DISCRETE, "observations of the kind Tuple.*: a Tuple"),
+        (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),
+        (spaces.Dict(), DISCRETE, "an empty dict"),
+        (spaces.Discrete(3, start=1), DISCRETE, "it does not start at zero"),
+        (BOX, spaces.Discrete(3, start=1), "it does not start at zero"),
+        (BOX, spaces.MultiDiscrete([[2, 3]]), "actions of the kind MultiDiscrete.*: it has several dimensions"),
+        (BOX, spaces.Box(0, 5, (2,), np.int64), "actions of the kind Box.*: a Box of whole numbers"),
+        (BOX, spaces.Dict({"a": spaces.Tuple([BOX])}), r"actions of the kind Tuple.* \(entry a\): a Tuple"),
     ],
 )
 def test_spaces_the_policy_cannot_handle_are_refused(

@@ -169,3 +169,16 @@ def test_dropout_acts_between_layers_in_training_only() -> None:
         assert not torch.equal(module(data.clone())["y"], module(data.clone())["y"])
         module.eval()
         assert torch.equal(module(data.clone())["y"], module(data.clone())["y"])
+
+
+@pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
+@pytest.mark.parametrize("module", [GRUModule, LSTMModule])
+def test_training_may_follow_inference_on_the_same_resets(module, backend):
+    layer = module(3, 4, recurrent_backend=backend, in_key="x", out_key="y")
+    rows = TensorDict({"x": torch.randn(5, 12, 3), "is_init": torch.rand(5, 12, 1) < 0.3}, (5, 12))
+    with set_recurrent_mode(True), torch.inference_mode():
+        expected = layer(rows.clone())["y"]
+    with set_recurrent_mode(True):
+        found = layer(rows.clone())["y"]
+    found.sum().backward()
+    torch.testing.assert_close(found, expected)

@@ -26,9 +26,9 @@ from recurrl.recurrent.segments import Packing, Segments, in_transform, permuted
 
 OWN_PRODUCTS = False
 
-# What one more block costs, a call of the kernel, in steps of one segment. Measured with oneDNN: 100 to 200 are about
-# as fast, and 100 takes the least memory.
-_BLOCK = 100
+# What one more block costs, a call of the kernel, in steps of one segment. Measured with oneDNN: 50 to 200 are about as
+# fast, and the less, the less padding takes memory.
+_BLOCK = 50
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
@@ -53,49 +53,56 @@ def sequence(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer by the fused kernel."""
     packing = segments.packing
-    entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
+    states_1NX = tuple(packing.at_starts(stored).unsqueeze(0) for stored in stored_states_BTX)
     if not segments.any_reset:
-        output_TBX, last_BX = _run(cell, x_BTI.transpose(0, 1), entering_NX, weights, options)
-        return output_TBX.transpose(0, 1), tuple(packing.at_ends(state) for state in last_BX)
+        output_TBX, last_1BX = _run(cell, x_BTI.transpose(0, 1), states_1NX, weights, options)
+        return output_TBX.transpose(0, 1), tuple(packing.at_ends(state[0]) for state in last_1BX)
     blocks, positions_Q, padded_Q, inverse_P = _layout(packing)
     x_Q = permuted(x_BTI.flatten(0, 1), positions_Q, inverse_P)
     hold = cell.HOLD if is_fused(cell) else None
     if hold is not None:
         # One more input, set where a segment is padded, keeps the states that the kernel returns as they are.
         x_Q = torch.cat((x_Q, padded_Q.to(x_Q.dtype).unsqueeze(1)), 1)
-        column_G = torch.tensor(hold, dtype=x_Q.dtype, device=x_Q.device).repeat_interleave(
-            len(weights.w_ih) // len(hold)
-        )
-        weights = weights._replace(w_ih=torch.cat((weights.w_ih, column_G.unsqueeze(1)), 1))
+        column_G1 = _column(hold, len(weights.w_ih), x_Q.dtype, x_Q.device)
+        weights = weights._replace(w_ih=torch.cat((weights.w_ih, column_G1), 1))
     outputs: list[Tensor] = []
-    ended: list[tuple[Tensor, ...]] = []
-    states = entering_NX
+    ended: list[list[Tensor]] = []
     going_on = [size for _, _, size in blocks[1:]] + [0]
     for (_, steps, size), x, rest in zip(
         blocks, x_Q.split_with_sizes([steps * size for _, steps, size in blocks]), going_on, strict=True
     ):
-        output, last = _run(cell, x.unflatten(0, (steps, size)), states, weights, options)
+        output, last = _run(cell, x.unflatten(0, (steps, size)), states_1NX, weights, options)
         outputs.append(output.flatten(0, 1))
-        ended.append(tuple(state[rest:] for state in last[1:]))
-        states = tuple(state[:rest].contiguous() for state in last)
+        parts = [state.split_with_sizes([rest, size - rest], 1) for state in last]
+        states_1NX = tuple(on for on, _ in parts)
+        ended.append([done for _, done in parts[1:]])
     output_PX = _collected(torch.cat(outputs), positions_Q, padded_Q, inverse_P)
+    further_1NX = (torch.cat(states, 1) for states in zip(*reversed(ended), strict=True))
     # A padded segment's last output is not what the kernel returned last; its further states were held.
-    last_NX = (output_PX.index_select(0, packing.ends_N), *(torch.cat(s) for s in zip(*reversed(ended), strict=True)))
+    last_NX = (output_PX.index_select(0, packing.ends_N), *(state[0] for state in further_1NX))
     return output_PX.unflatten(0, packing.rows_and_steps), tuple(packing.at_ends(state) for state in last_NX)
 
 
 def _run(
-    cell: Cell, x_TBI: Tensor, states_BX: tuple[Tensor, ...], weights: LayerWeights, options: Options
+    cell: Cell, x_TBI: Tensor, states_1BX: tuple[Tensor, ...], weights: LayerWeights, options: Options
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs and last states of rows without a reset, by the fused kernel or, if it is not wanted, by a loop."""
     if options.fused and is_fused(cell):
         has_biases = weights.b_ih is not None
-        return cell.fused(x_TBI, states_BX, weights.present(), has_biases, torch.is_grad_enabled())
+        return cell.fused(x_TBI, states_1BX, weights.present(), has_biases, torch.is_grad_enabled())
     outputs = []
+    states_BX = tuple(state[0] for state in states_1BX)
     for x_gates_BG in functional.linear(x_TBI, weights.w_ih, weights.b_ih):
         states_BX = step(cell, weights, x_gates_BG, states_BX)
         outputs.append(states_BX[0])
-    return torch.stack(outputs), states_BX
+    return torch.stack(outputs), tuple(state.unsqueeze(0) for state in states_BX)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _column(hold: tuple[float, ...], gate_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``[G, 1]``: what each gate row gets from the input that is set at padding."""
+    return torch.tensor(hold, dtype=dtype, device=device).repeat_interleave(gate_rows // len(hold)).unsqueeze(1)
 
 
 def _blocks(batch_sizes: list[int], cost_of_one: int) -> list[tuple[int, int, int]]:
@@ -123,8 +130,9 @@ def _blocks(batch_sizes: list[int], cost_of_one: int) -> list[tuple[int, int, in
     return blocks[::-1]
 
 
-# As many as the packings that are kept.
+# As many as the packings that are kept, and like these no tensors of inference mode.
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _layout(packing: Packing) -> tuple[list[tuple[int, int, int]], Tensor, Tensor, Tensor]:
     """The blocks; where each of their steps comes from, whether it is padding, and where each step of the rows is."""
     blocks = _blocks(packing.batch_sizes, _BLOCK)
@@ -158,6 +166,5 @@ class _Collected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_PX: Tensor) -> tuple[Tensor, None, None, None]:
         positions_Q, padded_Q = ctx.saved_tensors
-        # Out of place, because it may be differentiated once more.
-        grad_QX = grad_PX.index_select(0, positions_Q).masked_fill(padded_Q.unsqueeze(1), 0.0)
-        return grad_QX, None, None, None
+        grad_QX = grad_PX.index_select(0, positions_Q)
+        return grad_QX.masked_fill_(padded_Q.unsqueeze(1), 0.0), None, None, None

@@ -115,9 +115,9 @@ class Fused(Protocol):
     """
 
     def fused(
-        self, x_TBI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
+        self, x_TBI: Tensor, states_1BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The whole layer by torch's kernel, time first: outputs ``[T, B, H]`` and the last states ``[B, H]``."""
+        """The whole layer by torch's kernel, time first: outputs ``[T, B, H]`` and the last states ``[1, B, H]``."""
         ...
 
 

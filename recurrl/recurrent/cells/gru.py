@@ -81,8 +81,8 @@ def backward_step(views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> No
 
 
 def fused(
-    x_TBI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
+    x_TBI: Tensor, states_1BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """``torch.gru``."""
-    output, h = torch.gru(x_TBI, states_BH[0].unsqueeze(0), weights, has_biases, 1, 0.0, train, False, False)
-    return output, (h[0],)
+    output, h = torch.gru(x_TBI, states_1BH[0], weights, has_biases, 1, 0.0, train, False, False)
+    return output, (h,)

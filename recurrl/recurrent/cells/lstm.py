@@ -85,9 +85,8 @@ def backward_step(views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> No
 
 
 def fused(
-    x_TBI: Tensor, states_BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
+    x_TBI: Tensor, states_1BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """``torch.lstm``."""
-    states = [state.unsqueeze(0) for state in states_BH]
-    output, h, c = torch.lstm(x_TBI, states, weights, has_biases, 1, 0.0, train, False, False)
-    return output, (h[0], c[0])
+    output, h, c = torch.lstm(x_TBI, states_1BH, weights, has_biases, 1, 0.0, train, False, False)
+    return output, (h, c)

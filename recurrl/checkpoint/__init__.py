@@ -1,0 +1,137 @@
+"""Checkpoints of a run: what they hold, which are kept, and how they are found again by their frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torchrl.checkpoint import GlobalRNGState
+
+from recurrl.checkpoint import files
+from recurrl.config import TrainConfig, run_directory_of
+from recurrl.episodes import EpisodeStatistics
+from recurrl.errors import ConfigError
+from recurrl.learner import Learner
+from recurrl.policy import ActorCritic
+
+FOLDER = "checkpoints"
+AUTO = "auto"
+
+
+def save(run_dir: Path, frames: int, return_mean: float | None, learner: Learner, episodes: EpisodeStatistics) -> Path:
+    """Writes everything that learning has changed, and returns where.
+
+    Args:
+        run_dir: the run's directory.
+        frames: how many have been seen.
+        return_mean: of the evaluation after these frames; None if there was none.
+        learner: what learns.
+        episodes: statistics of the run's episodes.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to. The checkpoints before are whole.
+    """
+    path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
+    files.write(path, _components(learner, episodes), {"frames": frames, "return_mean": return_mean})
+    return path
+
+
+def prune(run_dir: Path, keep_last: int | None) -> None:
+    """Removes all checkpoints but the last ``keep_last`` (None: all) and the one with the best evaluation."""
+    found = files.checkpoints_in(run_dir / FOLDER)
+    returns = {path: files.metadata(path)["return_mean"] for path in found if files.damage(path) is None}
+    evaluated = [path for path, value in returns.items() if value is not None]
+    best = max(evaluated, key=lambda path: (returns[path], path), default=None)
+    for path in [] if keep_last is None else found[:-keep_last]:
+        if path != best:
+            files.remove(path)
+
+
+def to_resume(config: TrainConfig, run_dir: Path) -> Path | None:
+    """The checkpoint a run goes on from: for ``auto`` the newest of its own directory, None if there is none there.
+
+    Raises:
+        ConfigError: the path that ``resume`` gives is no run, or the run has written no checkpoint.
+    """
+    if config.resume is None:
+        return None
+    return newest(run_dir) if config.resume == AUTO else find(Path(config.resume))
+
+
+def newest(run_dir: Path) -> Path | None:
+    """The checkpoint of a run with the most frames; None if it has written none."""
+    return next(reversed(files.checkpoints_in(run_dir / FOLDER)), None)
+
+
+def find(path: Path) -> Path:
+    """The checkpoint a path names: itself, or the newest of a run directory.
+
+    Raises:
+        ConfigError: the path is neither, or the run has written no checkpoint.
+    """
+    if files.is_checkpoint(path):
+        return path
+    run_dir = run_directory_of(path)
+    found = newest(run_dir)
+    if found is None:
+        raise ConfigError(
+            f"{run_dir} holds no checkpoint to go on from: its run ended before it wrote one. Choose another run, or "
+            "start anew without resume."
+        )
+    return found
+
+
+def frames_of(path: Path) -> int:
+    """How many frames had been seen when the checkpoint was written.
+
+    Raises:
+        ConfigError: the checkpoint is damaged.
+    """
+    return int(files.metadata(path)["frames"])
+
+
+def check_resume(config: TrainConfig, run_dir: Path) -> None:
+    """Refuses a resume path that is no run, or a run that has nothing left to do.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    path = to_resume(config, run_dir)
+    if path is None:
+        return
+    frames = frames_of(path)
+    if frames + config.frames_per_batch > config.total_frames:
+        raise ConfigError(
+            f"resume={config.resume} has seen {frames} frames already, so total_frames={config.total_frames} leaves "
+            f"nothing to do. Give total_frames of at least {frames + config.frames_per_batch}."
+        )
+
+
+def load(path: Path, learner: Learner, episodes: EpisodeStatistics) -> int:
+    """Restores what ``save`` wrote, and returns the frames seen.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or does not fit the configuration.
+    """
+    files.read(path, _components(learner, episodes))
+    return frames_of(path)
+
+
+def load_policy(path: Path, policy: ActorCritic) -> None:
+    """Restores the policy alone, its running statistics included.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or does not fit the policy.
+    """
+    files.read(path, {"policy": policy})
+
+
+def _components(learner: Learner, episodes: EpisodeStatistics) -> dict[str, Any]:
+    return {
+        "policy": learner.policy,
+        "optimizer": learner.optimizer,
+        "algorithm": learner.algorithm,
+        "reward_scaler": learner.reward_scaler,
+        "episodes": episodes,
+        "rng": GlobalRNGState(),
+    }

@@ -1,0 +1,32 @@
+"""Steps environments with a policy and hands out ``[N, T]`` batches, rows in time order.
+
+One module a choice of ``collector``, with ``make(config, policy)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from tensordict.nn import TensorDictModuleBase
+from torchrl.collectors import BaseCollector
+
+from recurrl.config import TrainConfig
+from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
+
+
+def make_collector(config: TrainConfig, policy: ActorCritic) -> BaseCollector:
+    """The configured collector. Each batch holds ``frames_per_batch`` frames; episodes run on from one to the next.
+
+    Raises:
+        ConfigError: the environment cannot be made, or would not carry the policy's states.
+    """
+    module = importlib.import_module(f"{__name__}.{config.collector.name}")
+    collector: BaseCollector = module.make(config, policy)
+    return collector
+
+
+def acting(policy: ActorCritic) -> TensorDictModuleBase:
+    """What a collector calls: the policy's acting, which leaves what learning needs and not what it passed through."""
+    module = policy.acting()
+    kept = [key for key in module.out_keys if key in (ACTION, LOG_PROB, VALUE) or isinstance(key, tuple)]
+    return module.select_out_keys(*kept)

@@ -1,0 +1,248 @@
+"""A collector that steps on plain tensors wherever it knows every part of the environment and of the policy.
+
+Shape legend: N environments, T steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.collectors import Collector
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    ExplorationType,
+    InitTracker,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    Transform,
+    TransformedEnv,
+)
+
+from recurrl.collector.tensor_policy import Tensors, UnknownPartError, leaves, operations
+from recurrl.envs import TensorEnv
+
+logger = logging.getLogger(__name__)
+_TRAJECTORY = ("collector", "traj_ids")
+
+
+class LeanCollector(Collector):
+    """TorchRL's collector, several times as fast where it knows all parts; elsewhere TorchRL's own, and it says so.
+
+    It is to be used as ``torchrl.collectors.Collector`` is, also as ``collector_class`` of the collectors of many
+    processes. Its fast rollout makes no TensorDict a step: it calls the policy's modules and the environment on plain
+    tensors, keeps episode starts, recurrent states, step counts and returns itself, and writes each entry of the batch
+    once. Batches are the same either way, bit for bit.
+
+    Attributes:
+        why_general: why rollouts are TorchRL's own; None where they are fast.
+    """
+
+    why_general: str | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        try:
+            self._check_options()
+            self._rollout = TensorRollout(self.env, self._wrapped_policy, self._final_rollout, self.policy_device)
+            self.why_general = None
+            logger.info("Collection steps on plain tensors.")
+        except UnknownPartError as reason:
+            self.why_general = str(reason)
+            logger.warning("Collection takes TorchRL's general path, which is slower: %s.", reason)
+
+    def _check_options(self) -> None:
+        refused = {
+            "replay_buffer": self.replay_buffer is not None,
+            "use_buffers=False": not self._use_buffers,
+            "compile_policy": self.compiled_policy,
+            "cudagraph_policy": self.cudagraphed_policy,
+            "interruptor": self.interruptor is not None,
+            f"exploration_type={self.exploration_type}": self.exploration_type is not ExplorationType.RANDOM,
+            "compact_obs": bool(self._compact_next_keys),
+        }
+        asked = [name for name, is_asked in refused.items() if is_asked]
+        if asked:
+            raise UnknownPartError(f"the collector was asked for {', '.join(asked)}")
+
+    @torch.no_grad()
+    def rollout(self) -> TensorDictBase:
+        """``frames_per_batch`` frames of rows ``[N, T]``, going on where the last rollout ended."""
+        if self.why_general is not None or self._should_use_random_frames() or self._autocasts():
+            return super().rollout()
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
+        if self.reset_at_each_iter:
+            self._carrier.update(self.env.reset())
+            self._start_new_trajectories()
+        self._rollout.run(self._carrier, self._next_trajectories if self.track_traj_ids else None)
+        return self._maybe_set_truncated(self._final_rollout)
+
+    def _autocasts(self) -> bool:
+        # The recurrent layer's TensorDict module sees to its dtypes then.
+        return torch.is_autocast_enabled(self._rollout.policy_device.type)
+
+    def _next_trajectories(self, ended: Tensors) -> Tensor:
+        """The number of each environment's trajectory, after those that ended got new ones."""
+        self._update_traj_ids({"next": TensorDict({key: ended[key] for key in self.env.done_keys}, [self.n_env])})
+        numbers: Tensor = self._carrier[_TRAJECTORY]
+        return numbers
+
+
+class TensorRollout:
+    """A rollout on plain tensors, into given memory.
+
+    Args:
+        env: a :class:`TensorEnv` with transforms that mark episode starts, count steps, sum rewards and carry states.
+        policy: a sequence of TensorDict modules, see :mod:`recurrl.collector.tensor_policy`.
+        batch_NT: the memory of one batch; its entries are what is stored.
+        policy_device: where the policy lives; None for where the environment does.
+
+    Raises:
+        UnknownPartError: a part of another kind, or entries that are not what these parts give.
+    """
+
+    def __init__(self, env: EnvBase, policy: Any, batch_NT: TensorDictBase, policy_device: torch.device | None) -> None:
+        self.env, marks = _parts(env)
+        self.batch_NT = batch_NT
+        self.policy_device = policy_device or self.env.device
+        self.operations = operations(policy)
+        self.observation_keys = list(self.env.observation_spec.keys(True, True))
+        self.init_key, self.count_key, self.return_key, self.state_keys = marks
+        self._check_entries(policy)
+        shape = (*self.env.batch_size, 1)
+        self._nobody = torch.zeros(shape, dtype=torch.bool, device=self.policy_device)
+
+    def _check_entries(self, policy: Any) -> None:
+        """What is read, carried and stored has to be what the loop gives."""
+        given: set[NestedKey] = {*self.observation_keys, self.init_key, self.count_key, self.return_key}
+        given |= set(self.state_keys)
+        for module in leaves(policy):
+            unknown = set(module.in_keys) - given
+            if unknown:
+                raise UnknownPartError(f"the policy reads {sorted(map(str, unknown))}, which the environment lacks")
+            given |= set(module.out_keys)
+        after = {*self.observation_keys, self.count_key, self.return_key, "reward", *self.env.done_keys}
+        given |= {("next", key) for key in after}
+        lost = {("next", key) for key in self.state_keys} - given
+        if lost:
+            raise UnknownPartError(f"the policy does not write {sorted(map(str, lost))}")
+        stored = set(self.batch_NT.keys(True, True))
+        unknown = stored - given - {_TRAJECTORY, ("next", self.init_key), *self.env.done_keys}
+        if unknown:
+            raise UnknownPartError(f"batches hold {sorted(map(str, unknown))}")
+        self.kept_keys = [key for key in stored - {("next", key) for key in after} if key in given | {_TRAJECTORY}]
+
+    def run(self, carrier: TensorDictBase, next_trajectories: Callable[[Tensors], Tensor] | None) -> None:
+        """Fills the batch.
+
+        Args:
+            carrier: what the first step starts from; afterwards, what the next batch's does.
+            next_trajectories: numbers the trajectories after some have ended; None where nobody wants the numbers.
+        """
+        carried = (*self.observation_keys, self.init_key, self.count_key, self.return_key, *self.state_keys)
+        now: Tensors = {key: carrier.get(key) for key in carried}
+        now.update(self._for_policy(now, (*self.observation_keys, self.init_key, *self.state_keys)))
+        if next_trajectories is not None:
+            now[_TRAJECTORY] = carrier.get(_TRAJECTORY)
+        steps: list[Tensors] = []
+        nexts: list[Tensors] = []
+        for _ in range(self.batch_NT.batch_size[-1]):
+            for operation in self.operations:
+                operation(now)
+            after: Tensors = dict(self.env.step_tensors(now["action"].to(self.env.device)))
+            after[self.count_key] = now[self.count_key] + 1
+            after[self.return_key] = now[self.return_key] + after["reward"]
+            # Without what the policy passed through: memory that is free at once is still in the cache.
+            steps.append({key: now[key] for key in self.kept_keys})
+            nexts.append(after)
+            now = self._following(now, after, next_trajectories)
+        # Copies, because a reset of the collector writes into the carrier.
+        carrier.update({key: value.clone() for key, value in now.items()})
+        self._store(steps, nexts)
+
+    def _following(
+        self, now: Tensors, after: Tensors, next_trajectories: Callable[[Tensors], Tensor] | None
+    ) -> Tensors:
+        """What the next step starts from: where an episode ended, the start of another."""
+        following = {key: after[key] for key in (*self.observation_keys, self.count_key, self.return_key)}
+        states = {key: now["next", key] for key in self.state_keys}
+        following[self.init_key] = self._nobody
+        if next_trajectories is not None:
+            following[_TRAJECTORY] = now[_TRAJECTORY]
+        done = after["done"]
+        if done.any():
+            following.update(self.env.reset_tensors(done))
+            following[self.init_key] = is_init = done.to(self.policy_device)
+            following[self.count_key] = after[self.count_key].masked_fill(done, 0)
+            following[self.return_key] = after[self.return_key].masked_fill(done, 0.0)
+            for key, state in states.items():
+                states[key] = torch.where(is_init.view(-1, *[1] * (state.ndim - 1)), 0.0, state)
+            if next_trajectories is not None:
+                following[_TRAJECTORY] = next_trajectories(after)
+        following.update(states)
+        following.update(self._for_policy(following, self.observation_keys))
+        return following
+
+    def _for_policy(self, data: Tensors, keys: Iterable[NestedKey]) -> Tensors:
+        return {key: data[key].to(self.policy_device) for key in keys}
+
+    def _store(self, steps: list[Tensors], nexts: list[Tensors]) -> None:
+        """Writes each entry of the batch from those of its steps. Flags that no step sets are zero from the start."""
+        for key, out in self.batch_NT.items(True, True):
+            if key in steps[0]:
+                _stack_into(out, [step[key] for step in steps])
+            elif isinstance(key, tuple) and key[0] == "next" and _rest(key) in nexts[0]:
+                _stack_into(out, [after[_rest(key)] for after in nexts])
+
+
+def _rest(key: tuple[str, ...]) -> NestedKey:
+    return key[1] if len(key) == 2 else key[1:]
+
+
+def _stack_into(out_NT: Tensor, tensors_N: list[Tensor]) -> None:
+    if tensors_N[0].device == out_NT.device:
+        torch.stack(tensors_N, 1, out=out_NT)
+    else:
+        out_NT.copy_(torch.stack(tensors_N, 1))
+
+
+def _parts(env: EnvBase) -> tuple[TensorEnv, tuple[NestedKey, NestedKey, NestedKey, list[NestedKey]]]:
+    """The environment within, and the keys its transforms write: starts, step count, return, states."""
+    if not isinstance(env, TransformedEnv) or not isinstance(env.base_env, TensorEnv):
+        kind = type(env.base_env if isinstance(env, TransformedEnv) else env).__name__
+        raise UnknownPartError(f"the environment is of type {kind}, which steps on TensorDicts")
+    transforms: list[Transform] = list(env.transform) if isinstance(env.transform, Compose) else [env.transform]
+    found: dict[type, Transform] = {}
+    states: list[NestedKey] = []
+    for transform in transforms:
+        if not _is_known(transform) or type(transform) in found:
+            raise UnknownPartError(f"the environment has the transform {transform}")
+        if type(transform) is TensorDictPrimer:
+            states += list(transform.primers.keys(True, True))
+        else:
+            found[type(transform)] = transform
+    missing = {InitTracker, StepCounter, RewardSum} - set(found)
+    if missing:
+        raise UnknownPartError(f"the environment has no {' and no '.join(sorted(kind.__name__ for kind in missing))}")
+    keys = (found[InitTracker].init_key, found[StepCounter].step_count_key, found[RewardSum].out_keys[0], states)
+    return env.base_env, keys
+
+
+def _is_known(transform: Transform) -> bool:
+    """Whether a transform does what :class:`TensorRollout` does in its place, and nothing else."""
+    if type(transform) is StepCounter:
+        return transform.max_steps is None
+    if type(transform) is RewardSum:
+        return list(transform.in_keys) == ["reward"]
+    if type(transform) is TensorDictPrimer:
+        values = transform.default_value
+        return not transform.random and isinstance(values, dict) and all(value == 0.0 for value in values.values())
+    return type(transform) is InitTracker

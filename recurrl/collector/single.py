@@ -1,0 +1,43 @@
+"""One collector, in this process."""
+
+from __future__ import annotations
+
+import torch
+from torchrl.collectors import Collector
+
+from recurrl.collector import acting
+from recurrl.collector.lean import LeanCollector
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.groups import Groups
+from recurrl.policy import ActorCritic
+
+
+def make(
+    config: TrainConfig, policy: ActorCritic, kind: type[Collector] = LeanCollector, **options: object
+) -> Collector:
+    """A collector of all environments that acts with the policy itself, as it is at each step.
+
+    Only an algorithm that compares the environments of a group has every batch begin with a reset of all.
+
+    Args:
+        config: the run's configuration.
+        policy: the policy.
+        kind: TorchRL's class of collectors, or one that takes its place.
+        options: further ones of that class, or others than here.
+    """
+    device = torch.device(config.device)
+    arguments: dict[str, object] = {
+        "frames_per_batch": config.frames_per_batch,
+        "total_frames": -1,
+        "reset_at_each_iter": config.algorithm.resets_rows,
+        "policy_device": device,
+        "storing_device": device,
+        "track_traj_ids": False,
+        "trust_policy": True,
+        "auto_register_policy_transforms": False,
+    }
+    size = config.algorithm.group_size
+    groups = None if size is None else Groups(size, config.steps_per_row, config.seed)
+    env = make_env(config.env, config.env.num_envs, config.seed, policy, groups)
+    return kind(env, acting(policy), **(arguments | options))

@@ -1,0 +1,102 @@
+"""A policy of TensorDict modules as a list of operations on plain tensors: the same modules, without TensorDicts.
+
+Shape legend: N environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from tensordict.utils import NestedKey
+from torch import Tensor, nn
+
+from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.layer import run_step
+
+Tensors = dict[NestedKey, Tensor]
+Operation = Callable[[Tensors], None]
+"""Reads entries of batch size ``[N]`` and adds others."""
+
+
+class UnknownPartError(Exception):
+    """A part of a policy or an environment that is known on TensorDicts only; the message says which."""
+
+
+def operations(policy: nn.Module) -> list[Operation]:
+    """What calling ``policy`` on one step does, sampling its actions, in order.
+
+    Raises:
+        UnknownPartError: the policy holds a module of another kind than those below, which may do anything.
+    """
+    return [_operation(module) for module in leaves(policy)]
+
+
+def leaves(policy: Any) -> Iterator[TensorDictModuleBase]:
+    """The modules of a sequence, those of sequences within it in their place."""
+    # Exact types: a subclass may do anything.
+    if type(policy) not in (TensorDictSequential, ProbabilisticTensorDictSequential):
+        yield policy
+        return
+    for module in policy.module:
+        yield from leaves(module)
+
+
+def _operation(module: nn.Module) -> Operation:
+    if isinstance(module, RecurrentModule):
+        return _recurrent(module)
+    if type(module) is ProbabilisticTensorDictModule:
+        return _sampling(module)
+    if type(module) is TensorDictModule:
+        return _network(module)
+    raise UnknownPartError(f"the policy has a module of type {type(module).__name__}")
+
+
+def _network(module: TensorDictModule) -> Operation:
+    if module._kwargs is not None or module.method is not None or module.inplace is not True:
+        raise UnknownPartError(f"the policy calls {type(module.module).__name__} in a way of its own")
+    network, in_keys, out_keys = module.module, module.in_keys, module.out_keys
+
+    def run(data: Tensors) -> None:
+        outputs = network(*[data[key] for key in in_keys])
+        data.update(zip(out_keys, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
+
+    return run
+
+
+def _recurrent(module: RecurrentModule) -> Operation:
+    input_key, *state_keys, init_key = module.in_keys
+    output_key, *new_state_keys = module.out_keys
+
+    def run(data: Tensors) -> None:
+        states = tuple(data[key] for key in state_keys)
+        data[output_key], new = run_step(
+            module.cell, module.layers, data[input_key], data[init_key].squeeze(-1), states
+        )
+        data.update(zip(new_state_keys, new, strict=True))
+
+    return run
+
+
+def _sampling(module: ProbabilisticTensorDictModule) -> Operation:
+    if isinstance(module.distribution_class, type) and issubclass(module.distribution_class, CompositeDistribution):
+        raise UnknownPartError("the policy samples several actions at once")
+    if module.num_samples is not None or not module.return_log_prob:
+        raise UnknownPartError("the policy samples in a way of its own")
+    (action_key,), log_prob_key = module.dist_sample_keys, module.log_prob_key
+
+    def run(data: Tensors) -> None:
+        distribution = module.get_dist(data)
+        action = distribution.rsample() if distribution.has_rsample else distribution.sample()
+        data[action_key] = action
+        data[log_prob_key] = distribution.log_prob(action)
+
+    return run

@@ -1,0 +1,98 @@
+"""Which of Gymnasium's spaces a policy can see and act in, and TorchRL's specs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from torchrl.data import Composite
+from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
+
+from recurrl.errors import ConfigError
+
+OBSERVATIONS = (
+    "vectors, images (bytes, or numbers from 0 to 1), Discrete, MultiDiscrete and MultiBinary observations, and dicts "
+    "of these"
+)
+ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dicts of these"
+
+
+def check_spaces(env_id: str, env: gymnasium.Env[Any, Any]) -> None:
+    """Refuses what an environment shows, or what it wants done, where no policy can handle it.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    for name, space in leaves(env.observation_space):
+        reason = _not_seen(space)
+        if reason:
+            raise ConfigError(
+                f"{env_id} has observations of the kind {space}{_at(name)}: {reason}. recurrl trains on "
+                f"{OBSERVATIONS}. Wrap the environment so that it gives one of these."
+            )
+    for name, space in leaves(env.action_space):
+        reason = _not_done(space)
+        if reason:
+            raise ConfigError(
+                f"{env_id} has actions of the kind {space}{_at(name)}: {reason}. recurrl trains on {ACTIONS}. Wrap the "
+                "environment so that it takes one of these."
+            )
+
+
+def leaves(space: spaces.Space[Any], name: str = "") -> Iterator[tuple[str, spaces.Space[Any]]]:
+    """The spaces within nested dicts, with their dotted names; a space that is no dict, or an empty one, is its own."""
+    if not isinstance(space, spaces.Dict) or not space.spaces:
+        yield name, space
+        return
+    for key, entry in space.spaces.items():
+        yield from leaves(entry, f"{name}.{key}" if name else str(key))
+
+
+def spec_under(key: str, space: spaces.Space[Any]) -> Composite:
+    """The spec of an observation or action under its key; a dict has it already."""
+    return _spec(space if isinstance(space, spaces.Dict) else spaces.Dict({key: space}))
+
+
+def _spec(space: spaces.Space[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        # Not by TorchRL, which renames entries called "state".
+        return Composite({key: _spec(entry) for key, entry in space.spaces.items()})
+    return _gym_to_torchrl_spec_transform(space, categorical_action_encoding=True)
+
+
+def _at(name: str) -> str:
+    return f" (entry {name})" if name else ""
+
+
+def _not_seen(space: spaces.Space[Any]) -> str | None:
+    """Why no encoder takes an observation; None where one does."""
+    if not isinstance(space, spaces.Box):
+        return _not_discrete(space)
+    dims, image = len(space.shape), space.dtype == np.uint8 or (space.low.min() >= 0 and space.high.max() <= 1)
+    if dims > 3:
+        return f"it has {dims} dimensions"
+    if dims == 3 and not image:
+        return "it has three dimensions, but its values are not those of an image"
+    return None
+
+
+def _not_done(space: spaces.Space[Any]) -> str | None:
+    """Why no head gives an action; None where one does."""
+    if not isinstance(space, spaces.Box):
+        return _not_discrete(space)
+    if not np.issubdtype(space.dtype, np.floating):
+        return "a Box of whole numbers"
+    return None
+
+
+def _not_discrete(space: spaces.Space[Any]) -> str | None:
+    if isinstance(space, spaces.MultiBinary):
+        return None
+    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) != 1:
+        return "it has several dimensions"
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return "it does not start at zero" if np.any(space.start) else None
+    return "an empty dict" if isinstance(space, spaces.Dict) else f"a {type(space).__name__}"

@@ -1,0 +1,21 @@
+"""The names of the entries that environments, policy and learner share."""
+
+from __future__ import annotations
+
+from tensordict import NestedKey
+
+OBSERVATION = "observation"
+"""A tensor, or for structured observations a nested TensorDict; the next three are entries of the latter."""
+ACTION_MASK = "action_mask"
+PREVIOUS_ACTION = "previous_action"
+PREVIOUS_REWARD = "previous_reward"
+
+FEATURES = "features"
+ACTION = "action"
+LOG_PROB = "action_log_prob"
+VALUE = "state_value"
+
+
+def path_of(key: NestedKey) -> tuple[str, ...]:
+    """A key as the tuple of its names."""
+    return (key,) if isinstance(key, str) else key

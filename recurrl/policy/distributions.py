@@ -1,0 +1,193 @@
+"""Distributions of actions, beside those of torch: over vectors, masked, squashed, and over several parts at once.
+
+Each has ``deterministic_sample``, the action of a deterministic policy, where torch's own mode would not do.
+
+Shape legend: B batch (any number of dimensions), A action entries, K discrete choices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Size, Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, kl_divergence, register_kl
+from torch.nn import functional
+
+QUADRATURE_POINTS = 64
+NO_SHAPE = Size()
+
+
+def categorical(logits: Tensor, mask: Tensor | None = None) -> Distribution:
+    """One choice of K from ``logits [B, K]``; where ``mask`` is zero the choice has probability zero."""
+    return Categorical(logits=_masked(logits, mask), validate_args=False)
+
+
+def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> Distribution:
+    """Several independent choices of ``sizes`` each, from ``logits [B, sum(sizes)]``."""
+    widest, lowest = max(sizes), torch.finfo(logits.dtype).min
+    # As one distribution over choices of equal size, those that are not there masked.
+    parts = [
+        functional.pad(part, (0, widest - size), value=lowest)
+        for size, part in zip(sizes, _masked(logits, mask).split(list(sizes), -1), strict=True)
+    ]
+    return Independent(Categorical(logits=torch.stack(parts, -2), validate_args=False), 1, validate_args=False)
+
+
+def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    # The lowest finite number and not −∞: its exponential is zero too, and its product with zero is not NaN.
+    return logits if mask is None else logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
+
+
+def diagonal_gaussian(loc: Tensor, scale: Tensor, event_dims: int = 1) -> Distribution:
+    """Independent normal entries."""
+    return Independent(Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
+
+
+class Binary(Independent):  # type: ignore[type-arg]
+    """Independent bits from ``logits [B, A]``; the action has the type that Gymnasium's MultiBinary has, int8.
+
+    Args:
+        logits: of each bit's being one.
+        event_dims: dimensions of an action.
+    """
+
+    def __init__(self, logits: Tensor, event_dims: int = 1) -> None:
+        super().__init__(Bernoulli(logits=logits, validate_args=False), event_dims, validate_args=False)
+
+    def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
+        """Bits ``[B, A]``."""
+        bits: Tensor = super().sample(sample_shape)
+        return bits.to(torch.int8)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``[B]``."""
+        log_prob: Tensor = super().log_prob(value.to(self.base_dist.logits.dtype))  # type: ignore[no-untyped-call]
+        return log_prob
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The more probable value of each bit, zero in a tie (torch's mode is NaN there)."""
+        bits: Tensor = self.base_dist.logits > 0
+        return bits.to(torch.int8)
+
+    mode = deterministic_sample
+
+
+class SquashedGaussian(Distribution):
+    """The hyperbolic tangent of independent normal entries: actions strictly between −1 and 1.
+
+    TorchRL's TanhNormal has no entropy in closed form and would leave it to one random sample. Here it is that of the
+    normal plus ``E[log(1 − tanh²)]``, an integral over one variable an entry, by Gauss-Hermite quadrature.
+
+    Args:
+        loc: mean before squashing, ``[B, *event]``.
+        scale: standard deviation before squashing.
+        event_dims: dimensions of an action.
+    """
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (as torch's Distribution declares it)
+
+    def __init__(self, loc: Tensor, scale: Tensor, event_dims: int = 1) -> None:
+        self.base = diagonal_gaussian(loc, scale, event_dims)
+        super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
+
+    def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
+        """Actions ``[B, *event]``."""
+        return torch.tanh(self.base.sample(sample_shape))
+
+    def rsample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
+        """The same, differentiable by the parameters."""
+        return torch.tanh(self.base.rsample(sample_shape))
+
+    has_rsample = True
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """``[B]``. An action rounded to ±1 counts as the nearest number inside."""
+        limit = 1 - torch.finfo(value.dtype).eps
+        before = torch.atanh(value.clamp(-limit, limit))
+        log_slope = _log_slope_of_tanh(before)
+        return self.base.log_prob(before) - log_slope.flatten(log_slope.ndim - len(self.event_shape)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """``[B]``, in nats."""
+        normal: Any = self.base
+        loc, scale = normal.base_dist.loc, normal.base_dist.scale
+        points, weights = _quadrature(loc)
+        log_slope = _log_slope_of_tanh(loc.unsqueeze(-1) + scale.unsqueeze(-1) * points) @ weights
+        return self.base.entropy() + log_slope.flatten(loc.ndim - len(self.event_shape)).sum(-1)
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The median of each entry."""
+        return torch.tanh(self.base.mean)
+
+    mode = deterministic_sample
+
+
+def _log_slope_of_tanh(x: Tensor) -> Tensor:
+    """``log(1 − tanh²(x))``, without the cancellation that loses it for large x."""
+    return 2 * (math.log(2) - x - functional.softplus(-2 * x))
+
+
+def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Points and weights for the expectation under a standard normal distribution."""
+    points, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
+    return like.new_tensor(points), like.new_tensor(weights / math.sqrt(2 * math.pi))
+
+
+class Joint(Distribution):
+    """Independent parts of an action, sampled together; log-probability and entropy are sums over the parts.
+
+    Tensordict's CompositeDistribution would hand out log-probabilities part by part, or their sum, by a switch of the
+    whole process; every loss wants the sum.
+
+    Args:
+        parts: the distribution of each part, by its key within the action.
+    """
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, parts: Mapping[NestedKey, Distribution]) -> None:
+        self.parts = dict(parts)
+        super().__init__(next(iter(self.parts.values())).batch_shape, validate_args=False)
+
+    def sample(self, sample_shape: Any = NO_SHAPE) -> TensorDictBase:
+        """An action ``[B]`` with an entry a part."""
+        shape = Size(sample_shape)
+        return TensorDict({key: part.sample(shape) for key, part in self.parts.items()}, shape + self.batch_shape)
+
+    def log_prob(self, value: TensorDictBase) -> Tensor:
+        """``[B]``."""
+        return torch.stack([part.log_prob(value[key]) for key, part in self.parts.items()]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """``[B]``, in nats."""
+        return torch.stack([part.entropy() for part in self.parts.values()]).sum(0)
+
+    @property
+    def deterministic_sample(self) -> TensorDictBase:
+        """Each part's own."""
+        return TensorDict({key: deterministic(part) for key, part in self.parts.items()}, self.batch_shape)
+
+    mode = deterministic_sample
+
+
+def deterministic(distribution: Distribution) -> Any:
+    """The action of a deterministic policy."""
+    chosen = getattr(distribution, "deterministic_sample", None)
+    return distribution.mode if chosen is None else chosen
+
+
+@register_kl(SquashedGaussian, SquashedGaussian)  # type: ignore[untyped-decorator]
+def _kl_of_squashed(p: SquashedGaussian, q: SquashedGaussian) -> Tensor:
+    return kl_divergence(p.base, q.base)  # no invertible map changes it
+
+
+@register_kl(Joint, Joint)  # type: ignore[untyped-decorator]
+def _kl_of_joint(p: Joint, q: Joint) -> Tensor:
+    return torch.stack([kl_divergence(part, q.parts[key]) for key, part in p.parts.items()]).sum(0)

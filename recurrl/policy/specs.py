@@ -1,0 +1,33 @@
+"""What kind of observation or action one of TorchRL's specs stands for."""
+
+from __future__ import annotations
+
+import torch
+from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec
+
+
+def choices(spec: TensorSpec) -> tuple[int, ...] | None:
+    """How many values each entry of a multi-discrete observation or action has; None for other kinds."""
+    if isinstance(spec, MultiCategorical):
+        return tuple(int(size) for size in spec.nvec)
+    if isinstance(spec, Categorical) and not isinstance(spec, Binary) and len(spec.shape) == 1:
+        # TorchRL stacks the specs of entries that have equally many values.
+        return (int(spec.space.n),) * spec.shape[0]
+    return None
+
+
+def is_image(spec: TensorSpec) -> bool:
+    """Whether an observation is an image: bytes of two or three dimensions, or three of numbers from 0 to 1."""
+    dims = len(spec.shape)
+    if spec.dtype == torch.uint8:
+        return dims in (2, 3)
+    if dims != 3 or not isinstance(spec, Bounded):
+        return False
+    return bool((spec.space.low >= 0).all() and (spec.space.high <= 1).all())
+
+
+def is_bounded(action: TensorSpec) -> bool:
+    """Whether every entry of a continuous action has a lower and an upper bound."""
+    if not isinstance(action, Bounded):
+        return False
+    return bool(action.space.low.isfinite().all() and action.space.high.isfinite().all())

@@ -1,0 +1,79 @@
+"""How a run is asked to end: by SIGINT (Ctrl-C), SIGTERM (a scheduler) or SIGUSR1 (SLURM's early warning)."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to end.
+
+    Attributes:
+        exit_code: 128 and the signal's number, as shells have it.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+class StopRequest:
+    """Whether the run was asked to end.
+
+    A signal raises :class:`Interrupted`, but not within :meth:`held`: there the first one is only noted, so that what
+    is under way can be finished; the second one raises.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._held = False
+
+    @property
+    def made(self) -> bool:
+        """Whether a signal is noted."""
+        return self._number is not None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the first signal back while the block runs, and raises it after that.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._number is not None:
+            raise Interrupted(self._number)
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if not self._held or self.made:
+            raise Interrupted(number)
+        self._number = number
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Handles the signals while the block runs.
+
+    Only the main thread of a process may; elsewhere the signals stay with it.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

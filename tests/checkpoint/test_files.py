@@ -1,0 +1,173 @@
+"""Checkpoint directories: whole or not there, and nothing loaded of what is damaged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torchrl.checkpoint import Checkpoint
+
+from recurrl.checkpoint import files
+from recurrl.errors import ConfigError
+
+
+def module(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2)
+
+
+def snapshot(components: dict[str, torch.nn.Module]) -> list[torch.Tensor]:
+    return [parameter.clone() for component in components.values() for parameter in component.parameters()]
+
+
+@pytest.fixture
+def written(tmp_path) -> Path:
+    path = tmp_path / "checkpoints" / "frames_32"
+    files.write(path, {"policy": module(1), "critic": module(2)}, {"frames": 32})
+    return path
+
+
+def test_what_was_written_is_read_back(written):
+    found = {"policy": module(3), "critic": module(4)}
+    files.read(written, found)
+    torch.testing.assert_close(snapshot(found), snapshot({"policy": module(1), "critic": module(2)}), rtol=0, atol=0)
+    assert files.metadata(written) == {"frames": 32}
+
+
+def test_a_component_can_be_read_alone(written):
+    found = {"critic": module(4)}
+    files.read(written, found)
+    torch.testing.assert_close(snapshot(found), snapshot({"critic": module(2)}), rtol=0, atol=0)
+
+
+def test_a_checkpoint_that_is_there_already_is_replaced(written):
+    files.write(written, {"policy": module(7)}, {"frames": 33})
+    assert files.metadata(written) == {"frames": 33}
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
+
+
+class Failing:
+    """A component that cannot be written, as on a full disk."""
+
+    def state_dict(self) -> None:
+        raise OSError(28, "No space left on device")
+
+    def load_state_dict(self, state: None) -> None:
+        raise AssertionError
+
+
+def test_a_write_that_fails_leaves_the_checkpoint_before_and_nothing_else(written):
+    with pytest.raises(OSError, match="No space left"):
+        files.write(written, {"policy": module(7), "zz_failing": Failing()}, {"frames": 33})
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
+    assert files.metadata(written) == {"frames": 32}
+
+
+def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    path = tmp_path / "frames_1"
+    synced = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, path.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write(path, {"policy": module()}, {})
+    before = {name for name, exists in synced if not exists}
+    assert before >= {"state.pt", "manifest.json", files.CHECKSUMS, ".frames_1"}
+    assert synced[-1] == (tmp_path.name, True)
+
+
+def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_with_the_next_one(written):
+    shutil.copytree(written, written.parent / ".frames_64")
+    assert files.checkpoints_in(written.parent) == [written]
+    files.write(written.parent / "frames_96", {"policy": module()}, {})
+    assert sorted(path.name for path in written.parent.iterdir()) == ["frames_32", "frames_96"]
+
+
+# Damage
+
+
+def refusal(path: Path) -> str:
+    found = {"policy": module(5), "critic": module(6)}
+    before = snapshot(found)
+    with pytest.raises(ConfigError) as caught:
+        files.read(path, found)
+    torch.testing.assert_close(snapshot(found), before, rtol=0, atol=0)
+    return str(caught.value)
+
+
+def contents(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def test_200_damaged_checkpoints_are_refused_with_nothing_loaded(written, tmp_path):
+    rng = random.Random(0)
+    for case in range(200):
+        damaged = shutil.copytree(written, tmp_path / "damaged" / f"frames_{case}")
+        file = rng.choice(contents(damaged))
+        data = bytearray(file.read_bytes())
+        place = rng.randrange(len(data))
+        if case % 2:
+            data[place] ^= 1 << rng.randrange(8)
+        else:
+            del data[place:]
+        file.write_bytes(data)
+        said = refusal(damaged)
+        assert said.startswith(f"The checkpoint {damaged} is damaged: "), file
+        assert "Nothing of it was loaded." in said
+        shutil.rmtree(damaged)
+
+
+def test_a_refusal_names_the_file_and_the_newest_whole_checkpoint_beside_it(written):
+    newer = shutil.copytree(written, written.parent / "frames_64")
+    (file,) = (file for file in contents(newer) if "critic" in str(file) and file.name == "state.pt")
+    file.write_bytes(b"")
+    assert refusal(newer) == (
+        f"The checkpoint {newer} is damaged: {file.relative_to(newer)} is not as it was written. Nothing of it was "
+        f"loaded. The newest one beside it that is whole is {written}."
+    )
+
+
+@pytest.mark.parametrize("name", ["manifest.json", files.CHECKSUMS])
+def test_a_checkpoint_that_lacks_a_file_is_refused(written, name):
+    (written / name).unlink()
+    assert f"is damaged: {name} is missing." in refusal(written)
+
+
+def test_a_checkpoint_with_a_file_too_many_is_refused(written):
+    (written / "more").touch()
+    assert "is damaged: more does not belong to it." in refusal(written)
+
+
+class Code:
+    """Runs a function when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("run",)
+
+
+def with_checksums(path: Path) -> None:
+    (path / files.CHECKSUMS).write_text(files._canonical(files._checksums(path)), encoding="utf-8")
+
+
+def test_a_strangers_checkpoint_runs_no_code(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (file,) = (file for file in contents(written) if "critic" in str(file) and file.name == "state.pt")
+    file.write_bytes(pickle.dumps(Code(), protocol=2))
+    with_checksums(written)
+    assert "does not fit this configuration" in refusal(written)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_strangers_checkpoint_in_another_format_of_torchrl_is_refused(tmp_path, monkeypatch):
+    path = Checkpoint(policy=module(1)).save(tmp_path / "frames_32", metadata={})
+    with_checksums(path)
+    with pytest.raises(ConfigError, match=r"state\.pt is missing"):
+        files.read(path, {"policy": module(2)})

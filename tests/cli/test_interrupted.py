@@ -1,0 +1,91 @@
+"""Runs that are asked to end, and runs that go on where they were ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from run_files import metrics, settings, summary, without_times
+
+from recurrl.learner import Learner
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Sends signals to this process in the middle of the first iteration's learning."""
+
+    def signalled(*numbers: int) -> None:
+        learn = Learner.learn
+        rest = list(numbers)
+
+        def interrupted(*arguments, **options):
+            metrics = learn(*arguments, **options)
+            while rest:
+                os.kill(os.getpid(), rest.pop(0))
+            return metrics
+
+        monkeypatch.setattr(Learner, "learn", interrupted)
+
+    return signalled
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summary(
+    train, tiny, tmp_path, signalled, number
+):
+    signalled(number)
+    outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
+    assert outcome.code == 128 + number
+    assert "Traceback" not in outcome.err
+    run = tmp_path / "run"
+    found = summary(run)
+    assert (found["status"], found["frames"], found["error"]) == ("interrupted", 32, None)
+    assert found["checkpoint"] == "checkpoints/frames_000000000032"
+    assert (run / "learning_curve.png").exists()
+
+
+def test_a_second_signal_ends_the_run_at_once(train, tiny, tmp_path, signalled):
+    signalled(signal.SIGTERM, signal.SIGTERM)
+    outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
+    assert outcome.code == 143
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["frames"], found["checkpoint"]) == ("interrupted", 0, None)
+
+
+def test_a_run_with_resume_auto_starts_anew_and_goes_on_when_it_is_started_again(train, tiny, tmp_path, signalled):
+    arguments = (*tiny, "total_frames=96", "resume=auto", "hydra.run.dir=run")
+    signalled(signal.SIGTERM)
+    assert train(*arguments).code == 143
+    outcome = train(*arguments)
+    assert outcome.code == 0, outcome.err
+    run = tmp_path / "run"
+    assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
+    assert summary(run)["status"] == "completed"
+    assert settings(run)["resume"] == "auto"
+
+
+def test_a_run_with_resume_auto_that_was_killed_before_its_first_checkpoint_starts_anew(
+    train, tiny, tmp_path, signalled
+):
+    arguments = (*tiny, "resume=auto", "hydra.run.dir=run")
+    signalled(signal.SIGTERM, signal.SIGTERM)
+    assert train(*arguments).code == 143
+    outcome = train(*arguments)
+    assert outcome.code == 0, outcome.err
+    assert train(*tiny, "hydra.run.dir=other").code == 0
+    again, anew = (without_times(metrics(tmp_path / name)) for name in ("run", "other"))
+    assert again == anew
+
+
+def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(train, tiny, tmp_path, monkeypatch):
+    returns = iter([1.0, 5.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr("recurrl.train.evaluate", lambda *_: [next(returns)])
+    every = ["checkpoint.every_frames=32", "evaluation.every_frames=32", "checkpoint.keep_last=2"]
+    outcome = train(*tiny, *every, "total_frames=160", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "frames_000000000064",
+        "frames_000000000128",
+        "frames_000000000160",
+    ]

@@ -1,0 +1,170 @@
+"""The lean collector: the same batches as TorchRL's, and it says which way it takes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torchrl.collectors import Collector
+from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
+
+from recurrl.collector import single
+from recurrl.collector.lean import LeanCollector
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.policy import ActorCritic
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = ("cell.hidden_size=12", "policy.encoder_sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
+DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
+"""Discrete observations; most episodes terminate, a few are truncated."""
+
+
+def make(config: TrainConfig, kind: type[Collector], **options: Any) -> tuple[Any, ActorCritic]:
+    """A collector of a kind, and the policy, whose actions are far from uniform."""
+    set_process_state(config)
+    policy = make_policy_for(config)
+    with torch.no_grad():
+        for parameter in policy.actor_head.parameters():
+            parameter.normal_(std=0.5)
+    return single.make(config, policy, kind, **options), policy
+
+
+def batches(
+    config: TrainConfig, kind: type[Collector], between: Callable[[Any], object] = id, **options: Any
+) -> list[TensorDictBase]:
+    """Four batches of a policy whose statistics change from one to the next; ``between`` is done to the collector."""
+    collector, policy = make(config, kind, **options)
+    if kind is LeanCollector:
+        assert collector.why_general is None
+    found = []
+    for batch in islice(collector, 4):
+        found.append(batch.clone())
+        policy.observe(batch["observation"])
+        between(collector)
+    collector.shutdown()
+    return found
+
+
+def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
+    assert set(found.keys(True, True)) == set(expected.keys(True, True))
+    for key, value in expected.items(True, True):
+        assert torch.equal(found[key], value), key
+        assert found[key].dtype == value.dtype, key
+
+
+@pytest.mark.parametrize(
+    ("env", "ends"),
+    [
+        (("env=cartpole_novel", "env.max_episode_steps=17"), {"terminated", "truncated"}),
+        (("env=pendulum_novel", "env.max_episode_steps=23"), {"truncated"}),
+        (DISCRETE, {"terminated", "truncated"}),
+    ],
+    ids=["cartpole", "pendulum", "discrete"],
+)
+@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
+def test_batches_are_those_of_torchrls_collector_bit_for_bit(
+    cell: str, env: tuple[str, ...], ends: set[str], compose: Compose
+) -> None:
+    config = compose(f"cell={cell}", "cell.num_layers=2", *SMALL, *env)
+    expected, found = batches(config, Collector), batches(config, LeanCollector)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_identical(ours, theirs)
+    assert {key for key in ("terminated", "truncated") if any(b["next", key].any() for b in expected)} == ends
+
+
+@pytest.mark.parametrize(
+    "options", [{"reset_at_each_iter": True}, {"set_truncated": True}, {"track_traj_ids": True}], ids=str
+)
+def test_options_of_torchrls_collector_do_the_same(options: dict[str, bool], compose: Compose) -> None:
+    config = compose(*SMALL, "env.max_episode_steps=17")
+    for ours, theirs in zip(
+        batches(config, LeanCollector, **options), batches(config, Collector, **options), strict=True
+    ):
+        assert_identical(ours, theirs)
+
+
+def test_a_reset_between_two_batches_does_the_same(compose: Compose) -> None:
+    config = compose(*SMALL, "env.max_episode_steps=17")
+    between = [batches(config, kind, lambda collector: collector.reset()) for kind in (LeanCollector, Collector)]
+    for ours, theirs in zip(*between, strict=True):
+        assert theirs["is_init"][:, 0].all()
+        assert_identical(ours, theirs)
+
+
+def test_either_way_goes_on_where_the_other_ended(compose: Compose) -> None:
+    config = compose(*SMALL, "cell=lstm", "env.max_episode_steps=17")
+    ways = cycle(["for once", None])
+
+    def other_way(collector: LeanCollector) -> None:
+        collector.why_general = next(ways)
+
+    for ours, theirs in zip(batches(config, LeanCollector, other_way), batches(config, Collector), strict=True):
+        assert_identical(ours, theirs)
+
+
+class Doubled(TensorDictModule):
+    """A module that may do anything in its forward."""
+
+
+def doubled(policy: ActorCritic) -> None:
+    policy.critic_head = Doubled(policy.critic_head.module, policy.critic_head.in_keys, policy.critic_head.out_keys)
+
+
+def scaled_rewards(env: TransformedEnv) -> TransformedEnv:
+    return env.append_transform(RewardScaling(0.0, 2.0))
+
+
+def limited(env: TransformedEnv) -> TransformedEnv:
+    return env.append_transform(StepCounter(max_steps=5, step_count_key="steps"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "change_env", "change_policy", "reason"),
+    [
+        (["env.vectorization=serial"], None, None, "environment is of type SerialEnv"),
+        ([], scaled_rewards, None, "transform RewardScaling"),
+        ([], limited, None, "transform StepCounter"),
+        ([], None, doubled, "module of type Doubled"),
+    ],
+    ids=["environment", "transform", "option of a transform", "policy"],
+)
+def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
+    overrides: list[str],
+    change_env: Callable[[TransformedEnv], TransformedEnv] | None,
+    change_policy: Callable[[ActorCritic], None] | None,
+    reason: str,
+    compose: Compose,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = compose(*SMALL, *overrides)
+    if change_env is not None:
+        monkeypatch.setattr(single, "make_env", lambda *arguments: change_env(make_env(*arguments)))
+    policy = make_policy_for(config)
+    if change_policy is not None:
+        change_policy(policy)
+    collector = single.make(config, policy)
+    assert isinstance(collector, LeanCollector)
+    assert collector.why_general is not None
+    assert reason in collector.why_general
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        f"Collection takes TorchRL's general path, which is slower: {collector.why_general}."
+    ]
+    assert next(iter(collector)).batch_size == (5, 40)
+    collector.shutdown()
+
+
+def test_the_fast_way_is_said_too(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="recurrl"):
+        collector, _ = make(compose(*SMALL), LeanCollector)
+    collector.shutdown()
+    assert "Collection steps on plain tensors." in caplog.messages

@@ -1,0 +1,63 @@
+"""What the tests of policies share: small configurations of the tiny tasks, and batches that they collect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig
+from recurrl.policy import OBSERVATION, ActorCritic
+from recurrl.train import make_policy_for, set_process_state
+
+SMALL = (
+    "device=cpu",
+    "env=gym",
+    "backend=reference",
+    "cell.hidden_size=8",
+    "policy.encoder_sizes=[8]",
+    "env.num_envs=4",
+    "frames_per_batch=64",
+    "slice_len=8",
+    "minibatch_slices=4",
+    "epochs=1",
+)
+
+
+@pytest.fixture(scope="session")
+def configure(compose: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
+    """A small configuration of one of the tasks, ``kwargs`` being the task's arguments."""
+
+    def configure(env_id: str, *overrides: str, **kwargs: Any) -> TrainConfig:
+        config = compose(*SMALL, f"env.id={env_id}", *overrides)
+        config.env.kwargs = kwargs
+        return config
+
+    return configure
+
+
+@pytest.fixture(scope="session")
+def collect() -> Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]:
+    """The policy of a configuration, its heads far from zero so that a wrong input shows, and its second batch."""
+
+    def collect(config: TrainConfig) -> tuple[ActorCritic, TensorDictBase]:
+        set_process_state(config)
+        policy = make_policy_for(config)
+        with torch.no_grad():
+            for head in (policy.actor_head, policy.critic_head):
+                assert isinstance(head, nn.Module)
+                for parameter in head.parameters():
+                    parameter.normal_(std=0.5)
+        collector = make_collector(config, policy)
+        batches = iter(collector)
+        policy.observe(next(batches)[OBSERVATION])
+        batch = next(batches).clone()
+        collector.shutdown()
+        return policy, batch
+
+    return collect

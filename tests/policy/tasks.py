@@ -1,0 +1,152 @@
+"""A task that needs memory, in every kind of observation and of action: remember two bits, and act on them.
+
+The first observation of an episode shows the bits, no later one does. From the second step on, each of the ``delay``
+steps gives 1 / delay for what the bits ask for: the best return is 1, and that of a policy without memory is at most
+:data:`WITHOUT_MEMORY`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+CUE = "recurrl-test/Cue-v0"
+
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "vector": spaces.Box(-1, 1, (3,), np.float32),
+    "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
+    "small_image": spaces.Box(0, 255, (8, 8), np.uint8),
+    "discrete": spaces.Discrete(5),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "binary": spaces.MultiBinary(3),
+    "dict": spaces.Dict(
+        {"state": spaces.Box(-1, 1, (), np.float32), "more": spaces.Dict({"symbol": spaces.Discrete(3)})}
+    ),
+}
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(4),
+    "multi_discrete": spaces.MultiDiscrete([2, 3]),
+    "binary": spaces.MultiBinary(2),
+    "bounded": spaces.Box(np.array([0, -4], np.float32), np.array([2, 8], np.float32)),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "dict": spaces.Dict(
+        {"move": spaces.Discrete(2), "more": spaces.Dict({"aim": spaces.Box(-1, 1, (1,), np.float32)})}
+    ),
+}
+WITHOUT_MEMORY = {"discrete": 0.25} | dict.fromkeys(("multi_discrete", "binary", "bounded", "unbounded", "dict"), 0.5)
+
+
+class Cue(gymnasium.Env[Any, Any]):
+    """The task.
+
+    Args:
+        observation: a key of :data:`OBSERVATIONS`.
+        action: a key of :data:`ACTIONS`.
+        delay: steps after the first.
+    """
+
+    def __init__(self, observation: str = "vector", action: str = "discrete", delay: int = 2) -> None:
+        self.kinds, self.delay = (observation, action), delay
+        self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.bits, self.time = self.np_random.integers(2, size=2), 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), (action, self.action_space)
+        reward = _score(self.kinds[1], action, self.bits) / self.delay if self.time else 0.0
+        self.time += 1
+        return self._show(), reward, self.time > self.delay, False, {}
+
+    def _show(self) -> Any:
+        return _picture(self.kinds[0], *self.bits) if self.time == 0 else _picture(self.kinds[0], None, None)
+
+
+def _picture(kind: str, a: int | None, b: int | None) -> Any:
+    signs = [0.0 if bit is None else 2.0 * bit - 1.0 for bit in (a, b)]
+    shown = a is not None and b is not None
+    if kind == "vector":
+        return np.array([*signs, 0.5], np.float32)
+    if kind in ("image", "small_image"):
+        size = OBSERVATIONS[kind].shape[0]
+        image = np.zeros(OBSERVATIONS[kind].shape, np.uint8)
+        if shown:
+            image[size // 2 * a :][: size // 2, size // 2 * b :][:, : size // 2] = 255
+        return image
+    if kind == "discrete":
+        return np.int64(2 * a + b if shown else 4)
+    if kind == "multi_discrete":
+        return np.array([a, b + 1] if shown else [2, 0], np.int64)
+    if kind == "binary":
+        return np.array([a, b, 1] if shown else [0, 0, 0], np.int8)
+    return {"state": np.array(signs[0], np.float32), "more": {"symbol": np.int64(b if shown else 2)}}
+
+
+def _score(kind: str, action: Any, bits: Any) -> float:
+    a, b = bits
+    if kind == "discrete":
+        return float(action == 2 * a + b)
+    if kind in ("multi_discrete", "binary"):
+        return float(np.mean(action == bits))
+    if kind == "dict":
+        return (float(action["move"] == a) + _near(action["more"]["aim"][0], b)) / 2
+    if kind == "bounded":
+        action = (action - np.array([0, -4])) / np.array([2, 12]) * 2 - 1
+    return float(np.mean([_near(found, bit) for found, bit in zip(action, bits, strict=True)]))
+
+
+def _near(found: float, bit: int) -> float:
+    """1 at ±½, falling to 0 at a distance of 1."""
+    return max(0.0, 1.0 - abs(float(found) - (bit - 0.5)))
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Allows a random half of the choices at each step, and none after the last; refuses to do what it did not allow.
+
+    Args:
+        mask_in: ``observation`` or ``info``.
+        action: ``discrete`` or ``multi_discrete``.
+        nothing_at: the step at which nothing is allowed, by mistake.
+    """
+
+    SIZES: ClassVar[dict[str, list[int]]] = {"discrete": [6], "multi_discrete": [2, 4]}
+
+    def __init__(self, mask_in: str, action: str, nothing_at: int | None = None) -> None:
+        self.mask_in, self.nothing_at, self.sizes = mask_in, nothing_at, self.SIZES[action]
+        self.action_space = spaces.Discrete(6) if action == "discrete" else spaces.MultiDiscrete(self.sizes)
+        shown = spaces.Box(-1, 1, (2,), np.float32)
+        mask = spaces.Box(0, 1, (6,), np.int8)
+        in_observation = mask_in == "observation"
+        self.observation_space = spaces.Dict({"seen": shown, "action_mask": mask}) if in_observation else shown
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._show()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        allowed = np.split(self.mask, np.cumsum(self.sizes)[:-1])
+        assert all(part[choice] for part, choice in zip(allowed, np.atleast_1d(action), strict=True))
+        self.time += 1
+        observation, info = self._show()
+        return observation, 0.0, self.time == 5, False, info
+
+    def _show(self) -> tuple[Any, dict[str, Any]]:
+        halves = [self.np_random.permutation(size) < size // 2 for size in self.sizes]
+        nothing = self.time in (5, self.nothing_at)
+        self.mask = np.zeros(6, np.int8) if nothing else np.concatenate(halves).astype(np.int8)
+        seen = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        if self.mask_in == "observation":
+            return {"seen": seen, "action_mask": self.mask}, {}
+        return seen, {"action_mask": self.mask} if self.mask_in == "info" else {}
+
+
+MASKED = "recurrl-test/Masked-v0"
+
+gymnasium.register(CUE, entry_point=Cue)
+gymnasium.register(MASKED, entry_point=Masked)

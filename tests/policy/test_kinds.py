@@ -1,0 +1,169 @@
+"""Every kind of observation and of action: what the update sees is what the rollout saw, and a GRU learns the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
+from tensordict import TensorDictBase
+from torchrl.envs.utils import check_env_specs
+
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.errors import ConfigError
+from recurrl.evaluation import evaluate
+from recurrl.learner import Learner
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
+from recurrl.recurrent import set_recurrent_mode
+from recurrl.train import make_policy_for, set_process_state
+
+Configure = Callable[..., TrainConfig]
+Collect = Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]
+
+IMPALA = "policy.image_encoder=impala"
+PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+NORMS = ("policy.layer_norm=true", "policy.residual=true")
+
+REPLAYED = [
+    *(pytest.param(CUE, {"observation": kind}, (IMPALA,), id=f"sees {kind}") for kind in OBSERVATIONS),
+    *(pytest.param(CUE, {"action": kind}, PREVIOUS, id=f"does {kind}") for kind in ACTIONS),
+    pytest.param(CUE, {"action": "bounded"}, ("policy.bounded_action=tanh",), id="does squashed"),
+    pytest.param(CUE, {"action": "dict"}, ("policy.bounded_action=tanh",), id="does dict, squashed"),
+    pytest.param(CUE, {"observation": "dict", "action": "dict"}, (*PREVIOUS, *NORMS), id="all at once"),
+    pytest.param(CUE, {}, (*NORMS, "cell=lstm", "algorithm.critic=recurrent"), id="a critic of its own"),
+    pytest.param(CUE, {}, (*NORMS, "cell=none"), id="no cell"),
+    *(
+        pytest.param(
+            MASKED,
+            {"mask_in": where, "action": kind},
+            (f"env.action_mask_from_info={where == 'info'}".lower(), *PREVIOUS),
+            id=f"{kind} masked in {where}",
+        )
+        for where in ("info", "observation")
+        for kind in ("discrete", "multi_discrete")
+    ),
+    pytest.param(
+        MASKED,
+        {"mask_in": "observation", "action": "multi_discrete"},
+        ("env.vectorization=gymnasium", *PREVIOUS),
+        id="run by gymnasium",
+    ),
+]
+
+
+@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), REPLAYED)
+def test_replayed_log_probs_and_values_equal_the_rollouts(
+    env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Configure, collect: Collect
+) -> None:
+    policy, batch = collect(configure(env_id, *overrides, **kwargs))
+    slices = batch.reshape(8, 8)
+    seen = slices.select(OBSERVATION, "is_init", *policy.state_keys)
+    with set_recurrent_mode(True), torch.no_grad():
+        distribution = policy.actor().get_dist(seen)
+        value = policy.critic()(seen)[VALUE]
+    log_prob = distribution.log_prob(slices[ACTION])
+    torch.testing.assert_close(log_prob, slices[LOG_PROB], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(value, slices[VALUE], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*OBSERVATIONS])
+@pytest.mark.parametrize("previous", [(), PREVIOUS], ids=["alone", "with previous step"])
+def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...], configure: Configure) -> None:
+    env = make_env(configure(CUE, *previous, observation=kind, action="dict").env, 2, seed=0)
+    check_env_specs(env)
+
+
+@pytest.mark.parametrize("vectorization", ["serial", pytest.param("parallel", marks=pytest.mark.slow)])
+def test_every_way_of_running_environments_gives_the_same_structured_batch(
+    vectorization: str, configure: Configure, collect: Collect
+) -> None:
+    overrides = ("env.action_mask_from_info=true", *PREVIOUS)
+    kwargs = {"mask_in": "info", "action": "multi_discrete"}
+    expected = collect(configure(MASKED, *overrides, **kwargs))[1]
+    found = collect(configure(MASKED, *overrides, f"env.vectorization={vectorization}", **kwargs))[1]
+    keys = [OBSERVATION, ACTION, ("next", OBSERVATION), ("next", "reward"), "is_init"]
+    for key in expected.select(*keys).keys(include_nested=True, leaves_only=True):
+        torch.testing.assert_close(found[key], expected[key], msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_actions_of_several_parts_reach_environments_that_torchrl_runs(configure: Configure, collect: Collect) -> None:
+    _, batch = collect(configure(CUE, "env.vectorization=serial", action="dict"))
+    assert batch["next", "reward"].max() > 0.25  # the task refuses what is not in its action space
+
+
+def test_actions_of_several_parts_are_refused_where_gymnasium_runs_the_environments(configure: Configure) -> None:
+    config = configure(CUE, "env.vectorization=gymnasium", action="dict")
+    with pytest.raises(ConfigError, match=r"Choose another env\.vectorization"):
+        make_env(config.env, 2, seed=0)
+
+
+@pytest.mark.parametrize("vectorization", ["serial", "gymnasium"])
+def test_an_entry_that_torchrl_would_rename_is_refused(vectorization: str, configure: Configure) -> None:
+    config = configure(CUE, f"env.vectorization={vectorization}", observation="dict")
+    with pytest.raises(ConfigError, match="an observation entry named state"):
+        make_env(config.env, 2, seed=0).reset()
+
+
+LEARNING = (
+    "backend=pad",
+    "env.num_envs=32",
+    "frames_per_batch=384",
+    "slice_len=12",
+    "minibatch_slices=8",
+    "epochs=4",
+    "cell.hidden_size=32",
+    "policy.encoder_sizes=[32]",
+    "lr=5e-3",
+    "total_frames=9600",
+    "algorithm.normalize_advantage=true",
+)
+
+
+def learnt(config: TrainConfig) -> float:
+    """The mean return of deterministic episodes after training."""
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    learner = Learner(config, policy)
+    for iteration, batch in zip(range(config.iterations), collector, strict=False):
+        learner.learn(batch, iteration / config.iterations)
+    collector.shutdown()
+    return fmean(evaluate(config.env, policy, episodes=50, seed=0))
+
+
+SQUASHED = "policy.bounded_action=tanh"
+KINDS = [
+    *(("vector", action, "") for action in ACTIONS),
+    *((observation, "discrete", "") for observation in OBSERVATIONS if "image" not in observation),
+    ("image", "discrete", "policy.image_encoder=nature"),
+    ("small_image", "discrete", IMPALA),
+    ("vector", "bounded", SQUASHED),
+    ("dict", "dict", ""),
+]
+QUICK = [("vector", "discrete", ""), ("vector", "bounded", ""), ("dict", "dict", "")]
+"""What the default run learns; together the others take long."""
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "override"),
+    [
+        pytest.param(*kind, id=" ".join(kind), marks=() if kind in QUICK else pytest.mark.slow)
+        for kind in dict.fromkeys(KINDS)
+    ],
+)
+def test_a_recurrent_policy_learns_what_needs_memory(
+    observation: str, action: str, override: str, configure: Configure
+) -> None:
+    overrides = [override] if override else []
+    assert learnt(configure(CUE, *LEARNING, *overrides, observation=observation, action=action)) > 0.9
+
+
+@pytest.mark.parametrize("action", ["discrete", pytest.param("bounded", marks=pytest.mark.slow)])
+def test_a_policy_without_memory_does_not(action: str, configure: Configure) -> None:
+    # Fifty episodes: twice the standard deviation of their mean is below 0.15.
+    assert learnt(configure(CUE, *LEARNING, "cell=none", action=action)) < WITHOUT_MEMORY[action] + 0.15

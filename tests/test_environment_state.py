@@ -1,0 +1,102 @@
+"""Environments that go on in another process as if nothing had happened, and those that cannot."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from recurrl.environment_state import UnsavableError, restore, state_of
+
+IDS = [
+    "CartPole-v1",
+    "Pendulum-v1",
+    "MountainCarContinuous-v0",
+    "Acrobot-v1",
+    "Blackjack-v1",
+    "FrozenLake-v1",
+    "popgym:popgym-RepeatFirstEasy-v0",
+    "popgym:popgym-RepeatPreviousEasy-v0",
+]
+
+
+def made(env_id: str) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make(env_id, disable_env_checker=True, max_episode_steps=12)
+
+
+def played(env: gymnasium.Env[Any, Any], actions: list[Any]) -> list[Any]:
+    seen: list[Any] = []
+    for action in actions:
+        observation, reward, terminated, truncated, _ = env.step(action)
+        seen.append((np.asarray(observation), reward, terminated, truncated))
+        if terminated or truncated:
+            seen.append(np.asarray(env.reset()[0]))
+    return seen
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("steps", [0, 5, 40])
+def test_a_restored_environment_goes_on_as_the_one_that_was_saved(env_id, steps):
+    env, other = made(env_id), made(env_id)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(steps + 40)]
+    env.reset(seed=3)
+    played(env, actions[:steps])
+    saved = state_of(env)
+    expected = played(env, actions[steps:])
+    file = io.BytesIO()
+    torch.save(saved, file)
+    other.reset(seed=4)
+    file.seek(0)
+    restore(other, torch.load(file, weights_only=True))
+    np.testing.assert_equal(played(other, actions[steps:]), expected)
+
+
+def test_what_came_up_after_the_state_was_saved_is_gone_when_it_is_restored():
+    env = made("Pendulum-v1")
+    env.reset(seed=0)
+    saved = state_of(env)
+    env.unwrapped.came_up = 3
+    restore(env, saved)
+    assert not hasattr(env.unwrapped, "came_up")
+
+
+class Simulator:
+    """Holds its state where python does not see it."""
+
+    __slots__ = ("handle",)
+
+
+class Simulated(gymnasium.Env[Any, Any]):
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        (Simulator(), r"Simulated\.held is a .*Simulator, which is not a plain value"),
+        (iter([1]), r"Simulated\.held is a builtins\.list_iterator, which is not a plain value"),
+        ([Simulated(3)], r"Simulated\.held holds a Simulated, which is not a plain value"),
+    ],
+)
+def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_the_reason_names_it(held, reason):
+    with pytest.raises(UnsavableError, match=reason):
+        state_of(Simulated(held))
+
+
+def test_an_environment_that_refers_to_itself_cannot_be_saved():
+    env = Simulated(None)
+    env.held = env
+    with pytest.raises(UnsavableError, match="refers back to what holds it"):
+        state_of(env)
+
+
+def test_a_state_does_not_fit_an_environment_made_otherwise():
+    state = state_of(Simulated(Simulated(1)))
+    with pytest.raises(UnsavableError, match=r"Simulated\.held was a Simulated, and is a NoneType here"):
+        restore(Simulated(None), state)
