@@ -6,8 +6,28 @@ A log-weight is log π(a) − log π_collecting(a), for an action that the colle
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+
+def check_one_a_step(log_weight: Tensor, shape: Sequence[int]) -> None:
+    """Refuses a policy with several log-probabilities an action: its ratio would be that of no action.
+
+    Args:
+        log_weight: of a minibatch.
+        shape: of its advantages, ``[B, T, 1]``.
+
+    Raises:
+        ValueError: the log-weights are of another shape.
+    """
+    if tuple(log_weight.shape) != tuple(shape):
+        raise ValueError(
+            f"The policy gives log-probabilities of shape {tuple(log_weight.shape[:-1])} for steps of shape "
+            f"{tuple(shape[:-1])}. A loss needs one a step: sum those of an action's parts, for example by torch's "
+            "Independent."
+        )
 
 
 def kl_from_log_weight(log_weight: Tensor) -> Tensor:

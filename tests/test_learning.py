@@ -30,6 +30,27 @@ def test_the_default_run_solves_cartpole_without_its_velocities(seed: int, conso
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_grpo_solves_cartpole_without_its_velocities(seed: int, console: Console, tmp_path: Path) -> None:
+    summary = train(console, tmp_path, "experiment=cartpole_grpo", f"seed={seed}")
+    assert summary["eval_episodes"] == 20
+    assert summary["eval_return_mean"] >= 475
+    assert summary["frames"] <= 160_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("experiment", "frames"), [("repeat_first_ppo", 60_000), ("repeat_first_grpo", 160_000)])
+def test_both_algorithms_solve_repeat_first(
+    experiment: str, frames: int, seed: int, console: Console, tmp_path: Path
+) -> None:
+    pytest.importorskip("popgym")
+    summary = train(console, tmp_path, f"experiment={experiment}", f"seed={seed}")
+    assert summary["eval_return_mean"] >= 0.9
+    assert summary["frames"] <= frames
+
+
+@pytest.mark.slow
 def test_without_memory_it_is_not_solved(console: Console, tmp_path: Path) -> None:
     assert train(console, tmp_path, "cell=none")["eval_return_mean"] < 100
 

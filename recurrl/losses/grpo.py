@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
@@ -21,7 +21,7 @@ from torchrl.objectives import PPOLoss
 
 from recurrl.advantage import ADVANTAGE, COUNTED, COUNTED_LENGTH, add_group_advantages, advantage_metrics
 from recurrl.config import TrainConfig, given
-from recurrl.importance import effective_sample_fraction, kl_from_log_weight
+from recurrl.importance import check_one_a_step, effective_sample_fraction, kl_from_log_weight
 from recurrl.policy import ACTION, LOG_PROB, ActorCritic
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.schedule import anneal
@@ -120,8 +120,20 @@ class GRPOLoss(PPOLoss):
         self.set_keys(advantage=advantage_key)
 
     def _set_in_keys(self) -> None:
+        self._in_keys: list[NestedKey] | None = None
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """The entries that are needed; the one that says which steps count may be missing."""
         keys = self.tensor_keys
-        self._in_keys = [*self.actor_network.in_keys, keys.action, keys.sample_log_prob, keys.advantage]
+        needed = [*self.actor_network.in_keys, keys.action, keys.sample_log_prob, keys.advantage]
+        needed += [keys.ref_log_prob] if self.kl_to_ref_coeff else []
+        needed += [keys.counted_length] if self.aggregation == "episode" else []
+        return needed if self._in_keys is None else self._in_keys
+
+    @in_keys.setter
+    def in_keys(self, values: list[NestedKey]) -> None:
+        self._in_keys = values
 
     @property
     def out_keys(self) -> list[NestedKey]:
@@ -148,12 +160,7 @@ class GRPOLoss(PPOLoss):
         keys = self.tensor_keys
         advantage = tensordict.get(keys.advantage)
         log_weight, distribution, _, _ = self._log_weight(tensordict, adv_shape=advantage.shape[:-1])
-        _require(
-            log_weight.shape == advantage.shape,
-            f"The policy gives log-probabilities of shape {tuple(log_weight.shape[:-1])} for steps of shape "
-            f"{tuple(advantage.shape[:-1])}. GRPO needs one a step: sum those of an action's parts, for example by "
-            "torch's Independent.",
-        )
+        check_one_a_step(log_weight, advantage.shape)
         counted = tensordict.get(keys.counted, None)
         counted = torch.ones_like(advantage, dtype=torch.bool) if counted is None else counted
         kept = counted
@@ -165,7 +172,7 @@ class GRPOLoss(PPOLoss):
 
         output = TensorDict({"loss_objective": self._aggregated(self._objective(log_weight, advantage), weight)})
         if self.entropy_bonus:
-            entropy = self._entropy(distribution, advantage)
+            entropy = self._get_entropy(distribution, adv_shape=advantage.shape[:-1])
             output["loss_entropy"] = self._aggregated(-self.entropy_coeff * entropy, weight)
             output["entropy"] = _mean(entropy, counted)
         if self.kl_to_ref_coeff:
@@ -191,12 +198,6 @@ class GRPOLoss(PPOLoss):
     @property
     def _clip_bounds(self) -> tuple[Tensor, Tensor]:
         return (-self.clip_epsilon_low).log1p(), self.clip_epsilon_high.log1p()
-
-    def _entropy(self, distribution: Any, advantage: Tensor) -> Tensor:
-        entropy = self._get_entropy(distribution, adv_shape=advantage.shape[:-1])
-        if is_tensor_collection(entropy):
-            entropy = sum(entropy.values(True, True))
-        return entropy.view_as(advantage)
 
     def _aggregated(self, value: Tensor, weight: Tensor) -> Tensor:
         """``[B, T, 1]`` values by the weights of their steps: their mean, their sum, or each step's ``[B, T]``."""

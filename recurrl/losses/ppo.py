@@ -16,7 +16,7 @@ from torchrl.objectives import ClipPPOLoss, PPOLoss
 
 from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
 from recurrl.config import TrainConfig, given
-from recurrl.importance import effective_sample_fraction, kl_from_log_weight
+from recurrl.importance import check_one_a_step, effective_sample_fraction, kl_from_log_weight
 from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
 from recurrl.schedule import anneal
 
@@ -34,6 +34,7 @@ class WithKL(PPOLoss):
 
     def _log_weight(self, tensordict: TensorDictBase, adv_shape: torch.Size) -> Any:
         result = super()._log_weight(tensordict, adv_shape)
+        check_one_a_step(result[0], (*adv_shape, 1))
         # Kept for forward, so that the network runs once.
         self._last_log_weight = result[0]
         return result

@@ -227,6 +227,16 @@ def test_keys_can_be_set() -> None:
     assert {"observation", "a", "b", "c"} <= set(loss.in_keys)
 
 
+def test_it_can_be_called_with_tensors_instead_of_a_tensordict() -> None:
+    actor = make_actor("discrete")
+    batch = make_batch(actor).exclude("counted")
+    loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")
+    loss.select_out_keys("loss_objective", "ESS")
+    objective, ess = loss(**{key: batch[key] for key in loss.in_keys})
+    expected = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
+    assert (objective, ess) == (expected["loss_objective"], expected["ESS"])
+
+
 def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
     actor = make_actor("discrete")
     batch = make_batch(actor)
@@ -261,7 +271,7 @@ def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused()
     with torch.no_grad():
         actor(batch)
     batch["advantage"] = torch.randn(B, T, 1, dtype=torch.float64)
-    with pytest.raises(ValueError, match="GRPO needs one a step"):
+    with pytest.raises(ValueError, match="A loss needs one a step"):
         GRPOLoss(actor)(batch)
 
 

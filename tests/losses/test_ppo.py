@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributions import Normal
 from torch.nn import functional
 
 from recurrl.advantage import standardized
@@ -122,6 +123,17 @@ def test_each_objective_and_its_gradient_equal_the_formula(
 def gradients(output: Any, policy: ActorCritic) -> tuple[Tensor, ...]:
     total = sum(output[name] for name in sorted(output.keys()) if name.startswith("loss_"))
     return torch.autograd.grad(total, list(policy.parameters()))
+
+
+@pytest.mark.parametrize("objective", ["clip", "kl", "plain"])
+def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused(
+    objective: str, compose: Compose
+) -> None:
+    algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", "env=cartpole_novel")
+    policy.sampler.distribution_class = lambda logits: Normal(logits, 1.0)
+    batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="A loss needs one a step"):
+        algorithm.loss(batch)
 
 
 def test_the_trunk_runs_once_a_minibatch_for_every_objective(compose: Compose) -> None:

@@ -1,0 +1,30 @@
+"""``recurrl-train algorithm=...``: each algorithm and variant trains, goes on from its checkpoint, and is evaluated."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from run_files import metrics, summary
+
+VARIANTS = {
+    "grpo": ("algorithm=grpo", "algorithm.group_size=2", "algorithm.kl_to_ref_coeff=0.1"),
+    "kl penalty": ("algorithm.objective=kl", "algorithm.critic=recurrent"),
+    "plain": ("algorithm.objective=plain", "algorithm.critic=feedforward", "lr_schedule=adaptive"),
+}
+
+
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
+def test_each_algorithm_trains_goes_on_and_is_evaluated(train, evaluate, tiny, tmp_path, overrides):
+    # Pendulum, because members of a group never have the same return there.
+    env = ("env=pendulum_novel", "env.num_envs=4", "env.max_episode_steps=8")
+    first = train(*tiny, *env, *overrides, "hydra.run.dir=first")
+    assert first.code == 0, first.err
+    again = train("resume=first", "total_frames=96", "hydra.run.dir=again")
+    assert again.code == 0, again.err
+    (row,) = metrics(tmp_path / "again")
+    assert all(math.isfinite(float(value)) for value in row.values() if value)
+    assert summary(tmp_path / "again")["frames"] == 96
+    assert float(row["optim/steps"]) > 0
+    done = evaluate("again", "--episodes", "2")
+    assert done.code == 0, done.err
