@@ -71,30 +71,21 @@ def faults(text: str, arguments: Sequence[str] = (), same: Collection[Collection
     Args:
         text: the PTX.
         arguments: names of the parameters, in order; those beyond keep their names in the PTX.
-        same: groups of arguments for which the launch may pass the same tensor.
+        same: groups of arguments for which a launch may pass the same tensor.
 
     Raises:
         NotUnderstoodError: the code holds an access to memory, or a way through it, that is not understood.
     """
     kernel = ptx.parse(text)
-    accesses = _accesses(kernel, _names(kernel, arguments, same))
+    names = dict(zip(kernel.parameters, arguments, strict=False))
+    accesses = _accesses(kernel, {parameter: names.get(parameter, parameter) for parameter in kernel.parameters})
     return [
         Fault(kernel.name, accesses[store], accesses[load])
         for store in accesses
         if accesses[store].stores
         for load in sorted(_unordered(kernel, store, accesses))
-        if _may_be_the_same(accesses[store], accesses[load])
+        if _may_be_the_same(accesses[store], accesses[load], same)
     ]
-
-
-def _names(kernel: Kernel, arguments: Sequence[str], same: Collection[Collection[str]]) -> dict[str, str]:
-    """What stands for each parameter in messages and comparisons: one name for all that may be the same tensor."""
-    together = {name: " = ".join(group) for group in same for name in group}
-    given = dict(zip(kernel.parameters, arguments, strict=False))
-    return {
-        parameter: together.get(given.get(parameter, parameter), given.get(parameter, parameter))
-        for parameter in kernel.parameters
-    }
 
 
 def _unordered(kernel: Kernel, store: int, accesses: Mapping[int, Access]) -> set[int]:
@@ -135,10 +126,13 @@ def _may_be_stale(load: Instruction) -> bool:
     return load.name == "ldu" or "nc" in load.modifiers
 
 
-def _may_be_the_same(store: Access, load: Access) -> bool:
+def _may_be_the_same(store: Access, load: Access, same: Collection[Collection[str]]) -> bool:
     if store.loads and load.stores:
         return False  # two atomic operations order themselves
-    return not store.origins or not load.origins or bool(store.origins & load.origins)
+    if not store.origins or not load.origins:
+        return True
+    others = (set(group) for group in same if store.origins & set(group))
+    return bool(store.origins.union(*others) & load.origins)
 
 
 def _accesses(kernel: Kernel, names: Mapping[str, str]) -> dict[int, Access]:
