@@ -96,51 +96,36 @@ def compile_here(
     hidden_sizes: list[int], precisions: list[str], architectures: list[int], cells: Sequence[str]
 ) -> list[Figures]:
     """As :func:`compile_all`, in this process."""
+    from recurrl.recurrent.backends.triton.launches import all_launches
+
     return [
-        _compile(kernel, cell, hidden, precision, architecture)
+        _compile(launch, cell, hidden, precision, architecture)
         for hidden in hidden_sizes
         for cell in cells
         for precision in precisions
-        for kernel in ("forward", "backward")
+        for direction in ("forward", "backward")
         for architecture in architectures
+        for launch in all_launches(cell, hidden, precision, architecture, direction)
     ]
 
 
-def _compile(kernel: str, cell: str, hidden: int, precision: str, architecture: int) -> Figures:
+def _compile(launch: Any, cell: str, hidden: int, precision: str, architecture: int) -> Figures:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from recurrl.recurrent.backends.triton import kernels
-    from recurrl.recurrent.backends.triton.ops import tile_size
-    from recurrl.recurrent.backends.triton.table import configuration
-
-    chosen = configuration(hidden, precision)
-    function = getattr(kernels, f"{kernel}_kernel")
-    constants: dict[str, Any] = {
-        "H": hidden,
-        "HP": tile_size(hidden),
-        "BM": chosen.lanes,
-        "LSTM": cell == "lstm",
-        "HAS_BIAS": True,
-        "WANTS_STORED": True,
-        "PRECISION": precision,
-    }
-    types = {"starts": "*i8", "lane_begin": "*i64", "lane_length": "*i32", "lanes": "i32", "stored_stride": "i32"}
-    signature = {name: "constexpr" if name in constants else types.get(name, "*fp32") for name in function.arg_names}
-    given = {(k,): constants[name] for k, name in enumerate(function.arg_names) if name in constants}
+    names = launch.kernel.arg_names
+    given = {(k,): launch.constants[name] for k, name in enumerate(names) if name in launch.constants}
     # Pointers from torch's allocator are aligned, which the compiler is told at run time too.
-    aligned = {
-        (k,): [["tt.divisibility", 16]] for k, name in enumerate(function.arg_names) if signature[name].startswith("*")
-    }
+    aligned = {(k,): [["tt.divisibility", 16]] for k, name in enumerate(names) if name in launch.aligned}
     compiled = triton.compile(
-        ASTSource(function, signature, given, aligned),
+        ASTSource(launch.kernel, launch.signature, given, aligned),
         target=GPUTarget("cuda", architecture, 32),
-        options={"num_warps": chosen.warps, "num_stages": chosen.stages},
+        options=launch.options,
     )
     registers, spills = _resources(compiled.asm["cubin"])
     return Figures(
-        kernel,
+        launch.name,
         cell,
         hidden,
         precision,

@@ -15,7 +15,7 @@ from torch import Tensor
 from recurrl.benchmark.kernels import SHARED_MEMORY, Figures, compile_all
 from recurrl.recurrent import RecurrentModule, backends, set_recurrent_mode
 from recurrl.recurrent.backends import Options
-from recurrl.recurrent.backends.triton import kernels, table
+from recurrl.recurrent.backends.triton import maths, table
 from recurrl.recurrent.cells import load_cell
 
 CELLS = ("gru", "lstm")
@@ -32,6 +32,12 @@ def _memory_is_poisoned() -> Iterator[None]:
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def one_launch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weights stay on the chip, however small."""
+    monkeypatch.setattr(table, "largest_resident", lambda *_: 0)
 
 
 def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee", **options: Any) -> RecurrentModule:
@@ -150,7 +156,7 @@ def test_a_factor_is_rounded_to_the_nearest(precision: str, bits: int) -> None:
     @triton.jit
     def kernel(x, out, PRECISION: tl.constexpr):
         k = tl.arange(0, 256)
-        tl.store(out + k, kernels._rounded(tl.load(x + k), PRECISION))
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
 
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     out = torch.empty(256)
@@ -165,7 +171,7 @@ def test_a_factor_that_is_no_number_stays_one(precision: str, bits: int) -> None
     @triton.jit
     def kernel(x, out, PRECISION: tl.constexpr):
         k = tl.arange(0, 16)
-        tl.store(out + k, kernels._rounded(tl.load(x + k), PRECISION))
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
 
     x, out = torch.full((16,), bits, dtype=torch.int32).view(torch.float32), torch.zeros(16)
     kernel[(1,)](x, out, PRECISION=precision)
@@ -200,24 +206,44 @@ def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cel
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("states", [1, 2], ids=["gru", "lstm"])
-def test_the_operator_is_registered_as_torch_wants_it(states: int) -> None:
-    from recurrl.recurrent.backends.triton.ops import recurrent_forward
-
-    steps, hidden, gates = 12, 6, (3, 4)[states - 1]
+def operands(cell: str, keep: bool, window_steps: int) -> tuple[Any, ...]:
+    """Arguments of the operator of the forward pass: lanes of 5, 4 and 3 steps."""
     torch.manual_seed(0)
-    arguments = (
-        torch.randn(steps, gates * hidden, requires_grad=True),
+    steps, inputs, hidden = 12, 4, 6
+    gates, states = {"gru": 3, "lstm": 4}[cell], {"gru": 1, "lstm": 2}[cell]
+    return (
+        torch.randn(steps, inputs, requires_grad=True),
+        torch.randn(gates * hidden, inputs, requires_grad=True),
         torch.randn(gates * hidden, hidden, requires_grad=True),
-        torch.randn(gates * hidden, requires_grad=True) if states == 1 else None,
+        torch.randn(4 * hidden, requires_grad=True),
         torch.tensor([1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.int8),
         [torch.randn(steps, hidden, requires_grad=True) for _ in range(states)],
         torch.tensor([3, 8, 0]),
         torch.tensor([5, 4, 3], dtype=torch.int32),
+        [3, 3, 3, 2, 1],
         "ieee",
+        keep,
+        window_steps,
     )
+
+
+@pytest.mark.parametrize(("keep", "window_steps"), [(True, 0), (False, 0), (False, 2)], ids=["none", "full", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_operators_are_registered_as_torch_wants_them(
+    cell: str, keep: bool, window_steps: int, one_launch_a_step: None
+) -> None:
+    from recurrl.recurrent.backends.triton.ops import recurrent_backward, recurrent_forward
+
     torch.use_deterministic_algorithms(False)  # NaN does not equal itself
+    arguments = operands(cell, keep, window_steps)
     assert set(torch.library.opcheck(recurrent_forward, arguments).values()) == {"SUCCESS"}
+    *inputs, _, _ = [
+        [each.detach() for each in value] if isinstance(value, list) and isinstance(value[0], Tensor) else value
+        for value in (value.detach() if isinstance(value, Tensor) else value for value in arguments)
+    ]
+    *states, gates = recurrent_forward(*inputs, keep, window_steps)
+    backward = ([torch.randn_like(h) for h in states], *inputs, window_steps, states, gates, True, True)
+    assert set(torch.library.opcheck(recurrent_backward, backward).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -252,8 +278,8 @@ def test_another_dtype_is_refused() -> None:
     [
         ("mingru", {}, "has no kernel for cell=mingru"),
         ("lstm", {"proj_size": 4}, "proj_size=4 is not possible"),
-        ("gru", {"recompute": "full"}, "recompute=full is not possible"),
-        ("gru", {"hidden_size": 129}, "hidden_size=129 is not possible .* at most 128"),
+        ("gru", {"recompute": "chunk"}, "chunk_len=0. Give 1 or more"),
+        ("gru", {"hidden_size": 1025}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],
 )
 def test_what_the_kernels_cannot_do_is_refused(cell: str, options: dict[str, Any], sentence: str) -> None:
@@ -268,21 +294,29 @@ def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pyte
     assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
 
 
+@pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
+def test_an_old_gpu_is_refused(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    reason = backends.refusal("triton", load_cell("gru"), Options(hidden_size=512), torch.device("cuda"))
+    assert (reason is None) is runs
+    assert runs or "needs compute capability 8.0 or above" in str(reason)
+
+
 @pytest.mark.parametrize(
-    ("capability", "precision", "hidden", "fits"),
+    ("cell", "hidden", "precision", "architecture", "resident"),
     [
-        ((9, 0), "tf32", 128, True),
-        ((8, 0), "tf32", 128, False),
-        ((8, 0), "bf16", 128, True),
-        ((7, 5), "ieee", 32, False),
+        ("gru", 128, "tf32", 90, True),
+        ("gru", 128, "tf32", 80, False),
+        ("gru", 128, "bf16", 80, True),
+        ("gru", 128, "ieee", 90, False),
+        ("lstm", 128, "tf32", 90, False),
+        ("gru", 129, "bf16", 100, False),
     ],
 )
-def test_what_fits_depends_on_the_gpu(
-    capability: tuple[int, int], precision: str, hidden: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+def test_weights_stay_on_the_chip_where_they_fit(
+    cell: str, hidden: int, precision: str, architecture: int, resident: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    options = Options(precision=precision, hidden_size=hidden)
-    assert (backends.refusal("triton", load_cell("gru"), options, torch.device("cuda")) is None) is fits
+    assert table.configuration(cell, hidden, precision, architecture, 64).resident is resident
 
 
 def assert_fits(figures: Figures, shared_memory: int) -> None:
@@ -293,7 +327,7 @@ def assert_fits(figures: Figures, shared_memory: int) -> None:
 
 def test_kernels_compile_without_spills_for_a_gpu_that_is_not_here() -> None:
     found = compile_all([64], ["tf32", "bf16"], [90])
-    assert {(f.kernel, f.cell) for f in found} == {(k, c) for k in ("forward", "backward") for c in CELLS}
+    assert {f.cell for f in found} == set(CELLS)
     for figures in found:
         assert_fits(figures, SHARED_MEMORY[90])
 
