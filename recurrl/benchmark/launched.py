@@ -1,79 +1,107 @@
-"""Which arguments of a kernel are the same tensor, found by recording what the layer passes when it launches.
+"""What the layer passes to the kernels, found by recording its launches.
 
 A recorder takes the place of triton's launch: nothing is compiled or computed, so no GPU is needed, and what the layer
-really passes is known, not what somebody declared. Two arguments are the same if they share storage.
+really passes is known, not what somebody declared: which arguments are the same tensor, and which forms of a kernel
+there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations, product
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from recurrl.recurrent.backends import LayerWeights, Options, load_backend
-from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.backends import RECOMPUTE, LayerWeights, Options, load_backend
+from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton.table import Configuration
+from recurrl.recurrent.cells import Cell, load_cell
 from recurrl.recurrent.segments import Segments
 
-Groups = dict[str, set[tuple[str, ...]]]
-"""By kernel: the arguments that share storage in some launch."""
+_HIDDEN = 16
+Form = frozenset[tuple[str, bool]]
+"""The truth values among a launch's arguments: constants that the kernel is built with."""
 
 
-def shared_arguments(cell: str, hidden_sizes: Sequence[int], recomputes: Sequence[str]) -> Groups:
-    """The groups of all kernels that training one layer launches, with biases and without, in every combination."""
-    with recorded() as groups:
-        for hidden in hidden_sizes:
-            for recompute in recomputes:
-                for bias in (True, False):
-                    _train(cell, hidden, bias, Options(recompute, "ieee", hidden_size=hidden))
-    return groups
+@dataclass
+class Launched:
+    """All launches of one kernel."""
+
+    same: set[tuple[str, str]] = field(default_factory=set)
+    """Pairs of arguments whose memory overlaps in some launch."""
+    forms: set[Form] = field(default_factory=set)
+
+
+def launched_by_training(cell: str) -> dict[str, Launched]:
+    """The launches of one layer, by kernel.
+
+    With resident weights and by one launch a step; with and without biases, gradients and gradients of the stored
+    states; with every way to recompute.
+    """
+    kinds = (Configuration(resident, 16, _HIDDEN, _HIDDEN, warps=4, stages=1) for resident in (True, False))
+    with recorded() as launched:
+        for kind, recompute, has_bias, wants_stored in product(kinds, RECOMPUTE, (True, False), (True, False)):
+            options = Options(recompute, chunk_len=2, precision="ieee", hidden_size=_HIDDEN)
+            with table.forced(kind):
+                _output(load_cell(cell), has_bias, wants_stored, options).sum().backward()
+                with torch.no_grad():
+                    _output(load_cell(cell), has_bias, wants_stored, options)
+    return launched
 
 
 @contextmanager
-def recorded() -> Iterator[Groups]:
+def recorded() -> Iterator[dict[str, Launched]]:
     """Within it, kernels are recorded and not launched; what they write is left as it was allocated."""
     from triton.runtime import KernelInterface
 
-    groups: Groups = {}
+    launched: dict[str, Launched] = {}
 
     def recorder(kernel: Any, grid: Any) -> Callable[..., None]:
         def record(*arguments: Any, **named: Any) -> None:
             given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
-            groups.setdefault(kernel.__name__, set()).update(_sharing(given))
+            of_kernel = launched.setdefault(kernel.__name__, Launched())
+            of_kernel.same.update(_overlapping(given))
+            of_kernel.forms.add(frozenset((name, value) for name, value in given.items() if isinstance(value, bool)))
 
         return record
 
     with mock.patch.object(KernelInterface, "__getitem__", recorder):
-        yield groups
+        yield launched
 
 
-def _sharing(arguments: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Names of the arguments that share storage, more than one a group. An empty tensor shares nothing."""
-    by_storage: dict[int, list[str]] = {}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor) and value.numel() > 0:
-            by_storage.setdefault(value.untyped_storage().data_ptr(), []).append(name)
-    return [tuple(names) for names in by_storage.values() if len(names) > 1]
+def _overlapping(arguments: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names of the arguments, two by two, whose memory overlaps. An empty tensor has none."""
+    ranges = {name: _memory(value) for name, value in arguments.items() if isinstance(value, Tensor) and value.numel()}
+    return [
+        (one, other)
+        for (one, (begin, end)), (other, (other_begin, other_end)) in combinations(ranges.items(), 2)
+        if begin < other_end and other_begin < end
+    ]
 
 
-def _train(cell_name: str, hidden: int, bias: bool, options: Options) -> None:
-    """One layer forwards and backwards, two rows of five steps with a reset."""
-    cell = load_cell(cell_name)
-    rows, steps, inputs, gates = 2, 5, 3, {"gru": 3, "lstm": 4}[cell_name] * hidden
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of that after the last."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
+
+
+def _output(cell: Cell, has_bias: bool, wants_stored: bool, options: Options) -> Tensor:
+    """Of one layer, for two rows of five steps with a reset."""
+    rows, steps, inputs, hidden = 2, 5, 3, _HIDDEN
+    gates = (4 if len(cell.STATES) == 2 else 3) * hidden
     starts_BT = torch.zeros(rows, steps, dtype=torch.bool)
     starts_BT[0, 2] = True
     weights = LayerWeights(
         torch.zeros(gates, inputs, requires_grad=True),
         torch.zeros(gates, hidden, requires_grad=True),
-        torch.zeros(gates, requires_grad=True) if bias else None,
-        torch.zeros(gates, requires_grad=True) if bias else None,
+        torch.zeros(gates, requires_grad=True) if has_bias else None,
+        torch.zeros(gates, requires_grad=True) if has_bias else None,
     )
+    stored = tuple(torch.zeros(rows, steps, hidden, requires_grad=wants_stored) for _ in cell.STATES)
     x_BTI = torch.zeros(rows, steps, inputs)
-    stored = tuple(torch.zeros(rows, steps, hidden, requires_grad=True) for _ in cell.STATES)
-    output_BTH, _ = load_backend("triton").sequence(
-        cell, x_BTI, Segments.from_is_init(starts_BT), stored, weights, options
-    )
-    output_BTH.sum().backward()
+    return load_backend("triton").sequence(cell, x_BTI, Segments.from_is_init(starts_BT), stored, weights, options)[0]

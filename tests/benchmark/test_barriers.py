@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recurrl.benchmark import ptx
 from recurrl.benchmark.barriers import faults
@@ -107,6 +111,30 @@ def test_a_store_reaches_the_load_of_the_next_iteration(at_the_end: str, expecte
     # A barrier between the load and the store of one iteration orders nothing between two.
     assert found(f"$loop: {LOAD} bar.sync 0; {STORE} {at_the_end} @%p1 bra $loop;") == expected
     assert found(f"$loop: {LOAD} {STORE} {at_the_end} @%p1 bra $loop;") == expected
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["store", "load", "barrier", "jump", "branch", "return"]), st.integers(0, 9)))
+)
+def test_faults_are_the_ways_of_the_control_flow_that_meet_no_barrier(program: list[tuple[str, int]]) -> None:
+    size = len(program)
+    texts = {"store": STORE, "load": LOAD, "barrier": "bar.sync 0;", "return": "ret;"}
+    targets = [number % (size + 1) for _, number in program]
+    jumps = {"jump": "bra $L{};", "branch": "@%p1 bra $L{};"}
+    lines = [texts.get(kind) or jumps[kind].format(to) for (kind, _), to in zip(program, targets, strict=True)]
+    body = "".join(f"$L{k}: {line}\n" for k, line in enumerate([*lines, "ret;"]))
+
+    # The transitive closure of single steps that leave no barrier.
+    reached = [[False] * (size + 1) for _ in range(size + 1)]
+    for k, (kind, _) in enumerate(program):
+        if kind in ("store", "load", "branch"):
+            reached[k][k + 1] = True
+        if kind in ("jump", "branch"):
+            reached[k][targets[k]] = True
+    for middle, one, other in product(range(size + 1), repeat=3):
+        reached[one][other] |= reached[one][middle] and reached[middle][other]
+    ways = [(i, j) for i in range(size) for j in range(size) if program[i][0] == "store" and program[j][0] == "load"]
+    assert len(found(body)) == sum(reached[i][j] for i, j in ways)
 
 
 def test_a_label_is_that_of_the_nearest_scope() -> None:

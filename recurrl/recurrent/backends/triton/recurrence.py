@@ -156,7 +156,7 @@ class Recurrence:
         rows = torch.arange(steps, device=x_gates_WG.device) if rows_W is None else rows_W
         gates_W4H = x_gates_WG.new_empty(steps, 4 * self.hidden)
         launch = launches.forward(
-            table.step_configuration(self._format, self._architecture, steps),
+            table.step_configuration(self.cell, self.hidden, self._format, self._architecture, steps),
             self.cell,
             self.hidden,
             self.precision,
