@@ -34,14 +34,11 @@ HIDDEN = (16, 32, 64, 128, 256, 512, 1024)
 LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
-# Lanes, units, depth, warps and stages of one launch a step, the largest tiles first. Products of full float32 take no
-# tensor core: they spread over the registers of smaller tiles.
-_STEP = {
-    "ieee": [(32, 32, 16, 4, 2), (16, 32, 16, 4, 2), (16, 16, 16, 4, 2)],
-    "tf32": [(64, 64, 32, 8, 3), (32, 64, 32, 4, 3), (16, 64, 32, 4, 3), (16, 32, 32, 4, 3)],
-    "tf32x3": [(64, 64, 32, 8, 2), (32, 64, 32, 4, 2), (16, 64, 32, 4, 2), (16, 32, 32, 4, 2)],
-    "bf16": [(64, 64, 64, 8, 3), (32, 64, 64, 4, 3), (16, 64, 64, 4, 3), (16, 32, 32, 4, 3)],
-}
+# Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
+# they spread over the registers of smaller tiles.
+_TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 32, 4)]
+_TILES_IEEE = [(32, 32, 4), (16, 32, 4), (16, 16, 4)]
+_DEPTH_AND_STAGES = {"ieee": (16, 2), "tf32": (32, 3), "tf32x3": (32, 2), "bf16": (64, 3)}
 # Where there are few lanes, only small tiles give every multiprocessor a program.
 _UNTIMED_LANES = {512: 16, 2048: 32, None: 64}
 
@@ -96,18 +93,18 @@ def tuned(architectures: Iterable[int], candidates: Candidates, fits: Fits, time
     Raises:
         ValueError: no candidate fits some layer.
     """
-    keys = list(product(table.CELLS, table.PRECISIONS, architectures))
-    problems = {key: [Problem(*key, hidden, lanes) for hidden in HIDDEN for lanes in LANES] for key in keys}
-    fitting_pairs = fits([(p, c) for of_key in problems.values() for p in of_key for c in candidates(p)])
     rows = []
-    for of_key in problems.values():
-        chosen = [
-            Row(*problem, configuration)
-            for problem in of_key
-            for configuration in _fastest(
-                problem, [c for c in candidates(problem) if (problem, c) in fitting_pairs], timer
-            )
-        ]
+    layers = list(product(table.CELLS, table.PRECISIONS, architectures))
+    offered = {
+        problem: candidates(problem)
+        for problem in (Problem(*layer, hidden, lanes) for layer, hidden, lanes in product(layers, HIDDEN, LANES))
+    }
+    pairs = fits([(problem, candidate) for problem, of_problem in offered.items() for candidate in of_problem])
+    for layer in layers:
+        chosen = []
+        for problem in (problem for problem in offered if problem[:3] == layer):
+            left = [candidate for candidate in offered[problem] if (problem, candidate) in pairs]
+            chosen += [Row(*problem, configuration) for configuration in _fastest(problem, left, timer)]
         rows += _needed(chosen)
     return rows
 
@@ -120,11 +117,11 @@ def replaced(before: Table, architecture: int, source: str, rows: Sequence[Row])
 
 def preferred(problem: Problem) -> list[Configuration]:
     """What is likely to be good, the best first: resident weights, then the largest tiles that the lanes fill."""
+    depth, stages = _DEPTH_AND_STAGES[problem.precision]
+    tiles = _TILES_IEEE if problem.precision == "ieee" else _TILES
     most = _UNTIMED_LANES[problem.lanes]
-    return [
-        *_resident(problem)[:1],
-        *(Configuration(False, *shape) for shape in _STEP[problem.precision] if shape[0] <= most),
-    ]
+    step = [Configuration(False, lanes, units, depth, warps, stages) for lanes, units, warps in tiles if lanes <= most]
+    return [*_resident(problem)[:1], *step]
 
 
 def all_candidates(problem: Problem) -> list[Configuration]:
@@ -150,10 +147,11 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
 
 
 def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
-    """The pairs whose kernels, compiled ahead of time, spill nothing and fit."""
+    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers."""
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
     found = compile_all(list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair)))
-    return {pair for pair, of_pair in jobs.items() if all(figures.fits for job in of_pair for figures in found[job])}
+    good = {job: all(figures.fits and not figures.faults for figures in of_job) for job, of_job in found.items()}
+    return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 
 
 def _jobs(problem: Problem, candidate: Configuration) -> list[Job]:
@@ -220,11 +218,10 @@ class Stopwatch:
             weight.requires_grad_()
         x_BTI = torch.randn(rows, self.steps, hidden, device=self.device)
         stored = (torch.zeros((), device=self.device).expand(rows, self.steps, hidden),) * len(cell.STATES)
-        is_init_BT = torch.zeros(rows, self.steps, dtype=torch.bool, device=self.device)
+        segments = Segments.from_is_init(torch.zeros(rows, self.steps, dtype=torch.bool, device=self.device))
         options = Options(precision=problem.precision, hidden_size=hidden)
 
         def run() -> None:
-            segments = Segments.from_is_init(is_init_BT)
             output, _ = load_backend("triton").sequence(cell, x_BTI, segments, stored, weights, options)
             output.sum().backward()
 

@@ -10,7 +10,7 @@ import torch
 
 from recurrl import benchmark
 from recurrl.benchmark import tune
-from recurrl.benchmark.tune import Problem, Stopwatch, all_candidates, in_order, preferred, replaced, tuned
+from recurrl.benchmark.tune import Problem, Stopwatch, all_candidates, fitting, in_order, preferred, replaced, tuned
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration, Row, Table
 
@@ -151,3 +151,12 @@ def test_the_stopwatch_runs_each_candidate_forwards_and_backwards(cell: str, mon
     assert seconds.keys() == set(candidates)
     assert all(second > 0 for second in seconds.values())
     assert sorted(launched) == sorted(2 * candidates)
+
+
+@pytest.mark.slow
+def test_what_the_compiler_says_decides_what_fits() -> None:
+    problem = Problem("gru", "tf32", 80, 128, None)
+    resident, step = Configuration(True, 8, 128, 128, 8, 1), Configuration(False, 16, 32, 32, 4, 2)
+    assert fitting([(problem, resident), (problem, step)]) == {(problem, step)}
+    larger = problem._replace(architecture=90)
+    assert fitting([(larger, resident)]) == {(larger, resident)}

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,14 @@ class Table:
 
     def of(self, cell: str, precision: str, architecture: int) -> list[Row]:
         """The rows for these."""
-        return [row for row in self.rows if row[:3] == (cell, precision, architecture)]
+        return self._by_layer.get((cell, precision, architecture), [])
+
+    @cached_property
+    def _by_layer(self) -> dict[tuple[str, str, int], list[Row]]:
+        found: dict[tuple[str, str, int], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row[:3], []).append(row)
+        return found
 
     def to_json(self) -> str:
         """As :func:`read` takes it, a row a line."""
@@ -119,10 +126,14 @@ def read(path: Path) -> Table:
 
 def current() -> Table:
     """The table in use."""
-    return _read_once(Path(os.environ.get(VARIABLE, Path(__file__).with_name("table.json"))))
+    return _read_once(os.environ.get(VARIABLE))
 
 
-_read_once = cache(read)
+@cache
+def _read_once(path: str | None) -> Table:
+    return read(Path(__file__).with_name("table.json") if path is None else Path(path))
+
+
 _forced: list[Configuration] = []
 
 
