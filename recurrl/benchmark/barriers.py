@@ -21,7 +21,7 @@ for, nor is what other programs do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from recurrl.benchmark import ptx
@@ -79,33 +79,30 @@ def faults(text: str, arguments: Sequence[str] = (), same: Collection[Collection
     kernel = ptx.parse(text)
     names = dict(zip(kernel.parameters, arguments, strict=False))
     accesses = _accesses(kernel, {parameter: names.get(parameter, parameter) for parameter in kernel.parameters})
-    return [
-        Fault(kernel.name, accesses[store], accesses[load])
-        for store in accesses
-        if accesses[store].stores
-        for load in sorted(_unordered(kernel, store, accesses))
-        if _may_be_the_same(accesses[store], accesses[load], same)
-    ]
-
-
-def _unordered(kernel: Kernel, store: int, accesses: Mapping[int, Access]) -> set[int]:
-    """The loads that a store reaches with no barrier on the way, and those of the read-only cache at all."""
     barriers = {k for k, instruction in enumerate(kernel.instructions) if _orders(instruction, kernel.threads)}
-    before = _reached(kernel, store, lambda index: index in barriers)
-    ever = _reached(kernel, store, lambda _: False)
-    loads = {index for index, access in accesses.items() if access.loads}
-    return (loads & before) | {index for index in loads & ever if _may_be_stale(accesses[index].instruction)}
+    found = []
+    for store in (index for index, access in accesses.items() if access.stores):
+        loads = {
+            k for k, access in accesses.items() if access.loads and _may_be_the_same(accesses[store], access, same)
+        }
+        if loads:
+            unordered = loads & _reached(kernel, store, barriers) | _stale(accesses, loads & _reached(kernel, store))
+            found += [Fault(kernel.name, accesses[store], accesses[load]) for load in sorted(unordered)]
+    return found
 
 
-def _reached(kernel: Kernel, begin: int, stops: Callable[[int], bool]) -> set[int]:
-    """The instructions on the ways from ``begin``, which itself is among them only if a way comes back to it."""
+def _reached(kernel: Kernel, begin: int, barriers: Collection[int] = ()) -> set[int]:
+    """The instructions on the ways from ``begin``, which itself is among them only if a way comes back to it.
+
+    A way ends at the first of the barriers.
+    """
     reached: set[int] = set()
     ahead = list(kernel.successors[begin])
     while ahead:
         index = ahead.pop()
         if index not in reached:
             reached.add(index)
-            if not stops(index):
+            if index not in barriers:
                 ahead += kernel.successors[index]
     return reached
 
@@ -121,9 +118,10 @@ def _orders(instruction: Instruction, threads: int | None) -> bool:
     return not count or count[0] == str(threads)
 
 
-def _may_be_stale(load: Instruction) -> bool:
-    """Whether a load takes for granted that nobody writes, and so may find what was there before a barrier."""
-    return load.name == "ldu" or "nc" in load.modifiers
+def _stale(accesses: Mapping[int, Access], loads: set[int]) -> set[int]:
+    """Those that take for granted that nobody writes, and so may find what was there before a barrier."""
+    instructions = {load: accesses[load].instruction for load in loads}
+    return {k for k, load in instructions.items() if load.name == "ldu" or "nc" in load.modifiers}
 
 
 def _may_be_the_same(store: Access, load: Access, same: Collection[Collection[str]]) -> bool:

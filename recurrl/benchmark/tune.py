@@ -34,6 +34,7 @@ HIDDEN = (16, 32, 64, 128, 256, 512, 1024)
 LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
+_ODD_HIDDEN = 102
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
 _TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 32, 4)]
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         SystemExit: there is no GPU to time on, or it is too old for the kernels.
     """
     if arguments.untimed:
-        rows = tuned(table.ARCHITECTURES, preferred, fitting, in_order)
+        rows = tuned(table.ARCHITECTURES, preferred, first_fitting, in_order)
         made = Table(dict.fromkeys(table.ARCHITECTURES, _compiler()), rows)
     else:
         device, architecture = _gpu()
@@ -154,9 +155,24 @@ def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem
     return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 
 
+def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
+    """Of each problem's candidates those that fit, up to the first with one launch a step: later ones need no look."""
+    waiting: dict[Problem, list[Configuration]] = {}
+    for problem, candidate in pairs:
+        waiting.setdefault(problem, []).append(candidate)
+    found: set[tuple[Problem, Configuration]] = set()
+    while waiting:
+        first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
+        found |= (fit := fitting(first.items()))
+        done = {problem for problem, candidate in fit if not candidate.resident}
+        waiting = {problem: left for problem, left in waiting.items() if left and problem not in done}
+    return found
+
+
 def _jobs(problem: Problem, candidate: Configuration) -> list[Job]:
     """A size that is no multiple of 16 takes more registers. One launch a step runs the same loop for all sizes."""
-    sizes = (problem.hidden_size, problem.hidden_size * 4 // 5) if candidate.resident else (102, table.LARGEST_HIDDEN)
+    odd = problem.hidden_size * 4 // 5
+    sizes = (odd, problem.hidden_size) if candidate.resident else (_ODD_HIDDEN, table.LARGEST_HIDDEN)
     return [Job(Layer(problem.cell, size, problem.precision, problem.architecture), candidate) for size in sizes]
 
 

@@ -10,7 +10,17 @@ import torch
 
 from recurrl import benchmark
 from recurrl.benchmark import tune
-from recurrl.benchmark.tune import Problem, Stopwatch, all_candidates, fitting, in_order, preferred, replaced, tuned
+from recurrl.benchmark.tune import (
+    Problem,
+    Stopwatch,
+    all_candidates,
+    first_fitting,
+    fitting,
+    in_order,
+    preferred,
+    replaced,
+    tuned,
+)
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration, Row, Table
 
@@ -151,6 +161,25 @@ def test_the_stopwatch_runs_each_candidate_forwards_and_backwards(cell: str, mon
     assert seconds.keys() == set(candidates)
     assert all(second > 0 for second in seconds.values())
     assert sorted(launched) == sorted(2 * candidates)
+
+
+def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def narrow_ones(pairs: Iterable[Pair]) -> set[Pair]:
+        compiled.extend(pairs := list(pairs))
+        return {(problem, candidate) for problem, candidate in pairs if candidate.lanes <= 32}
+
+    monkeypatch.setattr(tune, "fitting", narrow_ones)
+    problem = Problem("gru", "tf32", 90, 128, None)
+    offered = [(problem, candidate) for candidate in preferred(problem)]
+    found = first_fitting(offered)
+    assert [candidate[:4] for _, candidate in compiled] == [
+        (True, 8, 128, 128),
+        (False, 64, 64, 32),
+        (False, 32, 64, 32),
+    ]
+    assert found == {offered[0], offered[2]}
 
 
 @pytest.mark.slow
