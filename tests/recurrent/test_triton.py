@@ -258,13 +258,13 @@ def test_a_precision_rounds_as_much_as_it_says(
     assert least <= max(found.values()) < most, found
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_ways_to_compute_a_layer_round_the_same_factors(
     cell: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they differ by is the order of sums in float32, far less than a factor rounded otherwise."""
-    data = batch(make(cell, 24), 3, 5, "random")
+    data = batch(make(cell, 24), 3, 4, "random")
     found = []
     for largest in (128, 0):
         monkeypatch.setattr(table, "largest_resident", lambda *_, largest=largest: largest)
