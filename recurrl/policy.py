@@ -128,6 +128,7 @@ def _make_memory(config: TrainConfig, width: int) -> TensorDictModuleBase:
         cell.num_layers,
         recurrent_backend=config.backend.name,
         recurrent_recompute=config.recompute.name,
+        recurrent_chunk_len=config.recompute.chunk_len,
         recurrent_matmul_precision=config.precision.name,
         in_key="encoded",
         out_key=FEATURES,

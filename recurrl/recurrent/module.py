@@ -54,7 +54,7 @@ class RecurrentModule(TensorDictModuleBase):
         recurrent_backend: ``auto``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence mode.
         recurrent_compute_dtype: dtype of the factors of the recurrent product, for ``triton``.
         recurrent_recompute: ``none``; ``full`` to run the forward pass again in the backward pass for less memory;
-            ``chunk``, for ``triton``, to do so ``recurrent_chunk_len`` steps at a time, for less memory yet.
+            ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
         recurrent_matmul_precision: precision of the matrix products, see :mod:`recurrl.recurrent.precision`.
         in_key: key of the input; the states get their default keys. Exclusive with ``in_keys``.
         in_keys: keys of the input, of each state, and optionally of ``is_init``.

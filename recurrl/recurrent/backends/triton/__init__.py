@@ -116,12 +116,16 @@ def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
     reads the data, which neither ``torch.compile`` nor a CUDA graph allows: there, a lane is a row.
     """
     starts_BT = segments.starts_BT
-    if torch.compiler.is_compiling() or (starts_BT.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if _data_is_out_of_reach(starts_BT.device):
         rows, steps = starts_BT.shape
         begin_N = torch.arange(rows, device=starts_BT.device) * steps
         return begin_N, torch.full((rows,), steps, dtype=torch.int32, device=starts_BT.device), [rows]
     packing = segments.packing
     return packing.starts_N, (packing.ends_N - packing.starts_N + 1).int(), packing.batch_sizes
+
+
+def _data_is_out_of_reach(device: torch.device) -> bool:
+    return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def _bias(cell: HandWritten, weights: LayerWeights, hidden: int) -> Tensor | None:

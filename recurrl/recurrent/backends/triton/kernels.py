@@ -355,8 +355,8 @@ def step_backward(
     ``AFTER``: the gradient of the states before step t + 1, whose projections' gradients the launch before wrote.
     ``HERE``: from it, which is otherwise ``carried``, the gradients of the projections of step t.
 
-    ``carried [N, H]`` is what the launch before carried: the gradients that reach the states directly, or, without
-    ``HERE``, the whole gradients. ``grad_bias[part + program]`` is this launch's part of the sums.
+    ``carried [N, H]`` is what the launch before carried: the gradients that reach the states directly (an LSTM's h has
+    none), or, if it was without ``HERE``, the whole gradients. This launch's sums go to ``grad_bias[part + program]``.
     """
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -416,9 +416,10 @@ def step_backward(
         of_part = (part + tl.program_id(0)).to(tl.int64) * (4 * H) + j
         # Masked lanes have loaded zeros, and a gradient of zero.
         store_four(grad_bias, of_part, tl.sum(g_0, 1), tl.sum(g_1, 1), tl.sum(g_2, 1), tl.sum(g_3, 1), j < H, H)
-        tl.store(carry_h + of_lane, grad_h, mask=mask)
         if LSTM:
             tl.store(carry_c + of_lane, grad_c, mask=mask)
+        else:
+            tl.store(carry_h + of_lane, grad_h, mask=mask)
     else:
         tl.store(carry_h + of_lane, grad_h, mask=after)
         if LSTM:

@@ -114,11 +114,11 @@ def recurrent_backward(
         parameter_gradient.zero_()
     sweep = BackwardSweep(recurrence, grads_PH, states_PH, out[4:])
     for window in recurrence.windows(window_steps):
-        x_WI = x_PI if window.rows_W is None else x_PI.index_select(0, window.rows_W)
+        x_WI = x_PI if window.slots is None else x_PI.index_select(0, window.slots.rows_W)
         gates_W4H = gates_P4H
         if not len(gates_P4H):
             x_gates_WG = _input_gates(x_WI, w_ih, bias_4H)
-            gates_W4H = recurrence.gates_again(x_gates_WG, states_PH, window.rows_W)
+            gates_W4H = recurrence.gates_again(x_gates_WG, states_PH, window)
             del x_gates_WG
         _add_gradients(out, sweep.run(window, gates_W4H), x_WI, w_ih, window)
     return out
@@ -170,10 +170,10 @@ def _add_gradients(out: list[Tensor], found: StepGradients, x_WI: Tensor, w_ih: 
     grad_W4H, entered_WH, bias_4H = found
     grad_x_gates_WG = grad_W4H[:, : len(w_ih)]
     if len(grad_x_PI):
-        if window.rows_W is None:
+        if window.slots is None:
             torch.mm(grad_x_gates_WG, w_ih, out=grad_x_PI)
         else:
-            grad_x_PI.index_copy_(0, window.rows_W, grad_x_gates_WG @ w_ih)
+            grad_x_PI.index_copy_(0, window.slots.rows_W, grad_x_gates_WG @ w_ih)
     grad_w_ih.addmm_(grad_x_gates_WG.t(), x_WI)
     # A GRU's third gate has its recurrent projection's gradient in the last columns.
     hidden = entered_WH.shape[1]

@@ -24,8 +24,17 @@ class Window(NamedTuple):
     first: int
     last: int
     """Not included."""
-    rows_W: Tensor | None
-    """The row of each, step after step; None for all steps, in the order of the rows."""
+    slots: Slots | None
+    """None for all steps, in the order of the rows."""
+
+
+class Slots(NamedTuple):
+    """The order of a window's steps: step after step, and in each the lanes that have it."""
+
+    rows_W: Tensor
+    """The row of each slot."""
+    first_S: Tensor
+    """How many steps of all lanes come before each step, of all windows."""
 
 
 class StepGradients(NamedTuple):
@@ -93,7 +102,7 @@ class Recurrence:
     @cached_property
     def factors(self) -> Tensor:
         """The recurrent weights in the format of their products."""
-        return rounded(self.w_hh, self.precision)
+        return rounded(self.w_hh, self.precision).contiguous()
 
     @property
     def _bias(self) -> Tensor:
@@ -133,27 +142,29 @@ class Recurrence:
         steps = len(self.lanes_of_S)
         if length == 0 or length >= steps:
             return [Window(0, steps, None)]
-        rows_P = self._rows_in_slots()
+        rows_P, first_S = self._slots()
         found = []
         for first in reversed(range(0, steps, length)):
             last = min(first + length, steps)
-            found.append(Window(first, last, rows_P[self.slot_of_S[first] : self.slot_of_S[last]]))
+            rows_W = rows_P[self.slot_of_S[first] : self.slot_of_S[last]]
+            found.append(Window(first, last, Slots(rows_W, first_S)))
         return found
 
-    def _rows_in_slots(self) -> Tensor:
-        """The row of each step of all lanes, step after step, without a look at the data from the host."""
+    def _slots(self) -> Slots:
+        """Those of all steps, without a look at the data from the host."""
         device = self.lane_begin_N.device
         step_S = torch.arange(len(self.lanes_of_S), device=device)
         ended_S = torch.searchsorted(self.lane_length_N.long().flip(0), step_S, right=True)
         lanes_S = len(self.lane_begin_N) - ended_S
+        first_S = lanes_S.cumsum(0) - lanes_S
         step_P = torch.repeat_interleave(step_S, lanes_S, output_size=len(self.starts_P))
-        lane_P = torch.arange(len(self.starts_P), device=device) - (lanes_S.cumsum(0) - lanes_S)[step_P]
-        return self.lane_begin_N[lane_P] + step_P
+        lane_P = torch.arange(len(self.starts_P), device=device) - first_S[step_P]
+        return Slots(self.lane_begin_N[lane_P] + step_P, first_S)
 
-    def gates_again(self, x_gates_WG: Tensor, states_PH: list[Tensor], rows_W: Tensor | None) -> Tensor:
+    def gates_again(self, x_gates_WG: Tensor, states_PH: list[Tensor], window: Window) -> Tensor:
         """The gates of a window from the states that are known: of all its steps at once, by the kernel of one step."""
         steps = len(x_gates_WG)
-        rows = torch.arange(steps, device=x_gates_WG.device) if rows_W is None else rows_W
+        rows_W = window.slots.rows_W if window.slots else torch.arange(steps, device=x_gates_WG.device)
         gates_W4H = x_gates_WG.new_empty(steps, 4 * self.hidden)
         launch = launches.forward(
             table.step_configuration(self.cell, self.hidden, self._format, self._architecture, steps),
@@ -167,7 +178,7 @@ class Recurrence:
         launch.run(
             (steps, self.hidden),
             *(x_gates_WG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_W4H),
-            *(rows, 0, steps, self.stride),
+            *(rows_W, 0, steps, self.stride),
         )
         return gates_W4H
 
@@ -205,23 +216,23 @@ class BackwardSweep:
         return StepGradients(grad_gates_W4H, entered_WH, bias_4H)
 
     def _resident(self, window: Window, of_window: tuple[Tensor, ...]) -> Tensor:
-        of, in_slots = self._of, window.rows_W is not None
+        of = self._of
         lanes = of.lanes_of_S[window.first]
-        launch = self._launch(in_slots)
+        launch = self._launch(window)
         bias_parts = of.w_hh.new_empty(launch.blocks(lanes), 4 * of.hidden)
-        slots_S = torch.tensor(of.slot_of_S, device=of.w_hh.device) if in_slots else of.lane_begin_N
         launch.run(
             (lanes, 1),
             *self._arguments(of_window, bias_parts),
-            *(slots_S, of.lane_begin_N, of.lane_length_N, window.first, window.last, lanes, of.stride),
+            of.lane_begin_N if window.slots is None else window.slots.first_S,
+            *(of.lane_begin_N, of.lane_length_N, window.first, window.last, lanes, of.stride),
         )
         return bias_parts
 
     def _stepwise(self, window: Window, of_window: tuple[Tensor, ...]) -> Tensor:
-        of, in_slots = self._of, window.rows_W is not None
+        of = self._of
         lanes_of_S = [*of.lanes_of_S, 0]
         first_slot = of.slot_of_S[window.first]
-        parts = [self._launch(in_slots).blocks(lanes) for lanes in lanes_of_S[window.first : window.last]]
+        parts = [self._launch(window).blocks(lanes) for lanes in lanes_of_S[window.first : window.last]]
         bias_parts = of.w_hh.new_empty(sum(parts), 4 * of.hidden)
         part = len(bias_parts)
         for t in reversed(range(window.first - 1, window.last)):
@@ -231,14 +242,14 @@ class BackwardSweep:
             lanes, lanes_after = lanes_of_S[max(t, 0)], lanes_of_S[t + 1]
             part -= parts[t - window.first] if here else 0
             slots = (of.slot_of_S[max(t, 0)] - first_slot, of.slot_of_S[t + 1] - first_slot)
-            self._launch(in_slots, after=after, here=here).run(
+            self._launch(window, after=after, here=here).run(
                 (lanes, of.hidden),
                 *self._arguments(of_window, bias_parts),
                 *(of.lane_begin_N, t, lanes, lanes_after, *slots, part, of.stride),
             )
         return bias_parts
 
-    def _launch(self, in_slots: bool, after: bool = True, here: bool = True) -> Launch:
+    def _launch(self, window: Window, after: bool = True, here: bool = True) -> Launch:
         of = self._of
         return launches.backward(
             of.chosen,
@@ -246,7 +257,7 @@ class BackwardSweep:
             of.hidden,
             of.precision,
             wants_stored=len(self._grad_stored_PH[0]) > 0,
-            window=in_slots,
+            window=window.slots is not None,
             after=after,
             here=here,
         )
