@@ -89,6 +89,16 @@ class ChoiceConfig:
 
 
 @dataclass
+class RecomputeConfig:
+    """What the backward pass of the recurrent layer computes again instead of keeping it; ``chunk`` in pieces of
+    ``chunk_len`` steps.
+    """
+
+    name: str
+    chunk_len: int
+
+
+@dataclass
 class PolicyConfig:
     """The network around the cell.
 
@@ -234,7 +244,7 @@ class TrainConfig:
     env: EnvConfig
     cell: CellConfig
     backend: ChoiceConfig
-    recompute: ChoiceConfig
+    recompute: RecomputeConfig
     precision: ChoiceConfig
     algorithm: AlgorithmConfig
     collector: ChoiceConfig

@@ -14,7 +14,7 @@ import torch
 from recurrl.config import BURN_IN, NO_CELL, STATE_POLICIES, STORED, AlgorithmConfig, TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
-from recurrl.recurrent.backends import Options, backend_names, refusal
+from recurrl.recurrent.backends import RECOMPUTE, Options, backend_names, refusal
 from recurrl.recurrent.cells import cell_names, load_cell
 
 CRITIC_OPTIONS = ("critic", "lmbda", "critic_coeff", "critic_loss", "clip_value", "normalize_advantage")
@@ -145,7 +145,7 @@ def _check_choices(config: TrainConfig) -> None:
         "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
         "policy.image_encoder": (config.policy.image_encoder, ("nature", "impala")),
         "policy.bounded_action": (config.policy.bounded_action, ("clip", "tanh")),
-        "recompute.name": (config.recompute.name, ("none", "full")),
+        "recompute.name": (config.recompute.name, RECOMPUTE),
         "precision.name": (config.precision.name, matmul_precision.MODES),
         "state": (config.state, STATE_POLICIES),
     }
@@ -217,7 +217,10 @@ def _check_recurrence(config: TrainConfig) -> None:
     reason = None
     if config.cell.name != NO_CELL:
         options = Options(
-            recompute=config.recompute.name, precision=config.precision.name, hidden_size=config.cell.hidden_size
+            recompute=config.recompute.name,
+            chunk_len=config.recompute.chunk_len,
+            precision=config.precision.name,
+            hidden_size=config.cell.hidden_size,
         )
         reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
     if reason is not None:

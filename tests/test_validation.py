@@ -118,7 +118,7 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
         ("logger.mode", ("auto", "online", "offline")),
         ("policy.image_encoder", ("nature", "impala")),
         ("policy.bounded_action", ("clip", "tanh")),
-        ("recompute.name", ("none", "full")),
+        ("recompute.name", ("none", "full", "chunk")),
         ("state", ("stored", "zero", "burn_in", "refresh")),
         ("precision.name", ("ieee", "tf32", "tf32x3", "bf16", "fast", "high-prec")),
     ],
@@ -265,6 +265,10 @@ def test_recomputation_is_refused_with_a_backend_that_has_none(refusal, backend)
     assert error.endswith("Choose backend=scan, or recompute=none.")
 
 
+def test_pieces_of_no_steps_are_refused(refusal):
+    assert refusal({"recompute.name": "chunk", "recompute.chunk_len": 0}).endswith("chunk_len=0. Give 1 or more.")
+
+
 def test_values_that_do_not_go_together_are_refused_at_the_command_line(refused):
     assert refused("recompute=full", "backend=pad").startswith("recompute=full is not possible with backend=pad, ")
 
@@ -278,9 +282,8 @@ def test_the_triton_backend_is_refused_on_a_cpu(refusal, monkeypatch):
 
 
 def test_the_triton_backend_is_refused_a_cell_that_is_too_large(refusal):
-    assert refusal({"backend.name": "triton", "cell.hidden_size": 256}).startswith(
-        "hidden_size=256 is not possible with backend=triton, whose kernels keep the recurrent weights on the chip: at "
-        "most 128 features"
+    assert refusal({"backend.name": "triton", "cell.hidden_size": 2048}).startswith(
+        "hidden_size=2048 is not possible with backend=triton, whose kernels are tested up to 1024 features"
     )
 
 

@@ -34,7 +34,7 @@ def test_the_help_lists_the_choices_and_the_keys_and_nothing_runs(train, tmp_pat
     lines = [line.strip() for line in outcome.out.splitlines()]
     assert f"cell: {', '.join(sorted((*cell_names(), 'none')))}" in lines
     assert f"backend: {', '.join(sorted(backend_names()))}" in lines
-    assert "recompute: full, none" in lines
+    assert "recompute: chunk, full, none" in lines
     config = compose()
     assert {
         f"total_frames: {config.total_frames}",
