@@ -156,7 +156,7 @@ def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
     trained, _ = learn(compose, *options)
     episodes = EpisodeStatistics()
-    path = checkpoint.save(tmp_path, 64, trained, episodes)
+    path = checkpoint.save(tmp_path, frames=64, return_mean=None, learner=trained, episodes=episodes)
     config = compose(*SMALL, *options, "seed=1")
     set_process_state(config)
     loaded = Learner(config, make_policy_for(config))
