@@ -163,7 +163,8 @@ def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[P
     found: set[tuple[Problem, Configuration]] = set()
     while waiting:
         first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
-        found |= (fit := fitting(first.items()))
+        fit = fitting(first.items())
+        found |= fit
         done = {problem for problem, candidate in fit if not candidate.resident}
         waiting = {problem: left for problem, left in waiting.items() if left and problem not in done}
     return found
