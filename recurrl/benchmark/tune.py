@@ -40,6 +40,8 @@ _ODD_HIDDEN = 102
 _TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 32, 4)]
 _TILES_IEEE = [(32, 32, 4), (16, 32, 4), (16, 16, 4)]
 _DEPTH_AND_STAGES = {"ieee": (16, 2), "tf32": (32, 3), "tf32x3": (32, 2), "bf16": (64, 3)}
+# Lanes times units. The sums of larger ones take more registers than a thread has, and minutes to compile.
+_LARGEST_TILE, _LARGEST_TILE_IEEE = 64 * 64, 32 * 32
 # Where there are few lanes, only small tiles give every multiprocessor a program.
 _UNTIMED_LANES = {512: 16, 2048: 32, None: 64}
 
@@ -127,9 +129,11 @@ def preferred(problem: Problem) -> list[Configuration]:
 
 def all_candidates(problem: Problem) -> list[Configuration]:
     """All that is worth a measurement."""
-    depths = (16, 32) if problem.precision == "ieee" else (32, 64)
-    shapes = product((16, 32, 64, 128), (32, 64), depths, (4, 8), (2, 3))
-    return [*_resident(problem), *(Configuration(False, *shape) for shape in shapes)]
+    ieee = problem.precision == "ieee"
+    shapes = product((16, 32, 64, 128), (32, 64), (16, 32) if ieee else (32, 64), (4, 8), (2, 3))
+    most = _LARGEST_TILE_IEEE if ieee else _LARGEST_TILE
+    step = [Configuration(False, *shape) for shape in shapes if shape[0] * shape[1] <= most]
+    return [*_resident(problem), *step]
 
 
 def _resident(problem: Problem) -> list[Configuration]:
