@@ -37,7 +37,7 @@ _LARGEST_RESIDENT = 128
 _ODD_HIDDEN = 102
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
-_TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 32, 4)]
+_TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
 _TILES_IEEE = [(32, 32, 4), (16, 32, 4), (16, 16, 4)]
 _DEPTH_AND_STAGES = {"ieee": (16, 2), "tf32": (32, 3), "tf32x3": (32, 2), "bf16": (64, 3)}
 # Lanes times units. The sums of larger ones take more registers than a thread has, and minutes to compile.
@@ -154,7 +154,9 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
 def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
     """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers."""
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
-    found = compile_all(list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair)))
+    different = list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair))
+    sys.stderr.write(f"compiling the kernels of {len(different)} candidates\n")
+    found = compile_all(different)
     good = {job: all(figures.fits and not figures.faults for figures in of_job) for job, of_job in found.items()}
     return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 
