@@ -75,8 +75,10 @@ def run(arguments: argparse.Namespace) -> None:
     """Chooses and writes.
 
     Raises:
-        SystemExit: there is no GPU to time on, or it is too old for the kernels.
+        SystemExit: there is no GPU to time on, or it is too old for the kernels, or no folder for the file.
     """
+    if not arguments.output.parent.is_dir():
+        raise SystemExit(f"--output={arguments.output}: there is no folder {arguments.output.parent}. Make it first.")
     if arguments.untimed:
         rows = tuned(table.ARCHITECTURES, preferred, first_fitting, in_order)
         made = Table(dict.fromkeys(table.ARCHITECTURES, _compiler()), rows)
