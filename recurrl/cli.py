@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import STARTED, checkpoint, envs, losses
 from recurrl.collector import make_collector
 from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
 from recurrl.replay_check import check_replay
 from recurrl.report import Report
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         _check_overrides(sys.argv[1:])
         _jobs()
-    except (ConfigError, HydraException) as error:
+    except (ConfigError, RunError, HydraException) as error:
         if full_error:
             raise
         sys.exit(f"error: {error}")
@@ -85,7 +85,7 @@ def evaluate_main() -> None:
         if arguments.memory:
             lines.append(f"with its memory zeroed: {_return_line(evaluate_run(*given, states=ZEROED))}")
             lines.append(f"with another episode's: {_return_line(evaluate_run(*given, states=SHUFFLED))}")
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -142,7 +142,7 @@ def check_main() -> None:
     arguments = parser.parse_args()
     try:
         line = check_run(arguments.overrides, arguments.config_dir)
-    except (ConfigError, HydraException) as error:
+    except (ConfigError, RunError, HydraException) as error:
         sys.exit(f"error: {error}")
     sys.stdout.write(line + "\n")
 
@@ -173,9 +173,9 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
 
 
 class _Refused(BaseException):
-    """Carries the refusal of a single run past Hydra, which prints a line of its own about each ``Exception``."""
+    """Carries the error of a single run past Hydra, which prints a line of its own about each ``Exception``."""
 
-    def __init__(self, error: ConfigError) -> None:
+    def __init__(self, error: ConfigError | RunError) -> None:
         self.error = error
 
 
@@ -194,7 +194,7 @@ def _jobs() -> None:
 def _job(composed: DictConfig) -> None:
     try:
         _run(composed)
-    except ConfigError as error:
+    except (ConfigError, RunError) as error:
         # Of a sweep Hydra must have the error: it goes on with the other jobs, which may run in other processes.
         if HydraConfig.get().mode == RunMode.RUN:
             raise _Refused(error) from error

@@ -266,6 +266,7 @@ class TrainConfig:
     lr_schedule: str
     lr_final_fraction: float
     desired_kl: float
+    max_skipped_steps: int
     replay_check: bool
     resume: str | None
 

@@ -12,3 +12,18 @@ class ConfigError(ValueError):
 
 class ReplayError(ConfigError):
     """What the rollout recorded is not what the update would see, so learning would be wrong."""
+
+
+class RunError(RuntimeError):
+    """A run cannot go on; the message says why and what to do.
+
+    The command line prints it as one sentence, without a traceback; with HYDRA_FULL_ERROR=1 with one.
+    """
+
+
+class NonFiniteError(RunError):
+    """Learning yields no numbers any more."""
+
+
+class EnvironmentFaultError(RunError):
+    """An environment does what it must not; the message says which one, and at which of its steps."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recurrl.advantage import COUNTED
 from recurrl.buffer import SliceBuffer
 from recurrl.config import TrainConfig
+from recurrl.errors import NonFiniteError
 from recurrl.losses import make_algorithm
 from recurrl.normalization import RewardScaler
 from recurrl.policy import OBSERVATION, ActorCritic
@@ -39,6 +40,7 @@ DIAGNOSTICS = {
 # these bounds (Schulman's rule, with the figures of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR = 1.5
 LR_BOUNDS = (1e-5, 1e-2)
+SKIPPED = "optim/skipped_steps"
 
 
 class Learner:
@@ -50,7 +52,7 @@ class Learner:
     """
 
     def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
-        device = torch.device(config.device)
+        self._device = device = torch.device(config.device)
         self.config = config
         self.policy = policy
         self.algorithm = make_algorithm(config, policy)
@@ -60,6 +62,7 @@ class Learner:
         ).to(device)
         self.buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, device)
         self.states = SliceStates(config, policy)
+        self._skipped_in_a_row = torch.zeros((), device=device)
 
     def learn(self, batch_NT: TensorDictBase, progress: float) -> dict[str, float]:
         """Improves the policy by one batch of rows, and returns what to log.
@@ -67,6 +70,9 @@ class Learner:
         Args:
             batch_NT: what the collector handed out.
             progress: the fraction of the run's frames that came before, for the schedules.
+
+        Raises:
+            NonFiniteError: too many gradient steps in a row had a loss or a gradient that is not finite.
         """
         self._begin_iteration(progress)
         after = batch_NT["next"]
@@ -93,7 +99,7 @@ class Learner:
         return metrics
 
     def _epochs(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._device))
         count = 0
         target_kl = self.config.algorithm.target_kl
         for epoch in range(self.config.epochs):
@@ -107,12 +113,19 @@ class Learner:
                 for name, value in values.items():
                     sums[name] = sums[name] + value
                 count += 1
+            self._refuse_endless_skipping()
             if target_kl is not None and _mean(steps, "policy/kl_approx") > target_kl:
                 break
         self.algorithm.end_iteration(_mean(steps, "policy/kl"))
-        metrics = {name: float(total) / count for name, total in sums.items()}
+        skipped = float(sums.pop(SKIPPED))
+        metrics = {name: float(total) / max(count - skipped, 1) for name, total in sums.items()}
         metrics |= self.states.drift(minibatch)
-        return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(count)}
+        return {
+            **metrics,
+            SKIPPED: skipped,
+            "optim/lr": self.optimizer.param_groups[0]["lr"],
+            "optim/steps": float(count),
+        }
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
         output: Any = self.algorithm.loss(minibatch)
@@ -120,12 +133,27 @@ class Learner:
             # The first step's minibatch comes from the policy itself: its KL of zero says nothing of the rate.
             self._adapt_lr(float(output["kl"]))
         self.optimizer.zero_grad()
-        sum(output[name] for name in LOSSES if name in output).backward()
+        loss = sum(output[name] for name in LOSSES if name in output)
+        loss.backward()
         limit = self.config.algorithm.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), float("inf") if limit is None else limit)
+        finite = loss.detach().isfinite() & norm.isfinite()
+        # The fused optimizer leaves everything as it is where this is one, without asking the device for it.
+        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
+        self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
         values = {name: output[key].detach().mean() for key, name in DIAGNOSTICS.items() if key in output}
-        return {**values, "optim/grad_norm": norm}
+        values["optim/grad_norm"] = norm
+        # What a skipped step says counts for nothing.
+        return {**{name: torch.where(finite, value, 0.0) for name, value in values.items()}, SKIPPED: (~finite).float()}
+
+    def _refuse_endless_skipping(self) -> None:
+        skipped = int(self._skipped_in_a_row)
+        if skipped >= self.config.max_skipped_steps:
+            raise NonFiniteError(
+                f"The last {skipped} gradient steps had a loss or a gradient that is not finite, and were skipped. A "
+                "smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped observations and rewards."
+            )
 
     def _begin_iteration(self, progress: float) -> None:
         config = self.config

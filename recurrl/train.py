@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
 from recurrl import checkpoint
 from recurrl.collector import make_collector
@@ -20,6 +21,7 @@ from recurrl.collector.carry import Carry
 from recurrl.config import NO_CELL, EnvConfig, TrainConfig
 from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
+from recurrl.errors import NonFiniteError
 from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, ActorCritic, make_policy
@@ -78,7 +80,7 @@ def train(
             if config.replay_check and report.frames_here == 0:
                 with report.starting_up():
                     logger.info(check_replay(config, policy, batch, goes_on=start is not None))
-            with report.timing("learn"):
+            with report.timing("learn"), dumped(batch, run_dir / "not_finite.pt"):
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
             report.backend = backend_in_use(policy)
             episodes.update(batch)
@@ -96,6 +98,16 @@ def train(
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
                 report.checkpoint = str(path.relative_to(run_dir))
         plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
+
+
+@contextmanager
+def dumped(batch_NT: TensorDictBase, path: Path) -> Iterator[None]:
+    """Writes the batch to a file if learning from it yields no numbers, and names the file in the error."""
+    try:
+        yield
+    except NonFiniteError as error:
+        torch.save(dict(batch_NT.items(True, True)), path)
+        raise NonFiniteError(f"{error} The batch is in {path}, for torch.load(..., weights_only=True).") from error
 
 
 def is_last(config: TrainConfig, frames: int) -> bool:

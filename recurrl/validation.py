@@ -83,6 +83,7 @@ def _check_ranges(config: TrainConfig) -> None:
         "checkpoint.keep_last": config.checkpoint.keep_last,
         "evaluation.every_frames": config.evaluation.every_frames,
         "burn_in_len": config.burn_in_len,
+        "max_skipped_steps": config.max_skipped_steps,
         "num_threads": config.num_threads,
         "algorithm.ref_refresh_updates": algorithm.ref_refresh_updates,
         **{f"policy.encoder_sizes[{i}]": size for i, size in enumerate(config.policy.encoder_sizes)},

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 from recurrl import checkpoint
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
+from recurrl.errors import NonFiniteError
 from recurrl.learner import Learner
 from recurrl.schedule import annealed
 from recurrl.train import is_due, is_last, make_policy_for, set_process_state
@@ -202,3 +204,52 @@ def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end
     assert [is_due(config, f, None) for f in frames] == [False] * 5 + [True]
     assert is_last(config, 384)
     assert not is_last(config, 320)
+
+
+def _weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in learner.policy.parameters()]).clone()
+
+
+def _spoilt(learner: Learner, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Makes the loss of the next gradient steps NaN."""
+    forward, left = learner.algorithm.loss.forward, [steps]
+
+    def spoilt(*arguments: object) -> TensorDictBase:
+        output = forward(*arguments)
+        if left[0] > 0:
+            left[0] -= 1
+            output["loss_objective"] = output["loss_objective"] * torch.nan
+        return output
+
+    monkeypatch.setattr(learner.algorithm.loss, "forward", spoilt)
+
+
+def _batch(learner: Learner) -> TensorDictBase:
+    collector = make_collector(learner.config, learner.policy)
+    batch = next(iter(collector))
+    collector.shutdown()
+    return batch
+
+
+def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(compose: Compose, monkeypatch) -> None:
+    learner, _ = learn(compose, "epochs=1", "minibatch_slices=4")
+    before, batch = _weights(learner), _batch(learner)
+    _spoilt(learner, monkeypatch, steps=1)
+    metrics = learner.learn(batch, progress=0.5)
+    assert metrics["optim/skipped_steps"] == 1
+    assert metrics["optim/steps"] > 1
+    assert all(math.isfinite(metrics[name]) for name in ("loss/objective", "policy/entropy", "optim/grad_norm"))
+    after = _weights(learner)
+    assert after.isfinite().all()
+    assert not torch.equal(after, before)
+
+
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_nothing(
+    compose: Compose, monkeypatch
+) -> None:
+    learner, _ = learn(compose, "max_skipped_steps=3", "minibatch_slices=2")
+    before, batch = _weights(learner), _batch(learner)
+    _spoilt(learner, monkeypatch, steps=100)
+    with pytest.raises(NonFiniteError, match="gradient steps had a loss or a gradient that is not finite, and were"):
+        learner.learn(batch, progress=0.5)
+    assert torch.equal(_weights(learner), before)

@@ -154,6 +154,7 @@ def test_tensorboard_is_refused_where_it_is_not_installed(refusal, not_installed
         "num_threads",
         "checkpoint.every_frames",
         "checkpoint.keep_last",
+        "max_skipped_steps",
         "evaluation.episodes",
         "evaluation.every_frames",
         "burn_in_len",

@@ -34,7 +34,7 @@ from recurrl.envs._wrappers import (
     SeededEpisodes,
     under_one_key,
 )
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.groups import EpisodeSeeds, Groups
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 
@@ -139,17 +139,20 @@ class InlineEnv(TensorEnv):
             key: values.numpy()
             for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
         }
-        composite = isinstance(first.observation_space, spaces.Dict)
-        self._take: Callable[[int, Any], None] = (
-            self._take_entries if composite else self._last[OBSERVATION].__setitem__
-        )
+        self._composite_observation = isinstance(first.observation_space, spaces.Dict)
+        self._steps = 0
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""
         which = range(len(self._envs)) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
-        for i in which:
-            observation, _ = self._envs[i].reset()
-            self._take(i, observation)
+        i = 0
+        try:
+            for i in which:
+                self._take(i, self._envs[i].reset()[0])
+        except EnvironmentFaultError:
+            raise
+        except Exception as error:
+            raise self._raised(i, "reset", error) from error
         return self._observations()
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
@@ -161,9 +164,17 @@ class InlineEnv(TensorEnv):
         reward = np.empty((count, 1), np.float32)
         terminated = np.empty((count, 1), bool)
         truncated = np.empty((count, 1), bool)
-        for i, env in enumerate(self._envs):
-            observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
-            self._take(i, observation)
+        self._steps += 1
+        i = 0
+        try:
+            for i, env in enumerate(self._envs):
+                observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
+                self._take(i, observation)
+        except EnvironmentFaultError:
+            raise
+        except Exception as error:
+            raise self._raised(i, "step", error) from error
+        self._check_finite("reward", reward)
         return {
             **self._observations(),
             "reward": torch.from_numpy(reward),
@@ -187,12 +198,38 @@ class InlineEnv(TensorEnv):
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
 
-    def _take_entries(self, i: int, observation: Any) -> None:
+    def _take(self, i: int, observation: Any) -> None:
         for key, values in self._last.items():
-            values[i] = reduce(getitem, key, observation)
+            entry = np.asarray(reduce(getitem, key, observation) if self._composite_observation else observation)
+            if entry.shape != values.shape[1:] or not np.can_cast(entry.dtype, values.dtype, "same_kind"):
+                raise EnvironmentFaultError(
+                    f"{self._name(i)} gave the observation {key!r} the shape {entry.shape} and the dtype {entry.dtype},"
+                    f" but its space has {values.shape[1:]} and {values.dtype}. Let the environment return what its "
+                    "observation_space says."
+                )
+            values[i] = entry
 
     def _observations(self) -> dict[NestedKey, Tensor]:
+        for key, values in self._last.items():
+            self._check_finite(f"value of observation {key!r}", values)
         return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
+
+    def _check_finite(self, what: str, values: np.ndarray[Any, Any]) -> None:
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            i = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise EnvironmentFaultError(
+                f"{self._name(i)} gave a {what} that is not finite: {values[i]}. Let the environment clip it, or end "
+                "the episode before."
+            )
+
+    def _raised(self, i: int, call: str, error: Exception) -> EnvironmentFaultError:
+        return EnvironmentFaultError(
+            f"{self._name(i)} raised {type(error).__name__} in {call}: {error}. HYDRA_FULL_ERROR=1 shows where."
+        )
+
+    def _name(self, i: int) -> str:
+        spec = self._envs[i].spec
+        return f"Environment {i} of {len(self._envs)} ({spec.id if spec else 'unregistered'}), at step {self._steps},"
 
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed

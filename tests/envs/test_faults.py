@@ -1,0 +1,77 @@
+"""Environments that do what they must not: what a run says, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset")
+
+
+class Faulty(gymnasium.Env[Any, Any]):
+    """The environment whose seed is the second of a run does what it must not at its third step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self, fault: str) -> None:
+        self.index = Faulty.made
+        Faulty.made += 1
+        self.fault, self.steps = fault, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self.fault == "reset" and self.steps:
+            raise KeyError("no map")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        observation: Any = np.zeros(2, np.float32)
+        reward = 0.0
+        if self.steps == 3 and self.index % 2 == 0:
+            if self.fault == "raises":
+                raise RuntimeError("the simulator crashed")
+            reward = float("inf") if self.fault == "reward" else 0.0
+            replaced = {"observation": [0.0, np.nan], "shape": [0.0], "dtype": ["a", "b"]}
+            observation = np.array(replaced.get(self.fault, observation))
+        return observation, reward, self.fault == "reset", False, {}
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    monkeypatch.setitem(
+        gymnasium.registry, "Faulty-v0", gymnasium.envs.registration.EnvSpec("Faulty-v0", entry_point=Faulty)
+    )
+    # One copy is made for the specs, so that environment 1 of the run is the one with an even index.
+    monkeypatch.setattr(Faulty, "made", 0)
+
+
+SENTENCES = {
+    "raises": "raised RuntimeError in step: the simulator crashed.",
+    "reward": "gave a reward that is not finite: [inf].",
+    "observation": "gave a value of observation 'observation' that is not finite: [ 0. nan].",
+    "shape": "gave the observation 'observation' the shape (1,) and the dtype float64, but its space has (2,) and",
+    "dtype": "gave the observation 'observation' the shape (2,) and the dtype <U1, but its space has (2,) and float32.",
+    "reset": "raised KeyError in reset: 'no map'.",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_the_run_with_a_sentence_that_names_the_environment_and_its_step(
+    recurrl_train, tiny, tmp_path, faulty, fault
+):
+    outcome = recurrl_train(
+        *tiny, "env=gym", "env.id=Faulty-v0", f"+env.kwargs.fault={fault}", "hydra.run.dir=run", cwd=tmp_path
+    )
+    assert outcome.code == 1
+    which, step = (0, 1) if fault == "reset" else (1, 3)
+    assert f"Environment {which} of 4 (Faulty-v0), at step {step}, {SENTENCES[fault]}" in outcome.error
+    assert "Traceback" not in outcome.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert SENTENCES[fault] in summary["error"]
