@@ -261,6 +261,23 @@ def test_each_state_policy_learns_something_else(compose: Compose) -> None:
     assert drifts["zero"] > drifts["stored"]
 
 
+def test_states_are_refreshed_before_each_epoch(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(*SMALL, *MODES["refresh"], "epochs=3")
+    policy, batch = collected(config)
+    learner = Learner(config, policy)
+    refresh, seen = learner.states.refresh, []
+
+    def spy(batch: TensorDictBase) -> None:
+        refresh(batch)
+        seen.append(batch[VALUE].clone())
+
+    monkeypatch.setattr(learner.states, "refresh", spy)
+    learner.learn(batch, progress=0.0)
+    assert len(seen) == 3
+    assert not torch.allclose(seen[0], seen[1])
+    assert not torch.allclose(seen[1], seen[2])
+
+
 @pytest.mark.parametrize("state", STATE_POLICIES)
 def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(state: str, compose: Compose) -> None:
     config = compose(*SMALL, *MODES[state])

@@ -138,7 +138,7 @@ def _sentence(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
     worst = int(_difference(replayed, recorded).argmax())
     return (
         f"{NOT_SEEN} {entry.key!r} of {place(n, t)} was {float(recorded[worst]):.6g} when collected and is "
-        f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} of 1 + the recorded)."
+        f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|)."
     )
 
 
