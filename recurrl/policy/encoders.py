@@ -17,7 +17,7 @@ from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REW
 from recurrl.normalization import ObservationNormalizer
 from recurrl.policy.images import make_image_encoder
 from recurrl.policy.initialization import TANH_GAIN, linear
-from recurrl.policy.specs import choices, is_image
+from recurrl.specs import choices, is_image
 
 ENCODED = "encoded"
 

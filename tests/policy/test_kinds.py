@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
+from torchrl.collectors import Collector
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.collector import make_collector
+from recurrl.collector import make_collector, single
+from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
@@ -89,6 +92,22 @@ def test_every_way_of_running_environments_gives_the_same_structured_batch(
     keys = [OBSERVATION, ACTION, ("next", OBSERVATION), ("next", "reward"), "is_init"]
     for key in expected.select(*keys).keys(include_nested=True, leaves_only=True):
         torch.testing.assert_close(found[key], expected[key], msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), [REPLAYED[i] for i in (1, 4, 6, -7, -3)])
+def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchrls(
+    env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Configure
+) -> None:
+    config, found = configure(env_id, *overrides, **kwargs), {}
+    for kind in (Collector, LeanCollector):
+        set_process_state(config)
+        collector = single.make(config, make_policy_for(config), kind)
+        assert kind is Collector or collector.why_general is None
+        found[kind] = [batch.clone() for batch in islice(collector, 3)]
+        collector.shutdown()
+    for lean, general in zip(found[LeanCollector], found[Collector], strict=True):
+        assert set(lean.keys(True, True)) == set(general.keys(True, True))
+        assert (lean == general).all()
 
 
 def test_actions_of_several_parts_reach_environments_that_torchrl_runs(configure: Configure, collect: Collect) -> None:
