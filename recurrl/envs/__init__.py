@@ -131,9 +131,10 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
 
 
 def _act_at_random(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
-    mask = current_N.get((OBSERVATION, ACTION_MASK), None)
-    if mask is None:
+    observation = current_N[OBSERVATION]
+    if isinstance(observation, torch.Tensor) or ACTION_MASK not in observation:
         return env.rand_action(current_N)
+    mask = observation[ACTION_MASK]
     action = env.full_action_spec[ACTION]
     sizes = choices(action[0]) or (mask.shape[-1],)
     chosen = [torch.multinomial(part.double(), 1) for part in mask.split(sizes, -1)]

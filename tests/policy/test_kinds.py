@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -128,6 +129,28 @@ def test_an_entry_that_torchrl_would_rename_is_refused(vectorization: str, confi
         make_env(config.env, 2, seed=0).reset()
 
 
+ALGORITHMS = {
+    "ppo": ("algorithm.entropy_coeff=0.01",),
+    "ppo with a KL penalty": ("algorithm.objective=kl",),
+    "grpo": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=16"),
+}
+
+
+@pytest.mark.parametrize(("action", "bounded"), [("multi_discrete", "clip"), ("binary", "clip"), ("dict", "tanh")])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, bounded: str, configure: Configure) -> None:
+    config = configure(CUE, *ALGORITHMS[algorithm], f"policy.bounded_action={bounded}", action=action)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    before = [parameter.detach().clone() for parameter in policy.actor_head.parameters()]
+    collector = make_collector(config, policy)
+    metrics = Learner(config, policy).learn(next(iter(collector)), progress=0.0)
+    collector.shutdown()
+    assert all(isfinite(value) for name, value in metrics.items() if name.startswith(("loss", "policy", "optim")))
+    assert metrics["policy/kl_approx"] == pytest.approx(0, abs=0.02)
+    assert not any(map(torch.equal, before, policy.actor_head.parameters()))
+
+
 LEARNING = (
     "backend=pad",
     "env.num_envs=32",
@@ -139,7 +162,7 @@ LEARNING = (
     "policy.encoder_sizes=[32]",
     "lr=5e-3",
     "total_frames=9600",
-    "algorithm.normalize_advantage=true",
+    "algorithm.normalize_advantage=minibatch",
 )
 
 
