@@ -284,7 +284,10 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
         key = override.key_or_group
         if key == "experiment":
             raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
-        OmegaConf.update(effective, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+        before, after = OmegaConf.select(effective, key), OmegaConf.select(composed, key)
+        if key != "resume" and before != after:
+            logger.info("going on with %s=%s, which was %s", key, after, before)
+        OmegaConf.update(effective, key, after, merge=False, force_add=True)
     OmegaConf.save(effective, run_dir / CONFIG_FILE)
     OmegaConf.save(effective, run_dir / ".hydra" / CONFIG_FILE)
     return effective

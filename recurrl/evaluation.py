@@ -39,6 +39,12 @@ def evaluate(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, s
         states: ``kept`` is the policy as it is. ``zeroed`` sets its recurrent states to zero before each step.
             ``shuffled`` gives each environment the states of another one, of which there are at least two.
     """
+    # Seeding environments seeds torch as well, and what is trained must not depend on when it is evaluated.
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        return _returns(config, policy, episodes, seed, states)
+
+
+def _returns(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, states: str) -> list[float]:
     device = next(policy.parameters()).device
     acting = policy.acting()
     copies = max(episodes, 2) if states == SHUFFLED else episodes

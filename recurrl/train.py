@@ -16,6 +16,7 @@ import torch
 
 from recurrl import checkpoint
 from recurrl.collector import make_collector
+from recurrl.collector.carry import Carry
 from recurrl.config import NO_CELL, EnvConfig, TrainConfig
 from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
@@ -53,9 +54,6 @@ def train(
     set_process_state(config)
     policy = make_policy_for(config)
     learner, episodes = Learner(config, policy), EpisodeStatistics()
-    start = checkpoint.to_resume(config, run_dir)
-    if start is not None:
-        report.frames = checkpoint.load(start, learner, episodes)
     logger.info(describe(config, policy))
 
     with ExitStack() as stack:
@@ -63,6 +61,10 @@ def train(
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         collector = make_collector(config, policy)
         stack.callback(collector.shutdown)
+        saved = checkpoint.components(learner, episodes=episodes, carry=Carry(collector))
+        start = checkpoint.to_resume(config, run_dir)
+        if start is not None:
+            report.frames = checkpoint.load(start, saved)
         progress = Progress(config.total_frames)
         stack.callback(progress.close)
         report.startup_time_s = time.time() - report.started
@@ -75,7 +77,7 @@ def train(
                 batch = next(batches)
             if config.replay_check and report.frames_here == 0:
                 with report.starting_up():
-                    logger.info(check_replay(config, policy, batch))
+                    logger.info(check_replay(config, policy, batch, goes_on=start is not None))
             with report.timing("learn"):
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
             report.backend = backend_in_use(policy)
@@ -90,9 +92,9 @@ def train(
             report.take(metrics)
             ending = request.made
             if ending or is_due(config, report.frames, config.checkpoint.every_frames):
-                saved = checkpoint.save(run_dir, report.frames, metrics.get("eval/return_mean"), learner, episodes)
+                path = checkpoint.save(run_dir, report.frames, metrics.get("eval/return_mean"), saved)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
-                report.checkpoint = str(saved.relative_to(run_dir))
+                report.checkpoint = str(path.relative_to(run_dir))
         plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
 
 

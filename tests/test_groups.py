@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
+from recurrl.environment_state import restore, state_of
+from recurrl.envs.gymnasium import SeededEpisodes
 from recurrl.errors import ConfigError
 from recurrl.groups import Groups
 from recurrl.train import make_policy_for, set_process_state
@@ -83,6 +85,22 @@ def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_no
             assert torch.equal(starts[a][:both], starts[b][:both])
         first += [starts[0][0], starts[2][0]]
     assert len(torch.stack(first).unique(dim=0)) == 6
+
+
+def test_a_members_place_in_the_sequence_of_seeds_is_part_of_its_environments_state() -> None:
+    saved, restored = (
+        SeededEpisodes(gymnasium.make("CartPole-v1"), Groups(2, 5, seed=1).episode_seeds(0)) for _ in range(2)
+    )
+    for _ in range(2):
+        saved.reset()
+        for _ in range(3):
+            saved.step(0)
+    restored.reset()
+    restore(restored, state_of(saved))
+    for _ in range(3):
+        assert np.array_equal(restored.reset()[0], saved.reset()[0])
+        saved.step(1)
+        restored.step(1)
 
 
 def test_without_groups_episodes_run_on_from_batch_to_batch(compose: Compose) -> None:

@@ -7,7 +7,7 @@ way that may be of the same memory is a fault.
 
 What orders is a barrier that all threads of the program reach: ``bar.sync``, ``barrier.sync`` and their ``red`` forms,
 not guarded by a predicate and not of a part of the threads. It makes all that the threads stored before visible to all
-of them (PTX ISA, 9.7.13.1). A fence alone orders nothing, because no thread waits. Barriers of other kinds (mbarrier,
+of them (PTX ISA, ``bar``). A fence alone orders nothing, because no thread waits. Barriers of other kinds (mbarrier,
 cluster) are not counted. A load of the read-only cache (``ld.global.nc``) need not see what the kernel stores, with a
 barrier or without.
 

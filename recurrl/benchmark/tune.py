@@ -37,9 +37,11 @@ _LARGEST_RESIDENT = 128
 _ODD_HIDDEN = 102
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
-_TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 32, 4)]
+_TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
 _TILES_IEEE = [(32, 32, 4), (16, 32, 4), (16, 16, 4)]
 _DEPTH_AND_STAGES = {"ieee": (16, 2), "tf32": (32, 3), "tf32x3": (32, 2), "bf16": (64, 3)}
+# Lanes times units. The sums of larger ones take more registers than a thread has, and minutes to compile.
+_LARGEST_TILE, _LARGEST_TILE_IEEE = 64 * 64, 32 * 32
 # Where there are few lanes, only small tiles give every multiprocessor a program.
 _UNTIMED_LANES = {512: 16, 2048: 32, None: 64}
 
@@ -73,8 +75,10 @@ def run(arguments: argparse.Namespace) -> None:
     """Chooses and writes.
 
     Raises:
-        SystemExit: there is no GPU to time on, or it is too old for the kernels.
+        SystemExit: there is no GPU to time on, or it is too old for the kernels, or no folder for the file.
     """
+    if not arguments.output.parent.is_dir():
+        raise SystemExit(f"--output={arguments.output}: there is no folder {arguments.output.parent}. Make it first.")
     if arguments.untimed:
         rows = tuned(table.ARCHITECTURES, preferred, first_fitting, in_order)
         made = Table(dict.fromkeys(table.ARCHITECTURES, _compiler()), rows)
@@ -127,9 +131,11 @@ def preferred(problem: Problem) -> list[Configuration]:
 
 def all_candidates(problem: Problem) -> list[Configuration]:
     """All that is worth a measurement."""
-    depths = (16, 32) if problem.precision == "ieee" else (32, 64)
-    shapes = product((16, 32, 64, 128), (32, 64), depths, (4, 8), (2, 3))
-    return [*_resident(problem), *(Configuration(False, *shape) for shape in shapes)]
+    ieee = problem.precision == "ieee"
+    shapes = product((16, 32, 64, 128), (32, 64), (16, 32) if ieee else (32, 64), (4, 8), (2, 3))
+    most = _LARGEST_TILE_IEEE if ieee else _LARGEST_TILE
+    step = [Configuration(False, *shape) for shape in shapes if shape[0] * shape[1] <= most]
+    return [*_resident(problem), *step]
 
 
 def _resident(problem: Problem) -> list[Configuration]:
@@ -150,7 +156,9 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
 def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
     """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers."""
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
-    found = compile_all(list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair)))
+    different = list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair))
+    sys.stderr.write(f"compiling the kernels of {len(different)} candidates\n")
+    found = compile_all(different)
     good = {job: all(figures.fits and not figures.faults for figures in of_job) for job, of_job in found.items()}
     return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 
@@ -163,7 +171,8 @@ def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[P
     found: set[tuple[Problem, Configuration]] = set()
     while waiting:
         first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
-        found |= (fit := fitting(first.items()))
+        fit = fitting(first.items())
+        found |= fit
         done = {problem for problem, candidate in fit if not candidate.resident}
         waiting = {problem: left for problem, left in waiting.items() if left and problem not in done}
     return found

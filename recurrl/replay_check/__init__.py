@@ -25,7 +25,7 @@ A step and a sequence add the same products in another order. In float32, whose 
 """
 
 
-def check_replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictBase) -> str:
+def check_replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictBase, goes_on: bool = False) -> str:
     """Replays the first batch of a run, and returns one line on how near it comes to what collection recorded.
 
     Log-probabilities and values are replayed in sequence mode, in minibatches of slices from the states stored at their
@@ -37,7 +37,8 @@ def check_replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictB
     Args:
         config: the run's configuration.
         policy: the policy that collected the batch, with the weights it had.
-        batch_NT: the collector's first batch, in which every row begins with an episode.
+        batch_NT: the collector's first batch.
+        goes_on: whether rows may go on with episodes of a run before; else each has to begin with an episode.
 
     Raises:
         ReplayError: naming the first entry, environment and step that differ, the figures, and a likely cause.
@@ -46,7 +47,7 @@ def check_replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictB
     recorded.check_present(batch_NT, policy.state_keys)
     keys = list(batch_NT.select(*policy.acting().in_keys).exclude(IS_INIT).keys(True, True))
     recorded.check_finite(batch_NT, keys)
-    recorded.check_marks(batch_NT)
+    recorded.check_marks(batch_NT, goes_on)
     recorded.check_chain(batch_NT, keys, policy.state_keys)
     # On the CPU there is no device whose generator would have to be saved too.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

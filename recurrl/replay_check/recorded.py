@@ -51,13 +51,17 @@ def check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
             )
 
 
-def check_marks(batch_NT: TensorDictBase) -> None:
-    """Whether episodes are marked as started exactly where the collection began and after an episode's end."""
+def check_marks(batch_NT: TensorDictBase, goes_on: bool) -> None:
+    """Whether episodes are marked as started exactly where the collection began and after an episode's end.
+
+    Where a run goes on with episodes of the one before, the mark at a row's beginning is as good as any.
+    """
     marks = batch_NT.get(IS_INIT)
     if marks is None:
         return
     is_init_NT, done_NT = marks.squeeze(-1), batch_NT["next", "done"].squeeze(-1)
-    started_NT = torch.cat((torch.ones_like(done_NT[:, :1]), done_NT[:, :-1]), 1)
+    began_N1 = is_init_NT[:, :1] if goes_on else torch.ones_like(done_NT[:, :1])
+    started_NT = torch.cat((began_N1, done_NT[:, :-1]), 1)
     at = first(is_init_NT != started_NT)
     if at is not None:
         marked, not_marked = ("is marked", "no episode starts") if is_init_NT[at] else ("is not marked", "one starts")

@@ -125,6 +125,11 @@ def test_without_a_gpu_tune_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not any(tmp_path.iterdir())
 
 
+def test_a_file_that_could_not_be_written_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"there is no folder .*missing\. Make it first"):
+        benchmark.main(["tune", "--untimed", "--output", str(tmp_path / "missing" / "table.json")])
+
+
 def test_a_gpu_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

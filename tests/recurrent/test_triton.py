@@ -163,7 +163,7 @@ def test_any_resets_in_chunks_of_any_length(
     inputs["is_init"] = torch.tensor(marks).reshape(rows, steps, 1)
     with monkeypatch.context() as patch:
         if data.draw(st.booleans(), "one launch a step"):
-            patch.setattr(table, "largest_resident", lambda *_: 0)
+            patch.setattr(table, "configuration", table.step_configuration)
         if data.draw(st.booleans(), "rows for lanes"):
             patch.setattr(backend, "_data_is_out_of_reach", lambda _: True)
         assert_within(module, inputs, 2e-5)
@@ -197,11 +197,9 @@ def test_large_sizes_equal_the_reference(cell: str, hidden: int, precision: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("hidden", [96, 128])
 @pytest.mark.parametrize("cell", CELLS)
-def test_resident_kernels_equal_the_reference_in_the_largest_sizes(
-    cell: str, hidden: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "largest_resident", lambda *_: 128)
-    assert_within(make(cell, hidden), batch(make(cell, hidden), 5, 7, "random"), 2e-5)
+def test_resident_kernels_equal_the_reference_in_the_largest_sizes(cell: str, hidden: int) -> None:
+    with table.forced(table.Configuration(True, 16, 128, 128, warps=8, stages=1)):
+        assert_within(make(cell, hidden), batch(make(cell, hidden), 5, 7, "random"), 2e-5)
 
 
 @pytest.mark.slow
@@ -265,8 +263,8 @@ def test_the_ways_to_compute_a_layer_round_the_same_factors(
     """What they differ by is the order of sums in float32, far less than a factor rounded otherwise."""
     data = batch(make(cell, 24), 3, 4, "random")
     found = []
-    for largest in (128, 0):
-        monkeypatch.setattr(table, "largest_resident", lambda *_, largest=largest: largest)
+    for configuration in (table.configuration, table.step_configuration):
+        monkeypatch.setattr(table, "configuration", configuration)
         for way in WAYS.values():
             module = make(cell, 24, precision=precision, **way)
             found.append(everything(module, data, module.state_keys))
