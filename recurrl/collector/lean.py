@@ -28,6 +28,7 @@ from torchrl.envs import (
 
 from recurrl.collector.tensor_policy import Tensors, UnknownPartError, leaves, operations
 from recurrl.envs import TensorEnv
+from recurrl.keys import path_of
 
 logger = logging.getLogger(__name__)
 _TRAJECTORY = ("collector", "traj_ids")
@@ -130,7 +131,8 @@ class TensorRollout:
                 raise UnknownPartError(f"the policy reads {sorted(map(str, unknown))}, which the environment lacks")
             given |= set(module.out_keys)
         after = {*self.observation_keys, self.count_key, self.return_key, "reward", *self.env.done_keys}
-        given |= {("next", key) for key in after}
+        following = {_next(key) for key in after}
+        given |= following
         lost = {("next", key) for key in self.state_keys} - given
         if lost:
             raise UnknownPartError(f"the policy does not write {sorted(map(str, lost))}")
@@ -138,7 +140,7 @@ class TensorRollout:
         unknown = stored - given - {_TRAJECTORY, ("next", self.init_key), *self.env.done_keys}
         if unknown:
             raise UnknownPartError(f"batches hold {sorted(map(str, unknown))}")
-        self.kept_keys = [key for key in stored - {("next", key) for key in after} if key in given | {_TRAJECTORY}]
+        self.kept_keys = [key for key in stored - following if key in given | {_TRAJECTORY}]
 
     def run(self, carrier: TensorDictBase, next_trajectories: Callable[[Tensors], Tensor] | None) -> None:
         """Fills the batch.
@@ -201,6 +203,10 @@ class TensorRollout:
                 _stack_into(out, [step[key] for step in steps])
             elif isinstance(key, tuple) and key[0] == "next" and _rest(key) in nexts[0]:
                 _stack_into(out, [after[_rest(key)] for after in nexts])
+
+
+def _next(key: NestedKey) -> tuple[str, ...]:
+    return ("next", *path_of(key))
 
 
 def _rest(key: tuple[str, ...]) -> NestedKey:

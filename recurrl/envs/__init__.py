@@ -23,7 +23,9 @@ from recurrl.config import EnvConfig
 from recurrl.envs._tensors import TensorEnv
 from recurrl.errors import ConfigError
 from recurrl.groups import Groups
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 from recurrl.recurrent import RecurrentModule
+from recurrl.specs import choices
 
 EPISODE_RETURN = "episode_reward"
 EPISODE_LENGTH = "step_count"
@@ -119,13 +121,24 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
             current = env.reset()
             _compare_copies(config, current, "observation", f"after reset {episode + 1}")
             for step in range(steps):
-                acted = env.rand_action(current)
+                acted = _act_at_random(env, current)
                 acted["action"][1] = acted["action"][0]
                 stepped, current = env.step_and_maybe_reset(acted)
                 for key in ("observation", "reward", "done"):
                     _compare_copies(config, stepped["next"], key, f"{step + 1} steps after reset {episode + 1}")
     finally:
         env.close()
+
+
+def _act_at_random(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
+    observation = current_N[OBSERVATION]
+    if isinstance(observation, torch.Tensor) or ACTION_MASK not in observation:
+        return env.rand_action(current_N)
+    mask = observation[ACTION_MASK]
+    action = env.full_action_spec[ACTION]
+    sizes = choices(action[0]) or (mask.shape[-1],)
+    chosen = [torch.multinomial(part.double(), 1) for part in mask.split(sizes, -1)]
+    return current_N.set(ACTION, torch.cat(chosen, -1).reshape(action.shape))
 
 
 def _compare_copies(config: EnvConfig, tensordict: TensorDictBase, key: str, when: str) -> None:

@@ -13,11 +13,12 @@ from torch.nn import functional
 from torchrl.data import Binary, Categorical, Composite, TensorSpec
 
 from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
 from recurrl.normalization import ObservationNormalizer
 from recurrl.policy.images import make_image_encoder
 from recurrl.policy.initialization import TANH_GAIN, linear
-from recurrl.policy.specs import choices, is_image
+from recurrl.specs import choices, is_image
 
 ENCODED = "encoded"
 
@@ -43,12 +44,17 @@ def make_encoder(config: TrainConfig, observation: TensorSpec, prefix: str) -> t
     It writes the entry ``<prefix>encoded``.
 
     Raises:
-        ConfigError: an image is too small for its encoder.
+        ConfigError: an image is too small for its encoder, or there is nothing to encode.
     """
     networks, width = {}, 0
     for key, spec in entries(observation).items():
         networks[key], size = _make_network(config, key, spec)
         width += size
+    if not networks:
+        raise ConfigError(
+            "The observation holds an action mask and nothing else, so there is nothing for a policy to see. Make the "
+            "environment show something, if only a constant."
+        )
     composite = isinstance(observation, Composite)
     network = SideBySide(list(networks.values())) if composite else networks[OBSERVATION]
     return TensorDictModule(network, in_keys=list(networks), out_keys=[prefix + ENCODED]), width

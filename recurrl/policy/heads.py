@@ -24,7 +24,7 @@ from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, FEATURES, LOG_PROB, OBSERVATION, path_of
 from recurrl.policy import distributions
 from recurrl.policy.initialization import HEAD_GAIN, linear
-from recurrl.policy.specs import choices, is_bounded
+from recurrl.specs import choices, is_bounded
 
 PARAMETERS = "policy"
 """Above the parameters of the parts of a composite action."""

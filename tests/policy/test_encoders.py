@@ -117,6 +117,11 @@ def test_each_entry_of_a_dict_has_its_own_network_and_the_mask_has_none(compose:
     assert {(OBSERVATION, PREVIOUS_ACTION), (OBSERVATION, PREVIOUS_REWARD)} < set(encoder.in_keys)
 
 
+def test_a_mask_alone_is_nothing_to_see(compose: Compose) -> None:
+    with pytest.raises(ConfigError, match="an action mask and nothing else"):
+        make_encoder(compose(), Composite(action_mask=Binary(3)), prefix="")
+
+
 def test_statistics_are_of_vectors_only(compose: Compose) -> None:
     encoder, _ = make_encoder(compose(), DICT, prefix="")
     sizes = [module.mean.numel() for module in encoder.modules() if isinstance(module, ObservationNormalizer)]

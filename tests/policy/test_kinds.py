@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 import torch
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
+from torchrl.collectors import Collector
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.collector import make_collector
+from recurrl.collector import make_collector, single
+from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
@@ -91,6 +95,22 @@ def test_every_way_of_running_environments_gives_the_same_structured_batch(
         torch.testing.assert_close(found[key], expected[key], msg=lambda text, key=key: f"{key}: {text}")
 
 
+@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), [REPLAYED[i] for i in (1, 4, 6, -7, -3)])
+def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchrls(
+    env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Configure
+) -> None:
+    config, found = configure(env_id, *overrides, **kwargs), {}
+    for kind in (Collector, LeanCollector):
+        set_process_state(config)
+        collector = single.make(config, make_policy_for(config), kind)
+        assert kind is Collector or collector.why_general is None
+        found[kind] = [batch.clone() for batch in islice(collector, 3)]
+        collector.shutdown()
+    for lean, general in zip(found[LeanCollector], found[Collector], strict=True):
+        assert set(lean.keys(True, True)) == set(general.keys(True, True))
+        assert (lean == general).all()
+
+
 def test_actions_of_several_parts_reach_environments_that_torchrl_runs(configure: Configure, collect: Collect) -> None:
     _, batch = collect(configure(CUE, "env.vectorization=serial", action="dict"))
     assert batch["next", "reward"].max() > 0.25  # the task refuses what is not in its action space
@@ -109,6 +129,28 @@ def test_an_entry_that_torchrl_would_rename_is_refused(vectorization: str, confi
         make_env(config.env, 2, seed=0).reset()
 
 
+ALGORITHMS = {
+    "ppo": ("algorithm.entropy_coeff=0.01",),
+    "ppo with a KL penalty": ("algorithm.objective=kl",),
+    "grpo": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=16"),
+}
+
+
+@pytest.mark.parametrize(("action", "bounded"), [("multi_discrete", "clip"), ("binary", "clip"), ("dict", "tanh")])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, bounded: str, configure: Configure) -> None:
+    config = configure(CUE, *ALGORITHMS[algorithm], f"policy.bounded_action={bounded}", action=action)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    before = [parameter.detach().clone() for parameter in policy.actor_head.parameters()]
+    collector = make_collector(config, policy)
+    metrics = Learner(config, policy).learn(next(iter(collector)), progress=0.0)
+    collector.shutdown()
+    assert all(isfinite(value) for name, value in metrics.items() if name.startswith(("loss", "policy", "optim")))
+    assert metrics["policy/kl_approx"] == pytest.approx(0, abs=0.02)
+    assert not any(map(torch.equal, before, policy.actor_head.parameters()))
+
+
 LEARNING = (
     "backend=pad",
     "env.num_envs=32",
@@ -120,7 +162,7 @@ LEARNING = (
     "policy.encoder_sizes=[32]",
     "lr=5e-3",
     "total_frames=9600",
-    "algorithm.normalize_advantage=true",
+    "algorithm.normalize_advantage=minibatch",
 )
 
 

@@ -11,9 +11,10 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
-from recurrl.envs import make_env
+from recurrl.envs import check_seeds, make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
+from recurrl.groups import Groups
 from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, ActorCritic, make_policy
 
 Configure = Callable[..., TrainConfig]
@@ -33,6 +34,12 @@ def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(
     assert not batch["next", OBSERVATION, "action_mask"][batch["next", "done"].squeeze(-1)].any()  # after the last step
     choices = {"discrete": 3, "multi_discrete": 3}[action]
     assert (mask.sum(-1) == choices).all()
+
+
+@pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
+def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(action: str, configure: Configure) -> None:
+    config = configure(MASKED, mask_in="observation", action=action)
+    check_seeds(config.env, Groups(size=2, steps_per_row=8, seed=0))
 
 
 def test_a_mask_changes_the_action_and_nothing_else(configure: Configure, collect: Collect) -> None:
