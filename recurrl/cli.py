@@ -23,14 +23,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED, checkpoint, envs, losses
+from recurrl.collector import make_collector
 from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed
 from recurrl.errors import ConfigError
-from recurrl.evaluation import evaluate
+from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
+from recurrl.replay_check import check_replay
 from recurrl.report import Report
 from recurrl.signals import Interrupted, stop_request
 from recurrl.tracking.csv import FILE_NAME
 from recurrl.tracking.summary import write_summary
-from recurrl.train import make_policy_for, train
+from recurrl.train import make_policy_for, set_process_state, train
 from recurrl.validation import check
 
 GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig) if key.endswith(".name")))
@@ -71,19 +73,36 @@ def evaluate_main() -> None:
     parser.add_argument("--episodes", type=int, help="how many (default: as many as the run's own evaluation)")
     parser.add_argument("--seed", type=int, help="seed of the environments (default: the run's)")
     parser.add_argument("--device", help="where the policy runs (default: the run's device)")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="also with the recurrent states zeroed at each step, and with those of another episode",
+    )
     arguments = parser.parse_args()
+    given = (arguments.run, arguments.episodes, arguments.seed, arguments.device)
     try:
-        returns = evaluate_run(arguments.run, arguments.episodes, arguments.seed, arguments.device)
+        lines = [_return_line(evaluate_run(*given))]
+        if arguments.memory:
+            lines.append(f"with its memory zeroed: {_return_line(evaluate_run(*given, states=ZEROED))}")
+            lines.append(f"with another episode's: {_return_line(evaluate_run(*given, states=SHUFFLED))}")
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    sys.stdout.write(
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _return_line(returns: list[float]) -> str:
+    return (
         f"return {fmean(returns):.1f} ± {pstdev(returns):.1f} over {len(returns)} episodes "
-        f"(min {min(returns):.1f}, max {max(returns):.1f})\n"
+        f"(min {min(returns):.1f}, max {max(returns):.1f})"
     )
 
 
 def evaluate_run(
-    path: Path, episodes: int | None = None, seed: int | None = None, device: str | None = None
+    path: Path,
+    episodes: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    states: str = KEPT,
 ) -> list[float]:
     """Returns of deterministic episodes of a run's policy, in the environment it was trained in.
 
@@ -92,20 +111,65 @@ def evaluate_run(
         episodes: how many; default: as many as the run's own evaluation.
         seed: of the environments; default: the run's.
         device: where the policy runs; default: the run's.
+        states: what becomes of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
 
     Raises:
-        ConfigError: the path is no run, or its environment or device is not available here.
+        ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
     """
     saved = checkpoint.find(path)
     config = typed(_saved_config(path))
     config = replace(config, resume=None, device=device or config.device)
-    _check(config, path)
+    _check(config)
     policy = make_policy_for(config)
     checkpoint.load_policy(saved, policy)
     episodes = config.evaluation.episodes if episodes is None else episodes
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
-    return evaluate(config.env, policy, episodes, config.seed if seed is None else seed)
+    if states != KEPT and not policy.state_keys:
+        raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
+    return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)
+
+
+def check_main() -> None:
+    """``recurrl-check``: makes sure that an update would see what the rollout saw, and trains nothing."""
+    parser = argparse.ArgumentParser(
+        prog="recurrl-check",
+        description="Collects a first batch, and checks that learning would see what the rollout saw. Trains nothing, "
+        "and writes no files.",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for recurrl-train")
+    parser.add_argument("--config-dir", type=Path, help="a folder of your own yamls, as for recurrl-train")
+    arguments = parser.parse_args()
+    try:
+        line = check_run(arguments.overrides, arguments.config_dir)
+    except (ConfigError, HydraException) as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(line + "\n")
+
+
+def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
+    """The line that the start-up check prints about the run that ``recurrl-train`` would start with these overrides.
+
+    Raises:
+        ConfigError: the run would be refused; a :class:`ReplayError` if by the check.
+    """
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    _check_overrides(overrides)
+    search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
+    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+        config = typed(hydra.compose("train", [*overrides, *search]))
+    if config.resume is not None:
+        raise ConfigError(
+            "recurrl-check checks a run from its beginning; a run that goes on checks itself. Leave resume out."
+        )
+    _check(config)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    try:
+        return check_replay(config, policy, next(iter(collector)))
+    finally:
+        collector.shutdown()
 
 
 class _Refused(BaseException):
@@ -152,7 +216,8 @@ def _run(composed: DictConfig) -> None:
         effective = _with_resumed(composed, run_dir)
         config = typed(effective)
         report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-        _check(config, run_dir)
+        _check(config)
+        checkpoint.check_resume(config, run_dir)
         with stop_request() as request:
             train(config, run_dir, _plain(effective), report, request)
         report.status = "completed"
@@ -168,13 +233,12 @@ def _run(composed: DictConfig) -> None:
     logger.info(_closing_line(report, run_dir))
 
 
-def _check(config: TrainConfig, run_dir: Path) -> None:
+def _check(config: TrainConfig) -> None:
     check(config)
     envs.check(config.env)
     if config.algorithm.resets_rows:
         envs.check_rows(config.env, config.steps_per_row)
     losses.check(config.algorithm)
-    checkpoint.check_resume(config, run_dir)
 
 
 def _check_unused(run_dir: Path, composed: DictConfig) -> None:
@@ -220,7 +284,10 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
         key = override.key_or_group
         if key == "experiment":
             raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
-        OmegaConf.update(effective, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+        before, after = OmegaConf.select(effective, key), OmegaConf.select(composed, key)
+        if key != "resume" and before != after:
+            logger.info("going on with %s=%s, which was %s", key, after, before)
+        OmegaConf.update(effective, key, after, merge=False, force_add=True)
     OmegaConf.save(effective, run_dir / CONFIG_FILE)
     OmegaConf.save(effective, run_dir / ".hydra" / CONFIG_FILE)
     return effective
@@ -242,8 +309,13 @@ def _closing_line(report: Report, run_dir: Path) -> str:
     summary = report.summary()
     return (
         f"{report.frames} frames in {summary['train_time_s']:.1f} s of training; evaluation return "
-        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes; {run_dir}"
+        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
+        f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}; {run_dir}"
     )
+
+
+def _without_memory(zeroed: float | None, shuffled: float | None) -> str:
+    return "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
 
 
 def _report_jobs() -> None:

@@ -24,6 +24,9 @@ Value = TypeVar("Value")
 
 NO_CELL = "none"
 
+STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
+"""What ``state`` can be: where the recurrent states that slices start from come from, see ``recurrl.states``."""
+
 CONFIG_FILE = "config.yaml"
 """In a run directory: the run's whole configuration, that of the run it resumed included."""
 
@@ -83,6 +86,16 @@ class ChoiceConfig:
     """A group whose options have a name and nothing else."""
 
     name: str
+
+
+@dataclass
+class RecomputeConfig:
+    """What the backward pass of the recurrent layer computes again instead of keeping it; ``chunk`` in pieces of
+    ``chunk_len`` steps.
+    """
+
+    name: str
+    chunk_len: int
 
 
 @dataclass
@@ -211,10 +224,17 @@ class CheckpointConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Evaluation by deterministic episodes: how many, and every how many frames (null: only at the end)."""
+    """Evaluation by deterministic episodes.
+
+    Attributes:
+        episodes: how many.
+        every_frames: every how many frames; null: only at the end.
+        memory: at the end also without the policy's memory, see ``recurrl.evaluation``.
+    """
 
     episodes: int
     every_frames: int | None
+    memory: bool
 
 
 @dataclass
@@ -224,7 +244,7 @@ class TrainConfig:
     env: EnvConfig
     cell: CellConfig
     backend: ChoiceConfig
-    recompute: ChoiceConfig
+    recompute: RecomputeConfig
     precision: ChoiceConfig
     algorithm: AlgorithmConfig
     collector: ChoiceConfig
@@ -238,12 +258,15 @@ class TrainConfig:
     total_frames: int
     frames_per_batch: int
     slice_len: int
+    state: str
+    burn_in_len: int | None
     epochs: int
     minibatch_slices: int
     lr: float
     lr_schedule: str
     lr_final_fraction: float
     desired_kl: float
+    replay_check: bool
     resume: str | None
 
     @property

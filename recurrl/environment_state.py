@@ -34,9 +34,13 @@ _CONSTANTS = (
     ModuleType,
 )
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_KINDS = {kind: name for name, kind in _SEQUENCES.items()}
 # Of an instance in memory: its header, and references to its attributes and to weak references of it.
 _PLAIN_SIZE = object.__basicsize__ + 2 * tuple.__itemsize__
-_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_GENERATORS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
 
 
 class UnsavableError(ValueError):
@@ -103,14 +107,19 @@ def _encoded_generator(value: Any, path: str, within: tuple[int, ...]) -> Any:
 
 
 def _encoded_container(value: Any, path: str, within: tuple[int, ...]) -> Any:
-    if type(value) is dict:
-        return ("dict", [(_item(key, path, within), _item(item, path, within)) for key, item in value.items()])
-    if type(value) is deque:
-        return ("deque", [_item(item, path, within) for item in value], value.maxlen)
-    for name, kind in _SEQUENCES.items():
-        if type(value) is kind:
-            return (name, [_item(item, path, within) for item in value])
-    return None
+    kind = "dict" if type(value) is dict else "deque" if type(value) is deque else _KINDS.get(type(value))
+    if kind is None:
+        return None
+    items = [item for pair in value.items() for item in pair] if kind == "dict" else list(value)
+    encoded = [_encoded(item, f"{path}[…]", within) for item in items]
+    values = encoded[1::2] if kind == "dict" else encoded
+    if values and all(item is _CONSTANT for item in values):
+        return _CONSTANT
+    for item, what in zip(items, encoded, strict=True):
+        # What is held is made anew, and neither a constant nor an object can be made of plain values.
+        if what is _CONSTANT or what[0] == "object":
+            raise UnsavableError(f"{path} holds a {type(item).__qualname__}, which is not a plain value")
+    return (kind, encoded, value.maxlen if kind == "deque" else None)
 
 
 def _encoded_object(value: Any, path: str, within: tuple[int, ...]) -> Any:
@@ -118,14 +127,6 @@ def _encoded_object(value: Any, path: str, within: tuple[int, ...]) -> Any:
     if hasattr(value, "__dict__") and type(value).__basicsize__ <= _PLAIN_SIZE:
         return ("object", type(value).__qualname__, _attributes(value, path, within))
     return None
-
-
-def _item(value: Any, path: str, within: tuple[int, ...]) -> Any:
-    """Of a container, where every item has to be there."""
-    encoded = _encoded(value, f"{path}[…]", within)
-    if encoded is _CONSTANT or encoded[0] == "object":
-        raise UnsavableError(f"{path} holds a {type(value).__qualname__}, which is not a plain value")
-    return encoded
 
 
 def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> None:
@@ -139,9 +140,8 @@ def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> N
         else:
             # Past what classes make of an assignment: what is set is what was read.
             vars(owner)[name] = _decoded(encoded)
-    for name in vars(owner).keys() - state.keys():
-        if not isinstance(vars(owner)[name], _CONSTANTS):
-            del vars(owner)[name]
+    for name in _attributes(owner, path, ()).keys() - state.keys():
+        del vars(owner)[name]
 
 
 def _decoded(encoded: Any) -> Any:
@@ -154,7 +154,7 @@ def _decoded(encoded: Any) -> Any:
         array = np.array(value.numpy() if isinstance(value, torch.Tensor) else value, dtype=rest[0])
         return array if kind == "array" else array[()]
     if kind == "generator":
-        bits = getattr(np.random, value)()
+        bits = _GENERATORS[value]()
         bits.state = _decoded(rest[0])
         return np.random.Generator(bits)
     if kind == "random":
@@ -162,7 +162,8 @@ def _decoded(encoded: Any) -> Any:
         generator.setstate(value)
         return generator
     if kind == "dict":
-        return {_decoded(key): _decoded(item) for key, item in value}
+        items = [_decoded(item) for item in value]
+        return dict(zip(items[::2], items[1::2], strict=True))
     if kind == "deque":
         return deque(map(_decoded, value), rest[0])
     return _SEQUENCES[kind](map(_decoded, value))

@@ -8,3 +8,7 @@ class ConfigError(ValueError):
 
     The command line prints it as one sentence, without a traceback.
     """
+
+
+class ReplayError(ConfigError):
+    """What the rollout recorded is not what the update would see, so learning would be wrong."""

@@ -16,6 +16,7 @@ from recurrl.losses import make_algorithm
 from recurrl.normalization import RewardScaler
 from recurrl.policy import OBSERVATION, ActorCritic
 from recurrl.schedule import annealed
+from recurrl.states import SliceStates
 
 LOSSES = ("loss_objective", "loss_critic", "loss_entropy", "loss_kl", "loss_kl_to_ref", "loss_kl_to_inference")
 DIAGNOSTICS = {
@@ -58,6 +59,7 @@ class Learner:
             config.env.num_envs, config.algorithm.gamma, config.env.reward_scale, config.env.normalize_reward
         ).to(device)
         self.buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, device)
+        self.states = SliceStates(config, policy)
 
     def learn(self, batch_NT: TensorDictBase, progress: float) -> dict[str, float]:
         """Improves the policy by one batch of rows, and returns what to log.
@@ -71,24 +73,35 @@ class Learner:
         ended_NT = after["done"].squeeze(-1).clone()
         ended_NT[:, -1] |= self.config.algorithm.resets_rows
         reward_NT = self.reward_scaler(after["reward"].squeeze(-1), ended_NT)
-        metrics = self.algorithm.prepare(batch_NT, reward_NT)
+        self.states.take(batch_NT)
+        metrics = self._prepare(batch_NT, reward_NT)
         if COUNTED in batch_NT and not batch_NT[COUNTED].any():
             # A step would follow the optimizer's momentum alone.
             metrics["optim/steps"] = 0.0
         else:
-            self.buffer.fill(batch_NT, self.algorithm.keys)
-            metrics |= self._epochs()
+            metrics |= self._epochs(batch_NT, reward_NT)
         # Only now: until the next batch is collected, rollout and update normalise alike.
         self.policy.observe(batch_NT[OBSERVATION])
         return metrics
 
-    def _epochs(self) -> dict[str, float]:
+    def _prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        """Makes of a batch what an epoch learns from."""
+        if self.states.refreshes:
+            self.states.refresh(batch_NT)
+        metrics = self.algorithm.prepare(batch_NT, reward_NT)
+        self.buffer.fill(batch_NT, self.algorithm.keys)
+        return metrics
+
+    def _epochs(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
         count = 0
         target_kl = self.config.algorithm.target_kl
-        for _ in range(self.config.epochs):
+        for epoch in range(self.config.epochs):
+            if epoch > 0 and self.states.refreshes:
+                self._prepare(batch_NT, reward_NT)
             steps = []
             for minibatch in self.buffer.epoch():
+                self.states.enter(minibatch)
                 values = self._step(minibatch, first=count == 0)
                 steps.append(values)
                 for name, value in values.items():
@@ -98,6 +111,7 @@ class Learner:
                 break
         self.algorithm.end_iteration(_mean(steps, "policy/kl"))
         metrics = {name: float(total) / count for name, total in sums.items()}
+        metrics |= self.states.drift(minibatch)
         return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(count)}
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:

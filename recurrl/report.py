@@ -21,11 +21,13 @@ class Report:
         error: why it failed.
         frames: environment steps summed over environments, those before a resume included.
         frames_here: those of this process alone; not part of the summary.
-        startup_time_s: from the beginning to the first iteration.
+        startup_time_s: from the beginning to the first iteration, and checking its batch.
         collect_time_s: collecting; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning.
         train_return_mean: mean return of the last 100 episodes.
         eval_return_mean: of the last evaluation, like the next two.
+        eval_return_mean_zeroed_state: of the last evaluation with the recurrent states zeroed at each step.
+        eval_return_mean_shuffled_state: of the last evaluation with the recurrent states of another environment.
         best_eval_return_mean: the best of all evaluations.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
@@ -46,6 +48,8 @@ class Report:
     eval_return_mean: float | None = None
     eval_return_std: float | None = None
     eval_episodes: int | None = None
+    eval_return_mean_zeroed_state: float | None = None
+    eval_return_mean_shuffled_state: float | None = None
     best_eval_return_mean: float | None = None
     backend: str | None = None
     checkpoint: str | None = None
@@ -60,6 +64,13 @@ class Report:
         name = f"{phase}_time_s"
         setattr(self, name, getattr(self, name) + seconds)
         self._iteration[f"time/{phase}_s"] = seconds
+
+    @contextmanager
+    def starting_up(self) -> Iterator[None]:
+        """Adds the time a block takes to what starting up took."""
+        began = time.perf_counter()
+        yield
+        self.startup_time_s = (self.startup_time_s or 0.0) + time.perf_counter() - began
 
     def iteration(self, frames: int) -> dict[str, float]:
         """Counts the frames of an iteration, and returns its times and speed, for the log."""
@@ -77,6 +88,8 @@ class Report:
             self.eval_episodes = int(metrics["eval/episodes"])
             best = self.best_eval_return_mean
             self.best_eval_return_mean = self.eval_return_mean if best is None else max(best, self.eval_return_mean)
+            self.eval_return_mean_zeroed_state = metrics.get("eval/return_mean_zeroed_state")
+            self.eval_return_mean_shuffled_state = metrics.get("eval/return_mean_shuffled_state")
 
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""

@@ -16,13 +16,15 @@ import torch
 
 from recurrl import checkpoint
 from recurrl.collector import make_collector
+from recurrl.collector.carry import Carry
 from recurrl.config import NO_CELL, EnvConfig, TrainConfig
 from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
-from recurrl.evaluation import evaluate, evaluation_metrics
+from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, ActorCritic, make_policy
 from recurrl.recurrent import precision
+from recurrl.replay_check import check_replay
 from recurrl.report import Report
 from recurrl.signals import StopRequest
 from recurrl.tracking import make_trackers
@@ -52,9 +54,6 @@ def train(
     set_process_state(config)
     policy = make_policy_for(config)
     learner, episodes = Learner(config, policy), EpisodeStatistics()
-    start = checkpoint.to_resume(config, run_dir)
-    if start is not None:
-        report.frames = checkpoint.load(start, learner, episodes)
     logger.info(describe(config, policy))
 
     with ExitStack() as stack:
@@ -62,6 +61,10 @@ def train(
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         collector = make_collector(config, policy)
         stack.callback(collector.shutdown)
+        saved = checkpoint.components(learner, episodes=episodes, carry=Carry(collector))
+        start = checkpoint.to_resume(config, run_dir)
+        if start is not None:
+            report.frames = checkpoint.load(start, saved)
         progress = Progress(config.total_frames)
         stack.callback(progress.close)
         report.startup_time_s = time.time() - report.started
@@ -72,6 +75,9 @@ def train(
         while not (ending or is_last(config, report.frames)):
             with report.timing("collect"):
                 batch = next(batches)
+            if config.replay_check and report.frames_here == 0:
+                with report.starting_up():
+                    logger.info(check_replay(config, policy, batch, goes_on=start is not None))
             with report.timing("learn"):
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
             report.backend = backend_in_use(policy)
@@ -79,14 +85,16 @@ def train(
             metrics |= report.iteration(config.frames_per_batch) | episodes.metrics()
             if is_due(config, report.frames, config.evaluation.every_frames):
                 metrics |= evaluation_metrics(evaluate(config.env, policy, config.evaluation.episodes, config.seed))
+            if config.evaluation.memory and is_last(config, report.frames):
+                metrics |= memory_metrics(config.env, policy, config.evaluation.episodes, config.seed)
             trackers.log(report.frames, metrics)
             progress.update(report.frames, metrics)
             report.take(metrics)
             ending = request.made
             if ending or is_due(config, report.frames, config.checkpoint.every_frames):
-                saved = checkpoint.save(run_dir, report.frames, metrics.get("eval/return_mean"), learner, episodes)
+                path = checkpoint.save(run_dir, report.frames, metrics.get("eval/return_mean"), saved)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
-                report.checkpoint = str(saved.relative_to(run_dir))
+                report.checkpoint = str(path.relative_to(run_dir))
         plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
 
 

@@ -11,10 +11,10 @@ import math
 
 import torch
 
-from recurrl.config import NO_CELL, AlgorithmConfig, TrainConfig
+from recurrl.config import BURN_IN, NO_CELL, STATE_POLICIES, STORED, AlgorithmConfig, TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
-from recurrl.recurrent.backends import Options, backend_names, refusal
+from recurrl.recurrent.backends import RECOMPUTE, Options, backend_names, refusal
 from recurrl.recurrent.cells import cell_names, load_cell
 
 CRITIC_OPTIONS = ("critic", "lmbda", "critic_coeff", "critic_loss", "clip_value", "normalize_advantage")
@@ -39,6 +39,7 @@ def check(config: TrainConfig) -> None:
     _check_device(config)
     _check_recurrence(config)
     _check_batches(config)
+    _check_states(config)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -81,6 +82,7 @@ def _check_ranges(config: TrainConfig) -> None:
         "checkpoint.every_frames": config.checkpoint.every_frames,
         "checkpoint.keep_last": config.checkpoint.keep_last,
         "evaluation.every_frames": config.evaluation.every_frames,
+        "burn_in_len": config.burn_in_len,
         "num_threads": config.num_threads,
         "algorithm.ref_refresh_updates": algorithm.ref_refresh_updates,
         **{f"policy.encoder_sizes[{i}]": size for i, size in enumerate(config.policy.encoder_sizes)},
@@ -143,8 +145,9 @@ def _check_choices(config: TrainConfig) -> None:
         "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
         "policy.image_encoder": (config.policy.image_encoder, ("nature", "impala")),
         "policy.bounded_action": (config.policy.bounded_action, ("clip", "tanh")),
-        "recompute.name": (config.recompute.name, ("none", "full")),
+        "recompute.name": (config.recompute.name, RECOMPUTE),
         "precision.name": (config.precision.name, matmul_precision.MODES),
+        "state": (config.state, STATE_POLICIES),
     }
     for key, (value, allowed) in choices.items():
         names = ", ".join(str(choice) for choice in allowed)
@@ -214,7 +217,10 @@ def _check_recurrence(config: TrainConfig) -> None:
     reason = None
     if config.cell.name != NO_CELL:
         options = Options(
-            recompute=config.recompute.name, precision=config.precision.name, hidden_size=config.cell.hidden_size
+            recompute=config.recompute.name,
+            chunk_len=config.recompute.chunk_len,
+            precision=config.precision.name,
+            hidden_size=config.cell.hidden_size,
         )
         reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
     if reason is not None:
@@ -253,6 +259,35 @@ def _check_batches(config: TrainConfig) -> None:
         config.total_frames >= frames,
         f"total_frames={config.total_frames} is less than one iteration of frames_per_batch={frames}. Give more "
         "total_frames, or a smaller frames_per_batch.",
+    )
+
+
+def _check_states(config: TrainConfig) -> None:
+    _require(
+        config.cell.name != NO_CELL or config.state == STORED,
+        f"state={config.state} is about recurrent states, and cell=none has none. Leave state out, or choose a cell.",
+    )
+    if config.state != BURN_IN:
+        _require(
+            config.burn_in_len is None,
+            f"burn_in_len={config.burn_in_len} has no meaning with state={config.state}. Leave it out, or give "
+            "state=burn_in.",
+        )
+        return
+    _require(
+        config.burn_in_len is not None,
+        "state=burn_in needs burn_in_len, the number of steps that warm the state before a slice. Give "
+        f"burn_in_len={max(1, config.slice_len // 2)}, for example.",
+    )
+    _require(
+        config.burn_in_len is None or config.burn_in_len < config.slice_len,
+        f"burn_in_len={config.burn_in_len} is not less than slice_len={config.slice_len}: burn-in comes out of the one "
+        f"slice before. Give burn_in_len={max(1, config.slice_len // 2)}, or a larger slice_len.",
+    )
+    _require(
+        config.slice_len < config.steps_per_row,
+        f"state=burn_in has no steps to burn in with slice_len={config.slice_len}, which is a whole row: no slice has "
+        "steps before it. Give a smaller slice_len, or a larger frames_per_batch.",
     )
 
 

@@ -111,6 +111,12 @@ def recurrl_evaluate() -> Callable[..., Outcome]:
 
 
 @pytest.fixture(scope="session")
+def recurrl_check() -> Callable[..., Outcome]:
+    """Runs ``recurrl-check`` in this process, in the folder ``cwd``."""
+    return lambda *arguments, cwd: _run(cli.check_main, "recurrl-check", arguments, cwd)
+
+
+@pytest.fixture(scope="session")
 def console() -> Callable[..., Outcome]:
     """Runs a console command of the package in a process of its own, in the folder ``cwd``."""
 
@@ -143,6 +149,21 @@ def no_environments(monkeypatch: pytest.MonkeyPatch) -> None:
         raise EnvironmentMadeError
 
     monkeypatch.setattr(gymnasium, "make", make)
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[[Callable[[], gymnasium.Env]], str]]:
+    """Registers an environment with Gymnasium under a name, until the test ends."""
+    names: list[str] = []
+
+    def register(make: Callable[[], gymnasium.Env]) -> str:
+        names.append(f"Registered-v{len(names)}")
+        gymnasium.register(names[-1], entry_point=make)
+        return names[-1]
+
+    yield register
+    for name in names:
+        del gymnasium.registry[name]
 
 
 @pytest.fixture

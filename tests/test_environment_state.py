@@ -65,6 +65,17 @@ def test_what_came_up_after_the_state_was_saved_is_gone_when_it_is_restored():
     assert not hasattr(env.unwrapped, "came_up")
 
 
+def test_what_says_how_an_environment_was_made_stays_when_its_state_is_restored():
+    env, other = (gymnasium.wrappers.TransformReward(made("Pendulum-v1"), lambda reward: 2 * reward) for _ in range(2))
+    env.reset(seed=0)
+    other.reset(seed=1)
+    kept = dict(vars(other)["_saved_kwargs"])
+    restore(other, state_of(env))
+    assert vars(other)["_saved_kwargs"] == kept
+    actions = [env.action_space.sample() for _ in range(30)]
+    np.testing.assert_equal(played(other, actions), played(env, actions))
+
+
 class Simulator:
     """Holds its state where python does not see it."""
 

@@ -13,7 +13,6 @@ import torch
 from recurrl import checkpoint
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.episodes import EpisodeStatistics
 from recurrl.learner import Learner
 from recurrl.schedule import annealed
 from recurrl.train import is_due, is_last, make_policy_for, set_process_state
@@ -155,12 +154,11 @@ def test_the_reference_policy_is_refreshed_every_so_many_iterations(
 def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path: Path) -> None:
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
     trained, _ = learn(compose, *options)
-    episodes = EpisodeStatistics()
-    path = checkpoint.save(tmp_path, frames=64, return_mean=None, learner=trained, episodes=episodes)
+    path = checkpoint.save(tmp_path, 64, None, checkpoint.components(trained))
     config = compose(*SMALL, *options, "seed=1")
     set_process_state(config)
     loaded = Learner(config, make_policy_for(config))
-    checkpoint.load(path, loaded, episodes)
+    checkpoint.load(path, checkpoint.components(loaded))
     saved, found = trained.algorithm.state_dict(), loaded.algorithm.state_dict()
     assert found["iterations"] == saved["iterations"] == 1
     assert all(torch.equal(found["reference"][name], value) for name, value in saved["reference"].items())

@@ -116,7 +116,10 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
         ("collector.name", ("single",)),
         ("logger.name", ("csv", "tensorboard", "wandb")),
         ("logger.mode", ("auto", "online", "offline")),
-        ("recompute.name", ("none", "full")),
+        ("policy.image_encoder", ("nature", "impala")),
+        ("policy.bounded_action", ("clip", "tanh")),
+        ("recompute.name", ("none", "full", "chunk")),
+        ("state", ("stored", "zero", "burn_in", "refresh")),
         ("precision.name", ("ieee", "tf32", "tf32x3", "bf16", "fast", "high-prec")),
     ],
 )
@@ -153,6 +156,7 @@ def test_tensorboard_is_refused_where_it_is_not_installed(refusal, not_installed
         "checkpoint.keep_last",
         "evaluation.episodes",
         "evaluation.every_frames",
+        "burn_in_len",
     ],
 )
 def test_a_count_below_one_is_refused(refusal, key, value):
@@ -261,6 +265,10 @@ def test_recomputation_is_refused_with_a_backend_that_has_none(refusal, backend)
     assert error.endswith("Choose backend=scan, or recompute=none.")
 
 
+def test_pieces_of_no_steps_are_refused(refusal):
+    assert refusal({"recompute.name": "chunk", "recompute.chunk_len": 0}).endswith("chunk_len=0. Give 1 or more.")
+
+
 def test_values_that_do_not_go_together_are_refused_at_the_command_line(refused):
     assert refused("recompute=full", "backend=pad").startswith("recompute=full is not possible with backend=pad, ")
 
@@ -274,9 +282,8 @@ def test_the_triton_backend_is_refused_on_a_cpu(refusal, monkeypatch):
 
 
 def test_the_triton_backend_is_refused_a_cell_that_is_too_large(refusal):
-    assert refusal({"backend.name": "triton", "cell.hidden_size": 256}).startswith(
-        "hidden_size=256 is not possible with backend=triton, whose kernels keep the recurrent weights on the chip: at "
-        "most 128 features"
+    assert refusal({"backend.name": "triton", "cell.hidden_size": 2048}).startswith(
+        "hidden_size=2048 is not possible with backend=triton, whose kernels are tested up to 1024 features"
     )
 
 
@@ -380,3 +387,48 @@ def test_batches_that_do_not_work_out_are_refused_with_ones_that_do(refusal, cha
 )
 def test_what_such_a_refusal_advises_is_fine(checked, changes):
     checked(changes)
+
+
+# State policies
+
+
+BURN_IN = {"state": "burn_in", "burn_in_len": 4, "slice_len": 8, "minibatch_slices": 8}
+
+
+@pytest.mark.parametrize("changes", [{"state": "zero"}, {"state": "refresh"}, BURN_IN], ids=changed)
+def test_a_state_policy_is_fine(checked, changes):
+    checked(changes)
+
+
+@pytest.mark.parametrize("state", ["zero", "refresh", "burn_in"])
+def test_a_state_policy_is_refused_for_a_policy_without_states(refusal, state):
+    assert refusal({**BURN_IN, "state": state, "cell.name": "none"}) == (
+        f"state={state} is about recurrent states, and cell=none has none. Leave state out, or choose a cell."
+    )
+
+
+@pytest.mark.parametrize("state", ["stored", "zero", "refresh"])
+def test_a_burn_in_length_is_refused_with_another_state_policy(refusal, state):
+    assert refusal({"state": state, "burn_in_len": 4}) == (
+        f"burn_in_len=4 has no meaning with state={state}. Leave it out, or give state=burn_in."
+    )
+
+
+def test_burning_in_is_refused_without_a_length(refusal):
+    assert refusal({**BURN_IN, "burn_in_len": None}) == (
+        "state=burn_in needs burn_in_len, the number of steps that warm the state before a slice. Give burn_in_len=4, "
+        "for example."
+    )
+
+
+@pytest.mark.parametrize("length", [8, 9])
+def test_a_burn_in_as_long_as_a_slice_is_refused(refusal, length):
+    assert refusal({**BURN_IN, "burn_in_len": length}).startswith(
+        f"burn_in_len={length} is not less than slice_len=8: burn-in comes out of the one slice before."
+    )
+
+
+def test_burning_in_is_refused_where_a_slice_is_a_whole_row(refusal):
+    assert refusal({**BURN_IN, "slice_len": 32}).startswith(
+        "state=burn_in has no steps to burn in with slice_len=32, which is a whole row: no slice has steps before it."
+    )

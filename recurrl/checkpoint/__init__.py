@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.checkpoint import files
 from recurrl.config import TrainConfig, run_directory_of
-from recurrl.episodes import EpisodeStatistics
 from recurrl.errors import ConfigError
 from recurrl.learner import Learner
 from recurrl.policy import ActorCritic
@@ -18,21 +18,42 @@ FOLDER = "checkpoints"
 AUTO = "auto"
 
 
-def save(run_dir: Path, frames: int, return_mean: float | None, learner: Learner, episodes: EpisodeStatistics) -> Path:
-    """Writes everything that learning has changed, and returns where.
+class Stateful(Protocol):
+    """What a checkpoint can hold."""
+
+    def state_dict(self) -> Any:
+        """Tensors and plain values."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Goes on from there."""
+
+
+def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
+    """Everything that a run changes: what learns, random numbers, and the others given by name."""
+    return {
+        "policy": learner.policy,
+        "optimizer": learner.optimizer,
+        "algorithm": learner.algorithm,
+        "reward_scaler": learner.reward_scaler,
+        "rng": GlobalRNGState(),
+        **others,
+    }
+
+
+def save(run_dir: Path, frames: int, return_mean: float | None, of: Mapping[str, Stateful]) -> Path:
+    """Writes a checkpoint, and returns where.
 
     Args:
         run_dir: the run's directory.
         frames: how many have been seen.
         return_mean: of the evaluation after these frames; None if there was none.
-        learner: what learns.
-        episodes: statistics of the run's episodes.
+        of: the :func:`components` of the run.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to. The checkpoints before are whole.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
-    files.write(path, _components(learner, episodes), {"frames": frames, "return_mean": return_mean})
+    files.write(path, of, {"frames": frames, "return_mean": return_mean})
     return path
 
 
@@ -107,13 +128,13 @@ def check_resume(config: TrainConfig, run_dir: Path) -> None:
         )
 
 
-def load(path: Path, learner: Learner, episodes: EpisodeStatistics) -> int:
+def load(path: Path, into: Mapping[str, Stateful]) -> int:
     """Restores what ``save`` wrote, and returns the frames seen.
 
     Raises:
         ConfigError: the checkpoint is damaged, or does not fit the configuration.
     """
-    files.read(path, _components(learner, episodes))
+    files.read(path, into)
     return frames_of(path)
 
 
@@ -124,14 +145,3 @@ def load_policy(path: Path, policy: ActorCritic) -> None:
         ConfigError: the checkpoint is damaged, or does not fit the policy.
     """
     files.read(path, {"policy": policy})
-
-
-def _components(learner: Learner, episodes: EpisodeStatistics) -> dict[str, Any]:
-    return {
-        "policy": learner.policy,
-        "optimizer": learner.optimizer,
-        "algorithm": learner.algorithm,
-        "reward_scaler": learner.reward_scaler,
-        "episodes": episodes,
-        "rng": GlobalRNGState(),
-    }

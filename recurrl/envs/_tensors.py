@@ -14,6 +14,8 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
+from recurrl.environment_state import UnsavableError
+
 
 class TensorEnv(EnvBase):
     """An environment of batch size ``[N]`` whose results are plain tensors, and whose action is one or has parts.
@@ -59,6 +61,22 @@ class TensorEnv(EnvBase):
         Returns:
             In memory that later steps leave alone, the observation of every environment, the chosen and the others.
         """
+
+    def episodes(self) -> dict[str, Any]:
+        """The state of the episodes under way, of plain values and tensors.
+
+        Raises:
+            UnsavableError: the environment cannot give it; with the reason.
+        """
+        raise UnsavableError(f"{type(self).__name__} does not give its state")
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Goes on with the episodes that :meth:`episodes` gave.
+
+        Raises:
+            UnsavableError: this environment is not made as the other was.
+        """
+        raise UnsavableError(f"{type(self).__name__} does not take a state")
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         return TensorDict(self.step_tensors(tensordict["action"]), self.batch_size)

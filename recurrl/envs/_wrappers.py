@@ -71,10 +71,11 @@ def _in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
         return units, lambda action: {key: to_env(action[key]) for key, (_, to_env) in parts.items()}
     if not isinstance(space, spaces.Box):
         return space, lambda action: action
+    dtype = space.dtype  # a policy may compute in another
     if not space.is_bounded():
-        return space, lambda action: np.clip(action, space.low, space.high)
-    units_box, _, to_env = rescale_box(space, np.float32(-1), np.float32(1))
-    return units_box, lambda action: to_env(np.clip(action, units_box.low, units_box.high))
+        return space, lambda action: np.clip(action, space.low, space.high).astype(dtype, copy=False)
+    box, _, rescale = rescale_box(space, np.float32(-1), np.float32(1))
+    return box, lambda action: rescale(np.clip(action, box.low, box.high)).astype(dtype, copy=False)
 
 
 class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -23,6 +23,7 @@ from torchrl._utils import seed_generator
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from recurrl.config import EnvConfig
+from recurrl.environment_state import UnsavableError, restore, state_of
 from recurrl.envs._spaces import check_spaces, leaves, spec_under
 from recurrl.envs._tensors import TensorEnv
 from recurrl.envs._wrappers import (
@@ -170,6 +171,21 @@ class InlineEnv(TensorEnv):
             "truncated": torch.from_numpy(truncated),
             "done": torch.from_numpy(terminated | truncated),
         }
+
+    def episodes(self) -> dict[str, Any]:
+        """The state of each environment, and what was observed last."""
+        return {"environments": [state_of(env) for env in self._envs], "observed": self._observations()}
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Gives each environment its state."""
+        if len(state["environments"]) != len(self._envs):
+            raise UnsavableError(
+                f"{len(state['environments'])} environments were saved, and {len(self._envs)} are here"
+            )
+        for env, of_one in zip(self._envs, state["environments"], strict=True):
+            restore(env, of_one)
+        for key, values in self._last.items():
+            values[...] = state["observed"][key].numpy()
 
     def _take_entries(self, i: int, observation: Any) -> None:
         for key, values in self._last.items():

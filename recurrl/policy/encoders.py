@@ -81,7 +81,7 @@ def _make_network(config: TrainConfig, key: NestedKey, spec: TensorSpec) -> tupl
     if key == (OBSERVATION, PREVIOUS_REWARD):
         return nn.Sequential(*_vector(config, spec)[0]), 1
     if is_image(spec):
-        return make_image_encoder(config.policy.image_encoder, ".".join(path_of(key)), spec)
+        return make_image_encoder(config.policy.image_encoder, ".".join(path_of(key)[1:]), spec)
     layers, width = _entrance(config, spec)
     for size in config.policy.encoder_sizes:
         layers.append(linear(width, size, TANH_GAIN))

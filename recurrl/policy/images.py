@@ -21,7 +21,7 @@ def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> tuple[nn.Seque
 
     Args:
         kind: ``nature`` or ``impala``.
-        name: the observation's, for the refusal.
+        name: of the entry of a dict observation, else empty; for the refusal.
         spec: the image's. Channels are its first or its last dimension, whichever is smaller; without a third
             dimension there is one channel.
 
@@ -35,7 +35,7 @@ def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> tuple[nn.Seque
     else:
         if min(height, width) < NATURE_SMALLEST:
             raise ConfigError(
-                f"The observation {name} is an image of {height}×{width} points, too small for "
+                f"The observation{name and f' {name}'} is an image of {height}×{width} points, too small for "
                 f"policy.image_encoder=nature, which needs {NATURE_SMALLEST}×{NATURE_SMALLEST}. Choose "
                 "policy.image_encoder=impala, which takes any size, or enlarge the images, for example by "
                 "gymnasium.wrappers.ResizeObservation."

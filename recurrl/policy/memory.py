@@ -72,6 +72,7 @@ def _make_cell(config: TrainConfig, width: int, cell_name: str, prefix: str, out
         cell.num_layers,
         recurrent_backend=config.backend.name,
         recurrent_recompute=config.recompute.name,
+        recurrent_chunk_len=config.recompute.chunk_len,
         recurrent_matmul_precision=config.precision.name,
         in_keys=[encoded, *states],
         out_keys=[out_key, *(("next", state) for state in states)],

@@ -54,7 +54,7 @@ class RecurrentModule(TensorDictModuleBase):
         recurrent_backend: ``auto``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence mode.
         recurrent_compute_dtype: dtype of the factors of the recurrent product, for ``triton``.
         recurrent_recompute: ``none``; ``full`` to run the forward pass again in the backward pass for less memory;
-            ``chunk``, for ``triton``, to keep the states every few steps.
+            ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
         recurrent_matmul_precision: precision of the matrix products, see :mod:`recurrl.recurrent.precision`.
         in_key: key of the input; the states get their default keys. Exclusive with ``in_keys``.
         in_keys: keys of the input, of each state, and optionally of ``is_init``.
@@ -63,6 +63,7 @@ class RecurrentModule(TensorDictModuleBase):
         device: where the parameters live.
         wrapped: a torch module to take the parameters of, instead of sizes.
         default_recurrent_mode: the mode when no ``set_recurrent_mode`` is active. Default: False.
+        recurrent_chunk_len: steps of a piece, for ``recurrent_recompute="chunk"``.
 
     Raises:
         ValueError: an option is out of range, or no device could do what is asked with the backend.
@@ -93,6 +94,7 @@ class RecurrentModule(TensorDictModuleBase):
         device: torch.device | str | None = None,
         wrapped: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
+        recurrent_chunk_len: int = 0,
     ) -> None:
         super().__init__()
         self.cell_name = cell
@@ -126,6 +128,7 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = recurrent_recompute
+        self.recurrent_chunk_len = recurrent_chunk_len
         self.recurrent_matmul_precision = recurrent_matmul_precision
         # Loaded here, because torch.compile cannot import while it traces.
         backends.load_backend("scan" if recurrent_backend == backends.AUTO else recurrent_backend)
@@ -197,6 +200,7 @@ class RecurrentModule(TensorDictModuleBase):
         """What the backend is asked for."""
         return Options(
             recompute=self.recurrent_recompute,
+            chunk_len=self.recurrent_chunk_len,
             precision=self.recurrent_matmul_precision,
             compute_dtype=self.recurrent_compute_dtype,
             hidden_size=self.layers.hidden_size,
@@ -389,6 +393,7 @@ class GRUModule(RecurrentModule):
         device: torch.device | str | None = None,
         gru: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
+        recurrent_chunk_len: int = 0,
     ) -> None:
         super().__init__(
             "gru",
@@ -412,6 +417,7 @@ class GRUModule(RecurrentModule):
             device=device,
             wrapped=gru,
             default_recurrent_mode=default_recurrent_mode,
+            recurrent_chunk_len=recurrent_chunk_len,
         )
 
 
@@ -445,6 +451,7 @@ class LSTMModule(RecurrentModule):
         device: torch.device | str | None = None,
         lstm: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
+        recurrent_chunk_len: int = 0,
     ) -> None:
         super().__init__(
             "lstm",
@@ -468,6 +475,7 @@ class LSTMModule(RecurrentModule):
             device=device,
             wrapped=lstm,
             default_recurrent_mode=default_recurrent_mode,
+            recurrent_chunk_len=recurrent_chunk_len,
         )
 
 

@@ -20,6 +20,8 @@ SUMMARY_KEYS = {
     "eval_return_mean",
     "eval_return_std",
     "eval_episodes",
+    "eval_return_mean_zeroed_state",
+    "eval_return_mean_shuffled_state",
     "best_eval_return_mean",
     "seed",
     "device",

@@ -1,4 +1,4 @@
-"""The two commands: that they are installed, and what they print when nothing is to run."""
+"""The commands: that they are installed, and what they print when nothing is to run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from recurrl.recurrent.backends import backend_names
 from recurrl.recurrent.cells import cell_names
 
 
-def test_both_commands_are_installed_with_the_package():
+def test_the_commands_are_installed_with_the_package():
     commands = {script.name: script.value for script in importlib.metadata.entry_points(group="console_scripts")}
     assert commands["recurrl-train"] == "recurrl.cli:main"
     assert commands["recurrl-evaluate"] == "recurrl.cli:evaluate_main"
+    assert commands["recurrl-check"] == "recurrl.cli:check_main"
 
 
 def test_the_configuration_can_be_printed_and_nothing_runs(train, tmp_path):
@@ -33,7 +34,7 @@ def test_the_help_lists_the_choices_and_the_keys_and_nothing_runs(train, tmp_pat
     lines = [line.strip() for line in outcome.out.splitlines()]
     assert f"cell: {', '.join(sorted((*cell_names(), 'none')))}" in lines
     assert f"backend: {', '.join(sorted(backend_names()))}" in lines
-    assert "recompute: full, none" in lines
+    assert "recompute: chunk, full, none" in lines
     config = compose()
     assert {
         f"total_frames: {config.total_frames}",

@@ -25,6 +25,23 @@ def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, fin
     assert printed[3] == "2"
 
 
+def test_evaluating_without_memory_prints_what_the_run_itself_found(evaluate, finished_run):
+    outcome = evaluate(finished_run, "--memory")
+    assert outcome.code == 0, outcome.err
+    normal, zeroed, shuffled = outcome.out.splitlines()
+    found = summary(finished_run)
+    assert normal.startswith(f"return {found['eval_return_mean']:.1f} ± ")
+    assert zeroed.startswith(f"with its memory zeroed: return {found['eval_return_mean_zeroed_state']:.1f} ± ")
+    assert shuffled.startswith(f"with another episode's: return {found['eval_return_mean_shuffled_state']:.1f} ± ")
+
+
+def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evaluate, tiny):
+    assert train(*tiny, "cell=none", "hydra.run.dir=run").code == 0
+    assert evaluate("run", "--memory").error == (
+        "--memory is about recurrent states, and the policy of run has none. Leave it out."
+    )
+
+
 def test_evaluating_the_same_run_twice_gives_the_same_returns(finished_run):
     first = evaluate_run(finished_run, episodes=3, seed=5)
     torch.manual_seed(99)

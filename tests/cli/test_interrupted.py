@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from run_files import metrics, settings, summary, without_times
@@ -89,3 +91,45 @@ def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(t
         "frames_000000000128",
         "frames_000000000160",
     ]
+
+
+EXACTLY = {
+    "gru": (),
+    "lstm": ("cell=lstm", "env=pendulum_novel"),
+    "discrete observations": ("env=repeat_first",),
+    "states refreshed": ("state=refresh",),
+    "learning rate adapted": ("lr_schedule=adaptive",),
+    "kl penalty": ("algorithm.objective=kl",),
+    "separate critic": ("algorithm.critic=recurrent",),
+    "groups": (
+        *("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8"),
+        *("algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2"),
+    ),
+}
+
+
+# The others by `pytest -m slow`: each of them is three runs.
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(overrides, id=name, marks=[] if name in ("gru", "groups") else pytest.mark.slow)
+        for name, overrides in EXACTLY.items()
+    ],
+)
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_path, signalled, overrides):
+    arguments = (*tiny, *overrides, "total_frames=128", "evaluation.every_frames=64", "resume=auto")
+    uninterrupted = train(*arguments, "hydra.run.dir=whole")
+    assert uninterrupted.code == 0, uninterrupted.err
+    signalled(signal.SIGTERM)
+    assert train(*arguments, "hydra.run.dir=parts").code == 143
+    resumed = train(*arguments, "hydra.run.dir=parts")
+    assert resumed.code == 0, resumed.err
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert without_times(metrics(parts)) == without_times(metrics(whole))
+    weights = [path.read_bytes() for run in (whole, parts) for path in _weights(run)]
+    assert len(weights) == 2
+    assert weights[0] == weights[1]
+
+
+def _weights(run: Path) -> Iterator[Path]:
+    return (run / "checkpoints" / "frames_000000000128").rglob("*policy*/state.pt")

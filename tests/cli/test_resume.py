@@ -38,6 +38,13 @@ def test_a_resumed_run_keeps_the_settings_of_the_run_before_but_for_what_is_over
     assert summary(resumed_run)["cell"] == "lstm"
 
 
+def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train, finished_run):
+    outcome = train(f"resume={finished_run}", "total_frames=96", "lr=3e-3", "epochs=1", "hydra.run.dir=run")
+    assert "going on with total_frames=96, which was 64" in outcome.out
+    assert "going on with epochs=1, which was 2" in outcome.out
+    assert "lr=" not in outcome.out
+
+
 def test_a_resumed_run_goes_on_with_the_schedule_of_the_learning_rate(resumed_run, finished_run):
     # From 3e-3 to a tenth of it, over 64 frames in the first run and over 128 in the second; at the beginning of each
     # iteration.

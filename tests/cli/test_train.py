@@ -27,7 +27,9 @@ def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
     assert "CartPole-v1, 4 environments; lstm 8 by backend auto (measures on the first batch) on cpu" in out
     assert re.search(rf"backend auto is {found['backend']} for 4 rows of 4 steps, .* ms a layer", out)
     mean, std = found["eval_return_mean"], found["eval_return_std"]
-    assert f"evaluation return {mean:.1f} ± {std:.1f} over 2 episodes; " in out
+    assert f"evaluation return {mean:.1f} ± {std:.1f} over 2 episodes, " in out
+    zeroed, shuffled = found["eval_return_mean_zeroed_state"], found["eval_return_mean_shuffled_state"]
+    assert f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's; " in out
     assert str(console_run) in out
 
 
@@ -106,3 +108,5 @@ def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):
     assert "no memory (cell=none)" in outcome.out
     found = summary(tmp_path / "run")
     assert (found["status"], found["cell"], found["backend"]) == ("completed", "none", None)
+    assert found["eval_return_mean_zeroed_state"] is None
+    assert "with its memory" not in outcome.out

@@ -16,6 +16,7 @@ from torchrl.modules import GRUModule as TorchRLGRU
 from torchrl.modules import LSTMModule as TorchRLLSTM
 
 from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, cells, set_recurrent_mode
+from recurrl.recurrent.backends import RECOMPUTE
 
 CELLS = ("gru", "lstm")
 FAST_BACKENDS = (("pad", "none"), ("scan", "none"), ("scan", "full"))
@@ -59,6 +60,7 @@ def make(
         bias=bias,
         recurrent_backend=backend,
         recurrent_recompute=recompute,
+        recurrent_chunk_len=3,
         in_key="x",
         out_key="y",
         **options,
@@ -225,7 +227,7 @@ def step_only_cell(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}], ids=["one direction", "both directions"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_a_cell_that_is_only_a_step_runs_by_scan(
     step_only_cell: str, recompute: str, options: dict[str, Any], pattern: str
 ) -> None:
@@ -300,7 +302,7 @@ def test_the_hand_written_backward_is_the_derivative_of_its_forward(cell: str) -
 def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell: str) -> None:
     size = (8, 64, 4, 16)
     kept = {}
-    for recompute in ("none", "full"):
+    for recompute in RECOMPUTE:
         module = make(cell, "scan", recompute, size, layers=1, bias=True)
         data = batch(module, size, resets("none", *size[:2]))
         sizes: list[int] = []
@@ -309,6 +311,7 @@ def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell: str) -> Non
         kept[recompute] = sum(sizes)
         outputs_of.sum().backward()
     assert kept["full"] < 0.5 * kept["none"]
+    assert kept["chunk"] < 0.5 * kept["none"]
 
 
 def make_output(module: RecurrentModule, data: TensorDict) -> Tensor:

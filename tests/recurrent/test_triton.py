@@ -1,4 +1,4 @@
-"""The triton kernels, through triton's interpreter where there is no GPU, and what the compiler makes of them."""
+"""The triton kernels, through triton's interpreter where there is no GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from recurrl.benchmark.kernels import SHARED_MEMORY, Figures, compile_all
 from recurrl.recurrent import RecurrentModule, backends, set_recurrent_mode
 from recurrl.recurrent.backends import Options
-from recurrl.recurrent.backends.triton import kernels, table
+from recurrl.recurrent.backends import triton as backend
+from recurrl.recurrent.backends.triton import maths, recurrence, table
 from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.segments import Segments
 
 CELLS = ("gru", "lstm")
 PATTERNS = ("none", "first", "every step", "last", "random")
@@ -32,6 +36,12 @@ def _memory_is_poisoned() -> Iterator[None]:
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def one_launch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weights stay on the chip, however small."""
+    monkeypatch.setattr(table, "configuration", table.step_configuration)
 
 
 def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee", **options: Any) -> RecurrentModule:
@@ -107,19 +117,96 @@ def assert_within(module: RecurrentModule, data: TensorDict, tolerance: float) -
         assert error < tolerance, f"{name}: {error:.1e}"
 
 
+WAYS = {
+    "none": {},
+    "full": {"recurrent_recompute": "full"},
+    "chunk": {"recurrent_recompute": "chunk", "recurrent_chunk_len": 3},
+}
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("hidden", [1, 17, 50])
 @pytest.mark.parametrize("cell", CELLS)
-def test_kernels_equal_the_reference(cell: str, hidden: int, pattern: str) -> None:
-    assert_within(make(cell, hidden), batch(make(cell, hidden), 5, 7, pattern), 2e-5)
+def test_kernels_equal_the_reference(cell: str, pattern: str) -> None:
+    assert_within(make(cell, 17), batch(make(cell, 17), 5, 7, pattern), 2e-5)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_kernels_of_one_step_equal_the_reference(cell: str, pattern: str, one_launch_a_step: None) -> None:
+    assert_within(make(cell, 17), batch(make(cell, 17), 5, 4, pattern), 2e-5)
+
+
+@pytest.mark.parametrize("recompute", ["full", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gates_computed_again_give_the_same_gradients(cell: str, recompute: str) -> None:
+    module = make(cell, 17, **WAYS[recompute])
+    assert_within(module, batch(module, 5, 7, "random"), 2e-5)
+
+
+@pytest.mark.parametrize("recompute", ["full", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gates_computed_again_give_the_same_gradients_step_by_step(
+    cell: str, recompute: str, one_launch_a_step: None
+) -> None:
+    module = make(cell, 17, **WAYS[recompute])
+    assert_within(module, batch(module, 5, 5, "random"), 2e-5)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), rows=st.integers(1, 6), steps=st.integers(1, 5), chunk_len=st.integers(1, 6))
+def test_any_resets_in_chunks_of_any_length(
+    data: st.DataObject, rows: int, steps: int, chunk_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = make(data.draw(st.sampled_from(CELLS)), 3, recurrent_recompute="chunk", recurrent_chunk_len=chunk_len)
+    inputs = batch(module, rows, steps, "none")
+    marks = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    inputs["is_init"] = torch.tensor(marks).reshape(rows, steps, 1)
+    with monkeypatch.context() as patch:
+        if data.draw(st.booleans(), "one launch a step"):
+            patch.setattr(table, "configuration", table.step_configuration)
+        if data.draw(st.booleans(), "rows for lanes"):
+            patch.setattr(backend, "_data_is_out_of_reach", lambda _: True)
+        assert_within(module, inputs, 2e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("hidden", [24, 64, 96, 128])
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
+@pytest.mark.parametrize("hidden", [1, 17, 24, 50, 64])
 @pytest.mark.parametrize("cell", CELLS)
-def test_kernels_equal_the_reference_in_larger_sizes(cell: str, hidden: int, pattern: str) -> None:
-    assert_within(make(cell, hidden), batch(make(cell, hidden), 5, 7, pattern), 2e-5)
+def test_resident_kernels_equal_the_reference_in_all_combinations(
+    cell: str, hidden: int, precision: str, recompute: str, pattern: str
+) -> None:
+    assert table.configuration(cell, hidden, precision, 90, 5).resident
+    module = make(cell, hidden, precision=precision, **WAYS[recompute])
+    assert_within(module, batch(module, 5, 7, pattern), 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
+@pytest.mark.parametrize("hidden", [96, 128, 200, 256, 512])
+@pytest.mark.parametrize("cell", CELLS)
+def test_large_sizes_equal_the_reference(cell: str, hidden: int, precision: str, recompute: str) -> None:
+    assert not table.configuration(cell, hidden, precision, 90, 3).resident
+    module = make(cell, hidden, precision=precision, **WAYS[recompute])
+    assert_within(module, batch(module, 3, 4, "random"), 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [96, 128])
+@pytest.mark.parametrize("cell", CELLS)
+def test_resident_kernels_equal_the_reference_in_the_largest_sizes(cell: str, hidden: int) -> None:
+    with table.forced(table.Configuration(True, 16, 128, 128, warps=8, stages=1)):
+        assert_within(make(cell, hidden), batch(make(cell, hidden), 5, 7, "random"), 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_largest_size_equals_the_reference(cell: str) -> None:
+    module = make(cell, table.LARGEST_HIDDEN, precision="tf32x3")
+    assert_within(module, batch(module, 2, 2, "random"), 2e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (4, 1), (33, 3)], ids=str)
@@ -134,15 +221,71 @@ def test_layers_directions_and_no_bias(cell: str, options: dict[str, Any]) -> No
     assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), 5, 7, "random"), 2e-5)
 
 
-# tf32 has 11 bits of precision and bf16 8: a factor is wrong by 2⁻¹² or 2⁻⁹ at most.
+@pytest.mark.parametrize("recompute", ["none", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_layers_directions_and_no_bias_step_by_step(cell: str, recompute: str, one_launch_a_step: None) -> None:
+    module = make(cell, 6, num_layers=2, bias=False, bidirectional=True, **WAYS[recompute])
+    assert_within(module, batch(module, 3, 4, "random"), 2e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_dropout_between_layers_is_that_of_other_backends(cell: str) -> None:
+    found = []
+    for name in ("triton", "scan"):
+        module = make(cell, 6, name, num_layers=2, dropout=0.5).train()
+        data = batch(module, 5, 7, "random")
+        torch.manual_seed(3)
+        found.append(everything(module, data, module.state_keys))
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5)
+
+
+# tf32 has 11 bits of precision and bf16 8: a factor is wrong by 2⁻¹² or 2⁻⁹ at most, and gradients are products of
+# several, through 7 steps. The interpreter computes tf32x3 in full float32.
 @pytest.mark.parametrize(
     ("precision", "least", "most"), [("tf32x3", 0, 2e-5), ("tf32", 2e-5, 2e-3), ("bf16", 1e-4, 2e-2)]
 )
+@pytest.mark.parametrize("recompute", ["none", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_precision_rounds_as_much_as_it_says(cell: str, precision: str, least: float, most: float) -> None:
-    module = make(cell, 24, precision=precision)
+def test_a_precision_rounds_as_much_as_it_says(
+    cell: str, recompute: str, precision: str, least: float, most: float
+) -> None:
+    module = make(cell, 24, precision=precision, **WAYS[recompute])
     found = errors(module, batch(module, 5, 7, "random"))
     assert least <= max(found.values()) < most, found
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_ways_to_compute_a_layer_round_the_same_factors(
+    cell: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they differ by is the order of sums in float32, far less than a factor rounded otherwise."""
+    data = batch(make(cell, 24), 3, 4, "random")
+    found = []
+    for configuration in (table.configuration, table.step_configuration):
+        monkeypatch.setattr(table, "configuration", configuration)
+        for way in WAYS.values():
+            module = make(cell, 24, precision=precision, **way)
+            found.append(everything(module, data, module.state_keys))
+    for other in found[1:]:
+        for name, value in found[0].items():
+            error = (other[name] - value).norm() / value.norm()
+            assert error < 2e-5, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16 emulated", "ieee"])
+def test_weights_are_rounded_before_the_launch_as_states_are_in_it(precision: str) -> None:
+    @triton.jit
+    def kernel(x, out, PRECISION: tl.constexpr):
+        k = tl.arange(0, 256)
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
+
+    x = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    x[:2] = torch.tensor([float("nan"), -float("inf")])
+    out = torch.empty(256)
+    kernel[(1,)](x, out, PRECISION=precision)
+    torch.testing.assert_close(recurrence.rounded(x, precision), out, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("precision", "bits"), [("tf32", 10), ("bf16 emulated", 7)])
@@ -150,7 +293,7 @@ def test_a_factor_is_rounded_to_the_nearest(precision: str, bits: int) -> None:
     @triton.jit
     def kernel(x, out, PRECISION: tl.constexpr):
         k = tl.arange(0, 256)
-        tl.store(out + k, kernels._rounded(tl.load(x + k), PRECISION))
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
 
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     out = torch.empty(256)
@@ -165,7 +308,7 @@ def test_a_factor_that_is_no_number_stays_one(precision: str, bits: int) -> None
     @triton.jit
     def kernel(x, out, PRECISION: tl.constexpr):
         k = tl.arange(0, 16)
-        tl.store(out + k, kernels._rounded(tl.load(x + k), PRECISION))
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
 
     x, out = torch.full((16,), bits, dtype=torch.int32).view(torch.float32), torch.zeros(16)
     kernel[(1,)](x, out, PRECISION=precision)
@@ -192,6 +335,94 @@ def test_a_dtype_of_the_product_is_its_precision() -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
+def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[int]) -> None:
+    module = make(cell, 6)
+    data = batch(module, 5, 7, "random")
+    with set_recurrent_mode(True):
+        expected = module(data.clone())["y"]
+        with torch.no_grad():
+            found = module(data.clone())["y"]
+    assert kept_gates == [35, 0]
+    assert torch.equal(found, expected)
+
+
+@pytest.fixture
+def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each layer that runs forwards, the number of steps whose gates it writes."""
+    steps: list[int] = []
+    forward = recurrence.Recurrence.forward
+
+    def watched(self: Any, x_gates: Tensor, states: list[Tensor], gates: Tensor) -> None:
+        steps.append(len(gates))
+        forward(self, x_gates, states, gates)
+
+    monkeypatch.setattr(recurrence.Recurrence, "forward", watched)
+    return steps
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_recomputation_keeps_the_states_and_no_gates(cell: str) -> None:
+    rows, steps, hidden = 2, 16, 16
+    kept = {}
+    for recompute, way in WAYS.items():
+        module = make(cell, hidden, **way)
+        data = batch(module, rows, steps, "none")
+        sizes: list[int] = []
+        keep = torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t)
+        with set_recurrent_mode(True), keep:
+            module(data)
+        kept[recompute] = sum(sizes)
+    assert kept["none"] - kept["full"] == 4 * rows * steps * hidden
+    assert kept["chunk"] == kept["full"]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_scratch_memory_of_chunks_is_that_of_a_chunk(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch: dict[str, list[int]] = {}
+    run = recurrence.BackwardSweep.run
+    for recompute, way in WAYS.items():
+        sizes = scratch[recompute] = []
+
+        def watched(self: Any, window: Any, gates: Tensor, sizes: list[int] = sizes) -> Any:
+            found = run(self, window, gates)
+            sizes.append(sum(value.numel() for value in (gates, *found[:2])))
+            return found
+
+        monkeypatch.setattr(recurrence.BackwardSweep, "run", watched)
+        module = make(cell, 16, **way)
+        with set_recurrent_mode(True):
+            module(batch(module, 4, 12, "none"))["y"].sum().backward()
+    assert scratch["full"] == scratch["none"] == [4 * 12 * 16 * 9]
+    assert scratch["chunk"] == [4 * 3 * 16 * 9] * 4
+
+
+class NoLookAtTheData(TorchDispatchMode):
+    """What a CUDA graph cannot capture: operations whose result the host, or the shape of a tensor, depends on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        assert "_local_scalar_dense" not in name
+        assert "nonzero" not in name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_nothing_looks_at_the_data_while_a_graph_is_captured(
+    cell: str, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = make(cell, 6, bidirectional=True, **WAYS[recompute])
+    data = batch(module, 3, 5, "random")
+    expected = everything(module, data, module.state_keys)
+    monkeypatch.setattr(backend, "_data_is_out_of_reach", lambda _: True)
+    monkeypatch.delattr(Segments, "packing")
+    with NoLookAtTheData():
+        found = everything(module, data, module.state_keys)
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
 def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cell: str) -> None:
     module = make(cell, 6)
     data = batch(module, 5, 7, "random")
@@ -200,24 +431,44 @@ def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cel
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("states", [1, 2], ids=["gru", "lstm"])
-def test_the_operator_is_registered_as_torch_wants_it(states: int) -> None:
-    from recurrl.recurrent.backends.triton.ops import recurrent_forward
-
-    steps, hidden, gates = 12, 6, (3, 4)[states - 1]
+def operands(cell: str, keep: bool, window_steps: int) -> tuple[Any, ...]:
+    """Arguments of the operator of the forward pass: lanes of 5, 4 and 3 steps."""
     torch.manual_seed(0)
-    arguments = (
-        torch.randn(steps, gates * hidden, requires_grad=True),
+    steps, inputs, hidden = 12, 4, 6
+    gates, states = {"gru": 3, "lstm": 4}[cell], {"gru": 1, "lstm": 2}[cell]
+    return (
+        torch.randn(steps, inputs, requires_grad=True),
+        torch.randn(gates * hidden, inputs, requires_grad=True),
         torch.randn(gates * hidden, hidden, requires_grad=True),
-        torch.randn(gates * hidden, requires_grad=True) if states == 1 else None,
+        torch.randn(4 * hidden, requires_grad=True),
         torch.tensor([1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.int8),
         [torch.randn(steps, hidden, requires_grad=True) for _ in range(states)],
         torch.tensor([3, 8, 0]),
         torch.tensor([5, 4, 3], dtype=torch.int32),
+        [3, 3, 3, 2, 1],
         "ieee",
+        keep,
+        window_steps,
     )
+
+
+@pytest.mark.parametrize(("keep", "window_steps"), [(True, 0), (False, 0), (False, 2)], ids=["none", "full", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_operators_are_registered_as_torch_wants_them(
+    cell: str, keep: bool, window_steps: int, one_launch_a_step: None
+) -> None:
+    from recurrl.recurrent.backends.triton.ops import recurrent_backward, recurrent_forward
+
     torch.use_deterministic_algorithms(False)  # NaN does not equal itself
+    arguments = operands(cell, keep, window_steps)
     assert set(torch.library.opcheck(recurrent_forward, arguments).values()) == {"SUCCESS"}
+    *inputs, _, _ = [
+        [each.detach() for each in value] if isinstance(value, list) and isinstance(value[0], Tensor) else value
+        for value in (value.detach() if isinstance(value, Tensor) else value for value in arguments)
+    ]
+    *states, gates = recurrent_forward(*inputs, keep, window_steps)
+    backward = ([torch.randn_like(h) for h in states], *inputs, window_steps, states, gates, True, True)
+    assert set(torch.library.opcheck(recurrent_backward, backward).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -252,8 +503,8 @@ def test_another_dtype_is_refused() -> None:
     [
         ("mingru", {}, "has no kernel for cell=mingru"),
         ("lstm", {"proj_size": 4}, "proj_size=4 is not possible"),
-        ("gru", {"recompute": "full"}, "recompute=full is not possible"),
-        ("gru", {"hidden_size": 129}, "hidden_size=129 is not possible .* at most 128"),
+        ("gru", {"recompute": "chunk"}, "chunk_len=0. Give 1 or more"),
+        ("gru", {"hidden_size": 1025}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],
 )
 def test_what_the_kernels_cannot_do_is_refused(cell: str, options: dict[str, Any], sentence: str) -> None:
@@ -268,39 +519,26 @@ def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pyte
     assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
 
 
+@pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
+def test_an_old_gpu_is_refused(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    reason = backends.refusal("triton", load_cell("gru"), Options(hidden_size=512), torch.device("cuda"))
+    assert (reason is None) is runs
+    assert runs or "needs compute capability 8.0 or above" in str(reason)
+
+
 @pytest.mark.parametrize(
-    ("capability", "precision", "hidden", "fits"),
+    ("cell", "hidden", "precision", "architecture", "resident"),
     [
-        ((9, 0), "tf32", 128, True),
-        ((8, 0), "tf32", 128, False),
-        ((8, 0), "bf16", 128, True),
-        ((7, 5), "ieee", 32, False),
+        ("gru", 128, "tf32", 90, True),
+        ("gru", 128, "tf32", 80, False),
+        ("gru", 128, "bf16", 80, True),
+        ("gru", 128, "ieee", 90, False),
+        ("lstm", 128, "tf32", 90, False),
+        ("gru", 129, "bf16", 100, False),
     ],
 )
-def test_what_fits_depends_on_the_gpu(
-    capability: tuple[int, int], precision: str, hidden: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+def test_weights_stay_on_the_chip_where_they_fit(
+    cell: str, hidden: int, precision: str, architecture: int, resident: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    options = Options(precision=precision, hidden_size=hidden)
-    assert (backends.refusal("triton", load_cell("gru"), options, torch.device("cuda")) is None) is fits
-
-
-def assert_fits(figures: Figures, shared_memory: int) -> None:
-    assert figures.spills == 0, figures
-    assert figures.shared_memory <= shared_memory, figures
-    assert (figures.tensor_core_instructions > 0) is (figures.precision != "ieee"), figures
-
-
-def test_kernels_compile_without_spills_for_a_gpu_that_is_not_here() -> None:
-    found = compile_all([64], ["tf32", "bf16"], [90])
-    assert {(f.kernel, f.cell) for f in found} == {(k, c) for k in ("forward", "backward") for c in CELLS}
-    for figures in found:
-        assert_fits(figures, SHARED_MEMORY[90])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("cell", "precision", "architecture", "hidden"), table.entries())
-def test_what_the_table_allows_fits(cell: str, precision: str, architecture: int, hidden: int) -> None:
-    compiled_for, shared_memory = (80, 101_376) if architecture == 86 else (architecture, SHARED_MEMORY[architecture])
-    for figures in compile_all([hidden], [precision], [compiled_for], [cell]):
-        assert_fits(figures, shared_memory)
+    assert table.configuration(cell, hidden, precision, architecture, 64).resident is resident

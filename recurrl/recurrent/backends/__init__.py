@@ -48,7 +48,7 @@ class Options:
     """What a user may ask of a backend besides the result."""
 
     recompute: str = "none"
-    """``none`` keeps what the backward pass needs; ``full`` runs the forward pass again; ``chunk`` every k steps."""
+    """``none`` keeps what the backward pass needs; ``full`` computes it again; ``chunk`` a piece at a time."""
     precision: str = "auto"
     """Of matrix products, see :mod:`recurrl.recurrent.precision`."""
     compute_dtype: torch.dtype = torch.float32
@@ -59,6 +59,8 @@ class Options:
     """Size of the projected output; 0 is none."""
     fused: bool = True
     """Whether torch's fused kernels may run. Without them, all is Python."""
+    chunk_len: int = 0
+    """Steps of a piece, for ``chunk``."""
 
 
 class Backend(Protocol):
@@ -116,6 +118,11 @@ def refusal(name: str, cell: Cell, options: Options, device: torch.device | None
     """Why backend ``name`` cannot do what is asked, or None when it can. ``auto`` can if any of its choices can."""
     if options.recompute not in RECOMPUTE:
         return f"There is no recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
+    if options.recompute == "chunk" and options.chunk_len < 1:
+        return (
+            f"recompute=chunk computes chunk_len steps again at a time, and chunk_len={options.chunk_len}. Give 1 or "
+            "more."
+        )
     if name != AUTO:
         return load_backend(name).supports(cell, options, device)
     reasons = [load_backend(candidate).supports(cell, options, device) for candidate in _candidates(device)]

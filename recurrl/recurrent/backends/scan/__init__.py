@@ -26,11 +26,6 @@ OWN_PRODUCTS = False
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """The scan runs every cell on every device; its recomputation is that of whole chunks of steps."""
-    if options.recompute == "chunk":
-        return (
-            "recompute=chunk is not possible with backend=scan, whose recompute=full keeps the states at every √T-th "
-            "step already. Choose recompute=full."
-        )
     if options.recompute != "none" and is_parallel_in_time(cell):
         return (
             f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
@@ -61,6 +56,10 @@ def sequence(
         return traced.run(cell, x_BTI, segments, stored_states_BTX, weights)
     packing = segments.packing
     entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
-    run = packed.run_in_chunks if options.recompute == "full" else packed.run
-    output_PO, last_NX = run(cell, packing.pack(x_BTI), packing.batch_sizes, entering_NX, weights)
+    layer = (cell, packing.pack(x_BTI), packing.batch_sizes, entering_NX, weights)
+    if options.recompute == "none":
+        output_PO, last_NX = packed.run(*layer)
+    else:
+        chunk_len = options.chunk_len if options.recompute == "chunk" else None
+        output_PO, last_NX = packed.run_in_chunks(*layer, chunk_len)
     return packing.unpack(output_PO), tuple(packing.at_ends(state) for state in last_NX)

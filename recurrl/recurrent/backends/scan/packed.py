@@ -37,10 +37,17 @@ def run(
 
 
 def run_in_chunks(
-    cell: Cell, x_PI: Tensor, batch_sizes: list[int], entering_NX: tuple[Tensor, ...], weights: LayerWeights
+    cell: Cell,
+    x_PI: Tensor,
+    batch_sizes: list[int],
+    entering_NX: tuple[Tensor, ...],
+    weights: LayerWeights,
+    chunk_len: int | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """As ``run``, keeping the states at about √S of the S steps only; the backward pass runs each chunk again."""
-    steps = math.isqrt(max(len(batch_sizes) - 1, 0)) + 1
+    """As ``run``, keeping the states at every ``chunk_len``-th of the S steps only, about the √S-th if it is None; the
+    backward pass runs each chunk again.
+    """
+    steps = chunk_len or math.isqrt(max(len(batch_sizes) - 1, 0)) + 1
     outputs: list[Tensor] = []
     ended: list[tuple[Tensor, ...]] = []
     running = entering_NX

@@ -1,4 +1,4 @@
-"""Fused CUDA kernels: a whole sequence of one layer in one launch, forwards and backwards.
+"""Fused CUDA kernels: a whole sequence of one layer in one launch forwards and one backwards, or one launch a step.
 
 triton itself is imported when the first layer runs, so that machines without it can do everything else.
 
@@ -12,60 +12,59 @@ import os
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import LayerWeights, Options
-from recurrl.recurrent.backends.triton.table import LARGEST_HIDDEN, largest_hidden
-from recurrl.recurrent.cells import Cell, is_hand_written
+from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.cells import Cell, HandWritten, is_hand_written
 from recurrl.recurrent.segments import Segments
 
 OWN_PRODUCTS = True
 _OTHERWISE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on a CPU."
-_CELLS = ("gru", "lstm")
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """GRU and LSTM without a projection or recomputation, as large as fits, on CUDA or under triton's interpreter."""
+    """GRU and LSTM without a projection, up to 1,024 features, on CUDA or under triton's interpreter."""
     name = cell.__name__.rpartition(".")[2]
-    if name not in _CELLS:
-        return f"backend=triton has no kernel for cell={name}, only for {' and '.join(_CELLS)}. Choose backend=scan."
-    if options.proj_size:
-        return f"proj_size={options.proj_size} is not possible with backend=triton. Choose backend=pad or backend=scan."
-    if options.recompute != "none":
+    if name not in table.CELLS:
         return (
-            f"recompute={options.recompute} is not possible with backend=triton. Choose backend=scan, or "
-            "recompute=none."
+            f"backend=triton has no kernel for cell={name}, only for {' and '.join(table.CELLS)}. Choose backend=scan."
+        )
+    if options.proj_size:
+        return (
+            f"proj_size={options.proj_size} is not possible with backend=triton, whose kernels take the output for the "
+            "state. Choose backend=pad or backend=scan."
+        )
+    if options.hidden_size > table.LARGEST_HIDDEN:
+        return (
+            f"hidden_size={options.hidden_size} is not possible with backend=triton, whose kernels are tested "
+            f"up to {table.LARGEST_HIDDEN} features: one step of more keeps torch's own kernels busy. {_OTHERWISE}"
         )
     if importlib.util.find_spec("triton") is None:
         return f"backend=triton needs the package triton, which is not installed here. {_OTHERWISE}"
     if device is None or (device.type != "cuda" and _interpreted()):
-        return _too_large(options, LARGEST_HIDDEN, "any GPU")
+        return None
     if device.type != "cuda":
         return (
             f"backend=triton needs a CUDA device, and this is device={device}. {_OTHERWISE} (For tests, "
             "TRITON_INTERPRET=1, set before python starts, runs the kernels on a CPU, slowly.)"
         )
     capability = torch.cuda.get_device_capability(device)
-    largest = largest_hidden(name, _precision(options, device), capability)
-    return _too_large(options, largest, f"compute capability {capability[0]}.{capability[1]} in this precision")
-
-
-def _too_large(options: Options, largest: int, where: str) -> str | None:
-    if options.hidden_size <= largest:
-        return None
-    return (
-        f"hidden_size={options.hidden_size} is not possible with backend=triton, whose kernels keep the recurrent "
-        f"weights on the chip: at most {largest} features on {where}. {_OTHERWISE}"
-    )
-
-
-def _precision(options: Options, device: torch.device) -> str:
-    return "bf16" if options.compute_dtype == torch.bfloat16 else precision.resolve(options.precision, device)
+    if table.architecture(capability) is None:
+        return (
+            f"backend=triton needs compute capability 8.0 or above, and device={device} has "
+            f"{capability[0]}.{capability[1]}. {_OTHERWISE}"
+        )
+    return None
 
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _precision(options: Options, device: torch.device) -> str:
+    concrete = "bf16" if options.compute_dtype == torch.bfloat16 else precision.resolve(options.precision, device)
+    return "bf16 emulated" if concrete == "bf16" and device.type != "cuda" else concrete
 
 
 def sequence(
@@ -76,9 +75,7 @@ def sequence(
     weights: LayerWeights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer by the kernels: a lane is a row while torch.compile traces, and a segment otherwise.
-
-    Segments sorted by length keep a program's lanes busy for as long as it runs, but finding them reads the data.
+    """One layer by the kernels.
 
     Raises:
         ValueError: the dtype is not float32.
@@ -92,33 +89,57 @@ def sequence(
             f"backend=triton computes in float32, and the layer's dtype is {x_BTI.dtype}. For bfloat16 products choose "
             "precision=bf16; for other dtypes backend=pad or backend=scan."
         )
-    rows, steps = segments.starts_BT.shape
-    if torch.compiler.is_compiling():
-        begin_N = torch.arange(rows, device=x_BTI.device) * steps
-        length_N = torch.full((rows,), steps, dtype=torch.int32, device=x_BTI.device)
-    else:
-        begin_N, ends_N = segments.packing.starts_N, segments.packing.ends_N
-        length_N = (ends_N - begin_N + 1).int()
-    bias = None
-    if weights.b_ih is not None and weights.b_hh is not None:
-        together = len(weights.b_ih) - cell.APART * weights.w_hh.shape[1]
-        bias = weights.b_ih + functional.pad(weights.b_hh[:together], (0, len(weights.b_ih) - together))
-    x_gates_PG = functional.linear(x_BTI, weights.w_ih, bias).flatten(0, 1)
-    concrete = _precision(options, x_BTI.device)
-    *states_PH, _ = recurrent_forward(
-        x_gates_PG,
-        weights.w_hh,
-        weights.b_hh if cell.APART else None,
-        segments.starts_BT.flatten().to(torch.int8),
-        [stored.reshape(rows * steps, -1) for stored in _with_one_stride(stored_states_BTH)],
-        begin_N,
-        length_N,
-        "bf16 emulated" if concrete == "bf16" and x_BTI.device.type != "cuda" else concrete,
+    differentiated = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (x_BTI, *stored_states_BTH, *weights.present())
     )
-    states_BTH = [state.unflatten(0, (rows, steps)) for state in states_PH]
+    *states_PH, _ = recurrent_forward(
+        x_BTI.flatten(0, 1),
+        weights.w_ih,
+        weights.w_hh,
+        _bias(cell, weights, weights.w_hh.shape[1]),
+        segments.starts_BT.flatten().to(torch.int8),
+        _with_one_stride(stored_states_BTH),
+        *_lanes(segments),
+        _precision(options, x_BTI.device),
+        keep=differentiated and options.recompute == "none",
+        window_steps=options.chunk_len if options.recompute == "chunk" else 0,
+    )
+    states_BTH = [state.unflatten(0, segments.starts_BT.shape) for state in states_PH]
     return states_BTH[0], tuple(segments.only_ends(state) for state in states_BTH)
 
 
+def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
+    """The first step of each lane, its length, and for each step how many lanes have it (one number:
+    that of every step).
+
+    A lane is a segment: sorted by length, they keep a program's lanes busy for as long as it runs. But finding them
+    reads the data, which neither ``torch.compile`` nor a CUDA graph allows: there, a lane is a row.
+    """
+    starts_BT = segments.starts_BT
+    if _data_is_out_of_reach(starts_BT.device):
+        rows, steps = starts_BT.shape
+        begin_N = torch.arange(rows, device=starts_BT.device) * steps
+        return begin_N, torch.full((rows,), steps, dtype=torch.int32, device=starts_BT.device), [rows]
+    packing = segments.packing
+    return packing.starts_N, (packing.ends_N - packing.starts_N + 1).int(), packing.batch_sizes
+
+
+def _data_is_out_of_reach(device: torch.device) -> bool:
+    return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+def _bias(cell: HandWritten, weights: LayerWeights, hidden: int) -> Tensor | None:
+    """What is added to each of the four pre-activations: a GRU's third gate keeps two projections apart."""
+    b_ih, b_hh = weights.b_ih, weights.b_hh
+    if b_ih is None or b_hh is None:
+        return None
+    together = len(b_ih) - cell.APART * hidden
+    return torch.cat((b_ih[:together] + b_hh[:together], b_ih[together:], b_hh[together:]))
+
+
 def _with_one_stride(stored_states_BTH: tuple[Tensor, ...]) -> list[Tensor]:
-    # A view of one layer of several has gaps; the kernel takes one distance between steps for all states.
-    return [stored.contiguous() for stored in stored_states_BTH]
+    """As ``[P, H]``, with one distance between steps for all: copied only if it is not so already."""
+    flat_PH = [stored.flatten(0, 1) for stored in stored_states_BTH]
+    if {stored.stride() for stored in flat_PH} == {(flat_PH[0].stride(0), 1)}:
+        return flat_PH
+    return [stored.contiguous() for stored in flat_PH]

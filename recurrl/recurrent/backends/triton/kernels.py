@@ -1,15 +1,21 @@
-"""The kernels: a whole sequence of one layer in one launch, forwards and backwards.
+"""The kernels of the recurrence: with the recurrent weights resident, or one launch a step.
 
-A program runs BM *lanes*, pieces of rows that lie in memory one step after the other, from their first step to their
-last. The recurrent weights are read once, before the loop, and stay; so do the states, in registers: nothing that one
-thread writes to global memory is read by another. The stored state is read only where a start is marked.
+A *lane* is a piece of a row whose steps lie in memory one after the other; lanes are sorted by length, the longest
+first. Every program runs BM lanes.
 
-Tiles are transposed, ``[HP, BM]``, so that the hidden size, and not the few lanes, is the long side of every product.
-HP is the hidden size H rounded up to a power of two; masks keep what is beyond H at zero, and no memory is padded.
+*Resident*: one launch runs all steps. The recurrent weights are read once, before the loop, and stay on the chip; so do
+the states, in registers. *Step*: one launch runs one step, a program BH hidden units of all gates, by products over BK
+columns at a time; a step reads what the launch before it wrote. In neither is anything that one thread writes to global
+memory read by another of the same launch.
 
-What is saved for the backward pass is ``[P, 4·H]`` for both cells: (r, z, n, hₙ) and (i, f, g, o). The gradients of the
-projections come out in the same order: the input's in the first three of a GRU's and in all of an LSTM's, the recurrent
-one's in the first two and the last of a GRU's.
+The stored state is read only where a start is marked. Tiles are transposed, ``[hidden units, lanes]``, so that the
+hidden size, and not the few lanes, is the long side of every product. Masks keep what is beyond H at zero, and no
+memory is padded.
+
+Recurrent weights come rounded to the format of the products; other factors are rounded here.
+
+Gates and the gradients of the projections have the four columns of :mod:`maths`, ``[·, 4·H]``. Their rows are those of
+the steps, or, where only some steps are worked on, *slots*: step after step, and in each the lanes that run.
 
 Shape legend: P steps of all rows, N lanes, H hidden size, HP its power of two, BM lanes a program, K gates.
 """
@@ -19,58 +25,30 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
-
-
-@triton.jit
-def _rounded(x, PRECISION: tl.constexpr):
-    """A factor of a product in the format of its precision, rounded to the nearest."""
-    if PRECISION == "bf16":
-        x = x.to(tl.bfloat16)
-    elif PRECISION == "bf16 emulated":
-        # Of the 16 bits that bf16 drops, half of what the last kept one is worth is added first.
-        x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True), x)
-    elif PRECISION == "tf32":
-        # tf32 keeps 10 bits of mantissa and drops 13: half of what the last kept one is worth is added first. Added to
-        # the bits of a NaN, that could give a zero.
-        x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True), x)
-    return x
-
-
-@triton.jit
-def _product(weight, state, PRECISION: tl.constexpr):
-    if PRECISION == "bf16":
-        product = tl.dot(weight, _rounded(state, PRECISION))
-    elif PRECISION == "bf16 emulated":
-        product = tl.dot(weight, _rounded(state, PRECISION), input_precision="ieee")
-    else:
-        product = tl.dot(weight, _rounded(state, PRECISION), input_precision=PRECISION)
-    return product
-
-
-@triton.jit
-def _weight(w_hh, gate, j, H: tl.constexpr, PRECISION: tl.constexpr):
-    """One gate's square of the recurrent weights, ``[HP, HP]``."""
-    rows, columns = j[:, None], j[None, :]
-    tile = tl.load(w_hh + (gate * H + rows) * H + columns, mask=(rows < H) & (columns < H), other=0.0)
-    return _rounded(tile, PRECISION)
+from recurrl.recurrent.backends.triton.maths import (
+    activated,
+    load_four,
+    product,
+    rounded,
+    step,
+    step_derivative,
+    store_four,
+    weight_tile,
+)
 
 
 # A kernel specialised on these numbers would be compiled anew when the data bring others.
-@triton.jit(do_not_specialize=["lanes", "stored_stride"])
-def forward_kernel(
+@triton.jit(do_not_specialize=["lanes"])
+def resident_forward(
     x_gates,
     w_hh,
-    b_hh,
+    bias,
     starts,
     stored_h,
     stored_c,
     h_out,
     c_out,
-    saved,
+    gates,
     lane_begin,
     lane_length,
     lanes,
@@ -80,24 +58,25 @@ def forward_kernel(
     BM: tl.constexpr,
     LSTM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """States ``[P, H]`` after every step, and what the backward pass needs.
+    """States ``[P, H]`` after every step and, if they are to be kept, the gates.
 
-    ``x_gates [P, K·H]`` is the input's projection with both biases, but a GRU's third, which has its own only.
+    ``x_gates [P, K·H]`` holds the biases already, but the fourth of a GRU's ``bias [4, H]``.
     """
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
     begin = tl.load(lane_begin + lane, mask=lane < lanes, other=0)
     length = tl.load(lane_length + lane, mask=lane < lanes, other=0)
     j = tl.arange(0, HP)
-    w_0 = _weight(w_hh, 0, j, H, PRECISION)
-    w_1 = _weight(w_hh, 1, j, H, PRECISION)
-    w_2 = _weight(w_hh, 2, j, H, PRECISION)
+    w_0 = weight_tile(w_hh, 0, j, j, H)
+    w_1 = weight_tile(w_hh, 1, j, j, H)
+    w_2 = weight_tile(w_hh, 2, j, j, H)
     if LSTM:
-        w_3 = _weight(w_hh, 3, j, H, PRECISION)
+        w_3 = weight_tile(w_hh, 3, j, j, H)
     elif HAS_BIAS:
-        b_n = tl.load(b_hh + 2 * H + j, mask=j < H, other=0.0)
+        b_3 = tl.load(bias + 3 * H + j, mask=j < H, other=0.0)
     h = tl.zeros((HP, BM), tl.float32)
     c = tl.zeros((HP, BM), tl.float32)
     for t in range(tl.max(length, 0)):
@@ -111,36 +90,30 @@ def forward_kernel(
         if LSTM:
             c = tl.where(start[None, :], tl.load(stored_c + stored, mask=at_start, other=0.0), c)
         x = x_gates + row[None, :] * (K * H) + j[:, None]
-        out = saved + row[None, :] * (4 * H) + j[:, None]
-        a_0 = tl.load(x, mask=mask, other=0.0) + _product(w_0, h, PRECISION)
-        a_1 = tl.load(x + H, mask=mask, other=0.0) + _product(w_1, h, PRECISION)
-        x_2 = tl.load(x + 2 * H, mask=mask, other=0.0)
-        h_2 = _product(w_2, h, PRECISION)
+        factor = rounded(h, PRECISION)
+        a_0 = tl.load(x, mask=mask, other=0.0) + product(w_0, factor, PRECISION)
+        a_1 = tl.load(x + H, mask=mask, other=0.0) + product(w_1, factor, PRECISION)
+        a_2 = tl.load(x + 2 * H, mask=mask, other=0.0)
+        h_2 = product(w_2, factor, PRECISION)
         if LSTM:
-            i, f, g = tl.sigmoid(a_0), tl.sigmoid(a_1), _tanh(x_2 + h_2)
-            o = tl.sigmoid(tl.load(x + 3 * H, mask=mask, other=0.0) + _product(w_3, h, PRECISION))
-            c = f * c + i * g
-            h = o * _tanh(c)
-            tl.store(out, i, mask=mask)
-            tl.store(out + H, f, mask=mask)
-            tl.store(out + 2 * H, g, mask=mask)
-            tl.store(out + 3 * H, o, mask=mask)
-            tl.store(c_out + row[None, :] * H + j[:, None], c, mask=mask)
+            a_2 += h_2
+            a_3 = tl.load(x + 3 * H, mask=mask, other=0.0) + product(w_3, factor, PRECISION)
         else:
+            a_3 = h_2
             if HAS_BIAS:
-                h_2 += b_n[:, None]
-            r, z = tl.sigmoid(a_0), tl.sigmoid(a_1)
-            n = _tanh(x_2 + r * h_2)
-            h = n + z * (h - n)
-            tl.store(out, r, mask=mask)
-            tl.store(out + H, z, mask=mask)
-            tl.store(out + 2 * H, n, mask=mask)
-            tl.store(out + 3 * H, h_2, mask=mask)
-        tl.store(h_out + row[None, :] * H + j[:, None], h, mask=mask)
+                a_3 += b_3[:, None]
+        s_0, s_1, s_2, s_3 = activated(a_0, a_1, a_2, a_3, LSTM)
+        h, c = step(s_0, s_1, s_2, s_3, h, c, LSTM)
+        here = row[None, :] * H + j[:, None]
+        tl.store(h_out + here, h, mask=mask)
+        if LSTM:
+            tl.store(c_out + here, c, mask=mask)
+        if KEEP:
+            store_four(gates, row[None, :] * (4 * H) + j[:, None], s_0, s_1, s_2, s_3, mask, H)
 
 
-@triton.jit(do_not_specialize=["lanes", "stored_stride"])
-def backward_kernel(
+@triton.jit(do_not_specialize=["first", "last", "lanes"])
+def resident_backward(
     grad_h_out,
     grad_c_out,
     w_hh_t,
@@ -149,14 +122,21 @@ def backward_kernel(
     stored_c,
     h_out,
     c_out,
-    saved,
+    gates,
     grad_gates,
     entered_h,
     grad_bias,
     grad_stored_h,
     grad_stored_c,
+    carried_h,
+    carried_c,
+    carry_h,
+    carry_c,
+    slots,
     lane_begin,
     lane_length,
+    first,
+    last,
     lanes,
     stored_stride,
     H: tl.constexpr,
@@ -164,75 +144,283 @@ def backward_kernel(
     BM: tl.constexpr,
     LSTM: tl.constexpr,
     WANTS_STORED: tl.constexpr,
+    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Gradients ``[P, 4·H]`` of the projections and, if wanted, ``[P, H]`` of the stored states, zero where not read.
+    """Gradients of the projections and, if wanted, ``[P, H]`` of the stored states, zero where not read.
 
-    ``w_hh_t`` holds each gate's square transposed. Also ``entered_h [P, H]``, the state that entered each step, for the
-    gradient of the recurrent weights, and for a GRU ``grad_bias [programs, H]``, each program's part of the gradient of
-    the third recurrent bias.
+    Of the steps ``first`` to ``last`` (not included): all, or, in a ``WINDOW``, some. Then ``carried [N, H]`` holds the
+    gradients of the states before step ``last``, ``carry`` will hold those before step ``first``, and gates lie in
+    slots: ``slots[t]`` is the first one of step t.
+
+    ``w_hh_t`` holds each gate's square transposed. Also the state that entered each step, for the gradient of the
+    recurrent weights, and ``grad_bias [programs, 4·H]``, each program's sum of the gradients of the projections.
     """
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
     begin = tl.load(lane_begin + lane, mask=lane < lanes, other=0)
     length = tl.load(lane_length + lane, mask=lane < lanes, other=0)
     j = tl.arange(0, HP)
-    w_0 = _weight(w_hh_t, 0, j, H, PRECISION)
-    w_1 = _weight(w_hh_t, 1, j, H, PRECISION)
-    w_2 = _weight(w_hh_t, 2, j, H, PRECISION)
+    w_0 = weight_tile(w_hh_t, 0, j, j, H)
+    w_1 = weight_tile(w_hh_t, 1, j, j, H)
+    w_2 = weight_tile(w_hh_t, 2, j, j, H)
     if LSTM:
-        w_3 = _weight(w_hh_t, 3, j, H, PRECISION)
+        w_3 = weight_tile(w_hh_t, 3, j, j, H)
     grad_h = tl.zeros((HP, BM), tl.float32)
     grad_c = tl.zeros((HP, BM), tl.float32)
-    bias = tl.zeros((HP, BM), tl.float32)
-    steps = tl.max(length, 0)
-    for back in range(steps):
-        # Shorter lanes wait: until their last step comes, all they load is zero.
-        t = steps - 1 - back
+    b_0 = tl.zeros((HP, BM), tl.float32)
+    b_1 = tl.zeros((HP, BM), tl.float32)
+    b_2 = tl.zeros((HP, BM), tl.float32)
+    b_3 = tl.zeros((HP, BM), tl.float32)
+    end = tl.max(length, 0)
+    if WINDOW:
+        of_lane = lane[None, :].to(tl.int64) * H + j[:, None]
+        goes_on = (j[:, None] < H) & (length > last)[None, :]
+        grad_h = tl.load(carried_h + of_lane, mask=goes_on, other=0.0)
+        if LSTM:
+            grad_c = tl.load(carried_c + of_lane, mask=goes_on, other=0.0)
+        end = tl.minimum(end, last)
+    for back in range(end - first):
+        # Shorter lanes wait: until their last step comes, all they load is zero, and so are their gradients.
+        t = end - 1 - back
         running = t < length
         row = begin + t
         mask = (j[:, None] < H) & running[None, :]
         start = (tl.load(starts + row, mask=running, other=0) != 0)[None, :]
         here = row[None, :] * H + j[:, None]
         stored = row[None, :] * stored_stride + j[:, None]
-        gate = row[None, :] * (4 * H) + j[:, None]
-        s_0 = tl.load(saved + gate, mask=mask, other=0.0)
-        s_1 = tl.load(saved + gate + H, mask=mask, other=0.0)
-        s_2 = tl.load(saved + gate + 2 * H, mask=mask, other=0.0)
-        s_3 = tl.load(saved + gate + 3 * H, mask=mask, other=0.0)
+        slot = row
+        if WINDOW:
+            slot = tl.load(slots + t) - tl.load(slots + first) + lane
+        gate = slot[None, :] * (4 * H) + j[:, None]
+        s_0, s_1, s_2, s_3 = load_four(gates, gate, mask, H)
         grad_h += tl.load(grad_h_out + here, mask=mask, other=0.0)
         h = tl.load(h_out + here - H, mask=mask & ~start, other=0.0)
         h += tl.load(stored_h + stored, mask=mask & start, other=0.0)
-        tl.store(entered_h + here, h, mask=mask)
+        tl.store(entered_h + slot[None, :] * H + j[:, None], h, mask=mask)
+        c, c_after = grad_c, grad_c
         if LSTM:
             grad_c += tl.load(grad_c_out + here, mask=mask, other=0.0)
-            entered = tl.load(c_out + here - H, mask=mask & ~start, other=0.0)
-            entered += tl.load(stored_c + stored, mask=mask & start, other=0.0)
-            tanh_c = _tanh(tl.load(c_out + here, mask=mask, other=0.0))
-            grad_c += grad_h * s_3 * (1 - tanh_c * tanh_c)
-            g_0 = grad_c * s_2 * s_0 * (1 - s_0)
-            g_1 = grad_c * entered * s_1 * (1 - s_1)
-            g_2 = grad_c * s_0 * (1 - s_2 * s_2)
-            g_3 = grad_h * tanh_c * s_3 * (1 - s_3)
-            grad_c = tl.where(mask, grad_c * s_1, grad_c)
-            before = _product(w_0, g_0, PRECISION) + _product(w_1, g_1, PRECISION)
-            before += _product(w_2, g_2, PRECISION) + _product(w_3, g_3, PRECISION)
-            if WANTS_STORED:
-                tl.store(grad_stored_c + here, tl.where(start, grad_c, 0.0), mask=mask)
-            grad_c = tl.where(start & mask, 0.0, grad_c)
+            c = tl.load(c_out + here - H, mask=mask & ~start, other=0.0)
+            c += tl.load(stored_c + stored, mask=mask & start, other=0.0)
+            c_after = tl.load(c_out + here, mask=mask, other=0.0)
+        g_0, g_1, g_2, g_3, before, before_c = step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM)
+        store_four(grad_gates, gate, g_0, g_1, g_2, g_3, mask, H)
+        b_0 += g_0
+        b_1 += g_1
+        b_2 += g_2
+        b_3 += g_3
+        before += product(w_0, rounded(g_0, PRECISION), PRECISION) + product(w_1, rounded(g_1, PRECISION), PRECISION)
+        if LSTM:
+            before += product(w_2, rounded(g_2, PRECISION), PRECISION)
+            before += product(w_3, rounded(g_3, PRECISION), PRECISION)
         else:
-            g_2 = grad_h * (1 - s_1) * (1 - s_2 * s_2)
-            g_3 = g_2 * s_0
-            g_0 = g_2 * s_3 * s_0 * (1 - s_0)
-            g_1 = grad_h * (h - s_2) * s_1 * (1 - s_1)
-            before = grad_h * s_1 + _product(w_0, g_0, PRECISION)
-            before += _product(w_1, g_1, PRECISION) + _product(w_2, g_3, PRECISION)
-            bias += tl.where(mask, g_3, 0.0)
-        tl.store(grad_gates + gate, g_0, mask=mask)
-        tl.store(grad_gates + gate + H, g_1, mask=mask)
-        tl.store(grad_gates + gate + 2 * H, g_2, mask=mask)
-        tl.store(grad_gates + gate + 3 * H, g_3, mask=mask)
+            before += product(w_2, rounded(g_3, PRECISION), PRECISION)
         if WANTS_STORED:
             tl.store(grad_stored_h + here, tl.where(start, before, 0.0), mask=mask)
-        grad_h = tl.where(mask, tl.where(start, 0.0, before), grad_h)
-    if not LSTM:
-        tl.store(grad_bias + tl.program_id(0) * H + j, tl.sum(bias, 1), mask=j < H)
+            if LSTM:
+                tl.store(grad_stored_c + here, tl.where(start, before_c, 0.0), mask=mask)
+        grad_h = tl.where(start, 0.0, before)
+        if LSTM:
+            grad_c = tl.where(start, 0.0, before_c)
+    if WINDOW:
+        has_run = (j[:, None] < H) & (length > first)[None, :]
+        tl.store(carry_h + of_lane, grad_h, mask=has_run)
+        if LSTM:
+            tl.store(carry_c + of_lane, grad_c, mask=has_run)
+    of_program = tl.program_id(0).to(tl.int64) * (4 * H) + j
+    store_four(grad_bias, of_program, tl.sum(b_0, 1), tl.sum(b_1, 1), tl.sum(b_2, 1), tl.sum(b_3, 1), j < H, H)
+
+
+@triton.jit(do_not_specialize=["t", "lanes"])
+def step_forward(
+    x_gates,
+    w_hh,
+    bias,
+    starts,
+    stored_h,
+    stored_c,
+    h_out,
+    c_out,
+    gates,
+    lane_begin,
+    t,
+    lanes,
+    stored_stride,
+    H: tl.constexpr,
+    BH: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,
+    LSTM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """As :func:`resident_forward`, for step ``t`` of the ``lanes`` that have one.
+
+    To ``RECOMPUTE``, every lane is one step by itself, its states are known, and it has a slot in ``x_gates`` and
+    ``gates``: only the gates are computed, of all steps at once.
+    """
+    K: tl.constexpr = 4 if LSTM else 3
+    lane = tl.program_id(0) * BM + tl.arange(0, BM)
+    running = lane < lanes
+    row = tl.load(lane_begin + lane, mask=running, other=0) + t
+    slot = lane.to(tl.int64) if RECOMPUTE else row
+    start = tl.load(starts + row, mask=running, other=0) != 0
+    # One of two addresses a lane, rather than two loads: the loop is all products and loads of their factors.
+    entering = tl.where(start, stored_h + row * stored_stride, h_out + (row - 1) * H)
+    j = tl.program_id(1) * BH + tl.arange(0, BH)
+    a_0 = tl.zeros((BH, BM), tl.float32)
+    a_1 = tl.zeros((BH, BM), tl.float32)
+    a_2 = tl.zeros((BH, BM), tl.float32)
+    a_3 = tl.zeros((BH, BM), tl.float32)
+    for block in range(0, H, BK):
+        k = block + tl.arange(0, BK)
+        factor = tl.load(entering[None, :] + k[:, None], mask=(k[:, None] < H) & running[None, :], other=0.0)
+        factor = rounded(factor, PRECISION)
+        a_0 += product(weight_tile(w_hh, 0, j, k, H), factor, PRECISION)
+        a_1 += product(weight_tile(w_hh, 1, j, k, H), factor, PRECISION)
+        h_2 = product(weight_tile(w_hh, 2, j, k, H), factor, PRECISION)
+        if LSTM:
+            a_2 += h_2
+            a_3 += product(weight_tile(w_hh, 3, j, k, H), factor, PRECISION)
+        else:
+            a_3 += h_2
+    mask = (j[:, None] < H) & running[None, :]
+    x = x_gates + slot[None, :] * (K * H) + j[:, None]
+    a_0 += tl.load(x, mask=mask, other=0.0)
+    a_1 += tl.load(x + H, mask=mask, other=0.0)
+    a_2 += tl.load(x + 2 * H, mask=mask, other=0.0)
+    if LSTM:
+        a_3 += tl.load(x + 3 * H, mask=mask, other=0.0)
+    elif HAS_BIAS:
+        a_3 += tl.load(bias + 3 * H + j, mask=j < H, other=0.0)[:, None]
+    s_0, s_1, s_2, s_3 = activated(a_0, a_1, a_2, a_3, LSTM)
+    if KEEP:
+        store_four(gates, slot[None, :] * (4 * H) + j[:, None], s_0, s_1, s_2, s_3, mask, H)
+    if not RECOMPUTE:
+        h = tl.load(entering[None, :] + j[:, None], mask=mask, other=0.0)
+        c = h
+        if LSTM:
+            entering_c = tl.where(start, stored_c + row * stored_stride, c_out + (row - 1) * H)
+            c = tl.load(entering_c[None, :] + j[:, None], mask=mask, other=0.0)
+        h, c = step(s_0, s_1, s_2, s_3, h, c, LSTM)
+        here = row[None, :] * H + j[:, None]
+        tl.store(h_out + here, h, mask=mask)
+        if LSTM:
+            tl.store(c_out + here, c, mask=mask)
+
+
+@triton.jit(do_not_specialize=["t", "lanes", "lanes_after", "slot_here", "slot_after", "part"])
+def step_backward(
+    grad_h_out,
+    grad_c_out,
+    w_hh_t,
+    starts,
+    stored_h,
+    stored_c,
+    h_out,
+    c_out,
+    gates,
+    grad_gates,
+    entered_h,
+    grad_bias,
+    grad_stored_h,
+    grad_stored_c,
+    carried_h,
+    carried_c,
+    carry_h,
+    carry_c,
+    lane_begin,
+    t,
+    lanes,
+    lanes_after,
+    slot_here,
+    slot_after,
+    part,
+    stored_stride,
+    H: tl.constexpr,
+    BH: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,
+    LSTM: tl.constexpr,
+    AFTER: tl.constexpr,
+    HERE: tl.constexpr,
+    WANTS_STORED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """As :func:`resident_backward`, for step ``t``, in two parts, either of which may be left out.
+
+    ``AFTER``: the gradient of the states before step t + 1, whose projections' gradients the launch before wrote.
+    ``HERE``: from it, which is otherwise ``carried``, the gradients of the projections of step t.
+
+    ``carried [N, H]`` is what the launch before carried: the gradients that reach the states directly (an LSTM's h has
+    none), or, if it was without ``HERE``, the whole gradients. This launch's sums go to ``grad_bias[part + program]``.
+    """
+    K: tl.constexpr = 4 if LSTM else 3
+    lane = tl.program_id(0) * BM + tl.arange(0, BM)
+    j = tl.program_id(1) * BH + tl.arange(0, BH)
+    row = tl.load(lane_begin + lane, mask=lane < lanes, other=0) + t
+    in_h = j[:, None] < H
+    after = in_h & (lane < lanes_after)[None, :]
+    of_lane = lane[None, :].to(tl.int64) * H + j[:, None]
+    grad_h = tl.zeros((BH, BM), tl.float32)
+    grad_c = tl.zeros((BH, BM), tl.float32)
+    if not (AFTER and LSTM):
+        grad_h = tl.load(carried_h + of_lane, mask=after, other=0.0)
+    if LSTM:
+        grad_c = tl.load(carried_c + of_lane, mask=after, other=0.0)
+    if AFTER:
+        slot = slot_after + lane.to(tl.int64) if WINDOW else row + 1
+        blocks = (H + BK - 1) // BK
+        for block in range(K * blocks):
+            gate = block // blocks
+            k = (block % blocks) * BK + tl.arange(0, BK)
+            # The recurrent projection of a GRU's third gate is kept apart, in the last columns.
+            column = gate if LSTM else gate + gate // 2
+            factor = tl.load(
+                grad_gates + slot[None, :] * (4 * H) + column * H + k[:, None],
+                mask=(k[:, None] < H) & (lane < lanes_after)[None, :],
+                other=0.0,
+            )
+            grad_h += product(weight_tile(w_hh_t, gate, j, k, H), rounded(factor, PRECISION), PRECISION)
+        start = (tl.load(starts + row + 1, mask=lane < lanes_after, other=0) != 0)[None, :]
+        if WANTS_STORED:
+            there = (row + 1)[None, :] * H + j[:, None]
+            tl.store(grad_stored_h + there, tl.where(start, grad_h, 0.0), mask=after)
+            if LSTM:
+                tl.store(grad_stored_c + there, tl.where(start, grad_c, 0.0), mask=after)
+        grad_h = tl.where(start, 0.0, grad_h)
+        grad_c = tl.where(start, 0.0, grad_c)
+    if HERE:
+        running = lane < lanes
+        mask = in_h & running[None, :]
+        start = tl.load(starts + row, mask=running, other=0) != 0
+        slot = slot_here + lane.to(tl.int64) if WINDOW else row
+        here = row[None, :] * H + j[:, None]
+        gate = slot[None, :] * (4 * H) + j[:, None]
+        s_0, s_1, s_2, s_3 = load_four(gates, gate, mask, H)
+        grad_h += tl.load(grad_h_out + here, mask=mask, other=0.0)
+        entering = tl.where(start, stored_h + row * stored_stride, h_out + (row - 1) * H)
+        h = tl.load(entering[None, :] + j[:, None], mask=mask, other=0.0)
+        tl.store(entered_h + slot[None, :] * H + j[:, None], h, mask=mask)
+        c, c_after = grad_c, grad_c
+        if LSTM:
+            grad_c += tl.load(grad_c_out + here, mask=mask, other=0.0)
+            entering_c = tl.where(start, stored_c + row * stored_stride, c_out + (row - 1) * H)
+            c = tl.load(entering_c[None, :] + j[:, None], mask=mask, other=0.0)
+            c_after = tl.load(c_out + here, mask=mask, other=0.0)
+        g_0, g_1, g_2, g_3, grad_h, grad_c = step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM)
+        store_four(grad_gates, gate, g_0, g_1, g_2, g_3, mask, H)
+        of_part = (part + tl.program_id(0)).to(tl.int64) * (4 * H) + j
+        # Masked lanes have loaded zeros, and a gradient of zero.
+        store_four(grad_bias, of_part, tl.sum(g_0, 1), tl.sum(g_1, 1), tl.sum(g_2, 1), tl.sum(g_3, 1), j < H, H)
+        if LSTM:
+            tl.store(carry_c + of_lane, grad_c, mask=mask)
+        else:
+            tl.store(carry_h + of_lane, grad_h, mask=mask)
+    else:
+        tl.store(carry_h + of_lane, grad_h, mask=after)
+        if LSTM:
+            tl.store(carry_c + of_lane, grad_c, mask=after)

@@ -1,6 +1,10 @@
-"""The kernels as operators of torch, which autograd differentiates once and ``torch.compile`` takes whole.
+"""One layer in one direction as operators of torch, which autograd differentiates once.
 
-Shape legend: P steps of all rows, N lanes, H hidden size, G gate rows (K × H).
+``torch.compile`` takes them whole. The products over all steps (of the inputs, and the weights' gradients) are torch's;
+the recurrence is the kernels'.
+
+Shape legend: P steps of all rows, N lanes, S steps of the longest lane, I input size, H hidden size, K gates, G gate
+rows (K × H), W steps of a window of all lanes.
 """
 
 from __future__ import annotations
@@ -8,174 +12,182 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from recurrl.recurrent.backends.triton.kernels import backward_kernel, forward_kernel
-from recurrl.recurrent.backends.triton.table import configuration
+from recurrl.recurrent.backends.triton.recurrence import BackwardSweep, Recurrence, StepGradients, Window
 
 
 @torch.library.custom_op("recurrl::recurrent_forward", mutates_args=())
 def recurrent_forward(
-    x_gates_PG: Tensor,
+    x_PI: Tensor,
+    w_ih: Tensor,
     w_hh: Tensor,
-    b_hh: Tensor | None,
+    bias_4H: Tensor | None,
     starts_P: Tensor,
     stored_PH: list[Tensor],
     lane_begin_N: Tensor,
     lane_length_N: Tensor,
+    running_S: list[int],
     precision: str,
+    keep: bool,
+    window_steps: int,
 ) -> list[Tensor]:
-    """Each state ``[P, H]`` after every step (one of a GRU, two of an LSTM), then what the backward pass needs.
+    """Each state ``[P, H]`` after every step (one of a GRU, two of an LSTM), then the gates ``[P, 4·H]``.
 
     Args:
-        x_gates_PG: the input's projection with both biases; the third gate of a GRU has its own only.
+        x_PI: the input.
+        w_ih: ``[G, I]``.
         w_hh: ``[G, H]``.
-        b_hh: ``[G]``, read for a GRU's third gate.
+        bias_4H: what is added to each of the four pre-activations, those of a GRU being (r, z, n, hₙ).
         starts_P: non-zero where the stored state enters.
         stored_PH: each state where ``starts`` is set; elsewhere not read. The strides are common.
-        lane_begin_N: first step of each lane (int64); each must be a start.
+        lane_begin_N: first step of each lane (int64); each must be a start. The longest lane comes first.
         lane_length_N: steps of each lane (int32); the lanes hold every step once.
+        running_S: for each step how many lanes have it; one number if that is the same for all.
         precision: ``ieee``, ``tf32``, ``tf32x3``, ``bf16``, or ``bf16 emulated`` for triton's interpreter, whose
             products of bf16 are wrong.
+        keep: whether to return the gates, for the backward pass, which otherwise computes them again. Else they
+            are empty.
+        window_steps: steps whose gates the backward pass computes again at a time; 0 is all.
     """
-    hidden = w_hh.shape[1]
-    states = [x_gates_PG.new_empty(x_gates_PG.shape[0], hidden) for _ in stored_PH]
-    saved = x_gates_PG.new_empty(x_gates_PG.shape[0], 4 * hidden)
-    chosen = configuration(hidden, precision)
-    forward_kernel[_programs(lane_begin_N, chosen.lanes)](
-        x_gates_PG,
-        w_hh,
-        w_hh if b_hh is None else b_hh,
-        starts_P,
-        stored_PH[0],
-        stored_PH[-1],
-        states[0],
-        states[-1],
-        saved,
-        lane_begin_N,
-        lane_length_N,
-        lane_begin_N.shape[0],
-        stored_PH[0].stride(0),
-        H=hidden,
-        HP=tile_size(hidden),
-        BM=chosen.lanes,
-        LSTM=len(stored_PH) == 2,
-        HAS_BIAS=b_hh is not None,
-        PRECISION=precision,
-        num_warps=chosen.warps,
-        num_stages=chosen.stages,
-    )
-    return [*states, saved]
+    states_PH, gates_P4H = _forward_outputs(x_PI, w_hh, stored_PH, keep)
+    recurrence = Recurrence(w_hh, bias_4H, starts_P, stored_PH, lane_begin_N, lane_length_N, running_S, precision)
+    recurrence.forward(_input_gates(x_PI, w_ih, bias_4H), states_PH, gates_P4H)
+    return [*states_PH, gates_P4H]
 
 
 @recurrent_forward.register_fake
 def _(
-    x_gates_PG: Tensor,
+    x_PI: Tensor,
+    w_ih: Tensor,
     w_hh: Tensor,
-    b_hh: Tensor | None,
+    bias_4H: Tensor | None,
     starts_P: Tensor,
     stored_PH: list[Tensor],
     lane_begin_N: Tensor,
     lane_length_N: Tensor,
+    running_S: list[int],
     precision: str,
+    keep: bool,
+    window_steps: int,
 ) -> list[Tensor]:
-    steps, hidden = x_gates_PG.shape[0], w_hh.shape[1]
-    return [
-        *(x_gates_PG.new_empty(steps, hidden) for _ in stored_PH),
-        x_gates_PG.new_empty(steps, 4 * hidden),
-    ]
+    states_PH, gates_P4H = _forward_outputs(x_PI, w_hh, stored_PH, keep)
+    return [*states_PH, gates_P4H]
+
+
+def _forward_outputs(x_PI: Tensor, w_hh: Tensor, stored_PH: list[Tensor], keep: bool) -> tuple[list[Tensor], Tensor]:
+    steps, hidden = x_PI.shape[0], w_hh.shape[1]
+    return [x_PI.new_empty(steps, hidden) for _ in stored_PH], x_PI.new_empty(steps if keep else 0, 4 * hidden)
 
 
 @torch.library.custom_op("recurrl::recurrent_backward", mutates_args=())
 def recurrent_backward(
     grads_PH: list[Tensor],
+    x_PI: Tensor,
+    w_ih: Tensor,
     w_hh: Tensor,
+    bias_4H: Tensor | None,
     starts_P: Tensor,
     stored_PH: list[Tensor],
-    states_PH: list[Tensor],
-    saved_P4H: Tensor,
     lane_begin_N: Tensor,
     lane_length_N: Tensor,
-    wants_stored: bool,
+    running_S: list[int],
     precision: str,
+    window_steps: int,
+    states_PH: list[Tensor],
+    gates_P4H: Tensor,
+    wants_x: bool,
+    wants_stored: bool,
 ) -> list[Tensor]:
-    """The gradients of :func:`recurrent_forward`'s inputs, or what they are products of.
+    """The gradients of :func:`recurrent_forward`'s inputs.
+
+    Gates that were not kept are computed again: all at once, or ``window_steps`` steps after the other, from the last
+    one to the first, so that the scratch memory is that of a window.
 
     Returns:
-        ``[P, 4·H]``, the gradients of the projections; ``[P, H]``, the first state that entered each step;
-        ``[programs, H]``, parts of the gradient of a GRU's third recurrent bias (empty for an LSTM); and, if wanted,
-        ``[P, H]``, the gradients of the stored states (else empty).
+        Those of x, w_ih, w_hh, the bias, and the stored states. Those of x and of the stored states are empty if they
+        are not wanted.
     """
-    hidden = w_hh.shape[1]
-    chosen = configuration(hidden, precision)
-    grid = _programs(lane_begin_N, chosen.lanes)
-    out = _backward_outputs(w_hh, states_PH, saved_P4H, grid[0], wants_stored)
-    backward_kernel[grid](
-        grads_PH[0],
-        grads_PH[-1],
-        w_hh.unflatten(0, (-1, hidden)).transpose(1, 2).contiguous(),
-        starts_P,
-        stored_PH[0],
-        stored_PH[-1],
-        states_PH[0],
-        states_PH[-1],
-        saved_P4H,
-        out[0],
-        out[1],
-        out[2],
-        out[3],
-        out[-1],
-        lane_begin_N,
-        lane_length_N,
-        lane_begin_N.shape[0],
-        stored_PH[0].stride(0),
-        H=hidden,
-        HP=tile_size(hidden),
-        BM=chosen.lanes,
-        LSTM=len(stored_PH) == 2,
-        WANTS_STORED=wants_stored,
-        PRECISION=precision,
-        num_warps=chosen.warps,
-        num_stages=chosen.stages,
-    )
+    recurrence = Recurrence(w_hh, bias_4H, starts_P, stored_PH, lane_begin_N, lane_length_N, running_S, precision)
+    out = _backward_outputs(x_PI, w_ih, w_hh, stored_PH, wants_x, wants_stored)
+    for parameter_gradient in out[1:4]:
+        parameter_gradient.zero_()
+    sweep = BackwardSweep(recurrence, grads_PH, states_PH, out[4:])
+    for window in recurrence.windows(window_steps):
+        x_WI = x_PI if window.slots is None else x_PI.index_select(0, window.slots.rows_W)
+        gates_W4H = gates_P4H
+        if not len(gates_P4H):
+            x_gates_WG = _input_gates(x_WI, w_ih, bias_4H)
+            gates_W4H = recurrence.gates_again(x_gates_WG, states_PH, window)
+            del x_gates_WG
+        _add_gradients(out, sweep.run(window, gates_W4H), x_WI, w_ih, window)
     return out
 
 
 @recurrent_backward.register_fake
 def _(
     grads_PH: list[Tensor],
+    x_PI: Tensor,
+    w_ih: Tensor,
     w_hh: Tensor,
+    bias_4H: Tensor | None,
     starts_P: Tensor,
     stored_PH: list[Tensor],
-    states_PH: list[Tensor],
-    saved_P4H: Tensor,
     lane_begin_N: Tensor,
     lane_length_N: Tensor,
-    wants_stored: bool,
+    running_S: list[int],
     precision: str,
+    window_steps: int,
+    states_PH: list[Tensor],
+    gates_P4H: Tensor,
+    wants_x: bool,
+    wants_stored: bool,
 ) -> list[Tensor]:
-    programs = _programs(lane_begin_N, configuration(w_hh.shape[1], precision).lanes)[0]
-    return _backward_outputs(w_hh, states_PH, saved_P4H, programs, wants_stored)
+    return _backward_outputs(x_PI, w_ih, w_hh, stored_PH, wants_x, wants_stored)
 
 
 def _backward_outputs(
-    w_hh: Tensor, states_PH: list[Tensor], saved_P4H: Tensor, programs: int, wants_stored: bool
+    x_PI: Tensor, w_ih: Tensor, w_hh: Tensor, stored_PH: list[Tensor], wants_x: bool, wants_stored: bool
 ) -> list[Tensor]:
-    hidden = w_hh.shape[1]
-    lstm = len(states_PH) == 2
+    steps, hidden = len(x_PI), w_hh.shape[1]
     return [
-        torch.empty_like(saved_P4H),
-        torch.empty_like(states_PH[0]),
-        w_hh.new_empty(0 if lstm else programs, hidden),
-        *(state.new_empty(state.shape[0] if wants_stored else 0, hidden) for state in states_PH),
+        x_PI.new_empty(steps if wants_x else 0, x_PI.shape[1]),
+        torch.empty_like(w_ih),
+        torch.empty_like(w_hh),
+        w_hh.new_empty(4 * hidden),
+        *(w_hh.new_empty(steps if wants_stored else 0, hidden) for _ in stored_PH),
     ]
 
 
+def _input_gates(x_WI: Tensor, w_ih: Tensor, bias_4H: Tensor | None) -> Tensor:
+    """The input's projection with its biases: all but that of a GRU's recurrent third gate."""
+    return torch.nn.functional.linear(x_WI, w_ih, None if bias_4H is None else bias_4H[: len(w_ih)])
+
+
+def _add_gradients(out: list[Tensor], found: StepGradients, x_WI: Tensor, w_ih: Tensor, window: Window) -> None:
+    """Adds a window's part to the gradients of the parameters, and puts that of x in its place."""
+    grad_x_PI, grad_w_ih, grad_w_hh, grad_bias_4H, *_ = out
+    grad_W4H, entered_WH, bias_4H = found
+    grad_x_gates_WG = grad_W4H[:, : len(w_ih)]
+    if len(grad_x_PI):
+        if window.slots is None:
+            torch.mm(grad_x_gates_WG, w_ih, out=grad_x_PI)
+        else:
+            grad_x_PI.index_copy_(0, window.slots.rows_W, grad_x_gates_WG @ w_ih)
+    grad_w_ih.addmm_(grad_x_gates_WG.t(), x_WI)
+    # A GRU's third gate has its recurrent projection's gradient in the last columns.
+    hidden = entered_WH.shape[1]
+    together = 2 * hidden if len(w_ih) == 3 * hidden else 3 * hidden
+    grad_w_hh[:together].addmm_(grad_W4H[:, :together].t(), entered_WH)
+    grad_w_hh[together:].addmm_(grad_W4H[:, 3 * hidden :].t(), entered_WH)
+    grad_bias_4H.add_(bias_4H)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, w_hh, b_hh, starts_P, stored_PH, lane_begin_N, lane_length_N, ctx.precision = inputs
-    ctx.states, ctx.has_bias = len(stored_PH), b_hh is not None
-    ctx.save_for_backward(w_hh, starts_P, lane_begin_N, lane_length_N, *stored_PH, *output)
+    *tensors, stored_PH, lane_begin_N, lane_length_N, ctx.running_S, ctx.precision, _, ctx.window_steps = inputs
+    ctx.states, ctx.wants_x = len(stored_PH), tensors[0].requires_grad
+    ctx.wants_stored = any(stored.requires_grad for stored in stored_PH)
+    ctx.save_for_backward(*tensors, lane_begin_N, lane_length_N, *stored_PH, *output)
 
 
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
@@ -184,45 +196,17 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
             "backend=triton has a hand-written first derivative and no second one (create_graph=True was asked for). "
             "Choose backend=reference, which autograd differentiates as often as needed."
         )
-    w_hh, starts_P, lane_begin_N, lane_length_N, *rest = ctx.saved_tensors
-    stored_PH, states_PH, saved_P4H = rest[: ctx.states], rest[ctx.states : -1], rest[-1]
-    wants_stored = any(stored.requires_grad for stored in stored_PH)
-    grad_states = [grad.contiguous() for grad in grads[: ctx.states]]
-    grad_P4H, entered_PH, bias_parts, *grad_stored = recurrent_backward(
-        grad_states,
-        w_hh,
-        starts_P,
-        stored_PH,
-        states_PH,
-        saved_P4H,
-        lane_begin_N,
-        lane_length_N,
-        wants_stored,
-        ctx.precision,
+    x_PI, w_ih, w_hh, bias_4H, starts_P, lane_begin_N, lane_length_N, *rest = ctx.saved_tensors
+    stored_PH, states_PH, gates_P4H = rest[: ctx.states], rest[ctx.states : -1], rest[-1]
+    grad_x, grad_w_ih, grad_w_hh, grad_bias, *grad_stored = recurrent_backward(
+        [grad.contiguous() for grad in grads[: ctx.states]],
+        *(x_PI, w_ih, w_hh, bias_4H, starts_P, stored_PH, lane_begin_N, lane_length_N),
+        *(ctx.running_S, ctx.precision, ctx.window_steps, states_PH, gates_P4H, ctx.wants_x, ctx.wants_stored),
     )
-    hidden = w_hh.shape[1]
-    grad_b_hh = None
-    if ctx.states == 2:
-        grad_x_gates = grad_P4H
-        grad_w_hh = grad_P4H.t() @ entered_PH
-    else:
-        # The third gate's projections have a gradient each: the input's is the third, the recurrent one's the last.
-        grad_x_gates = grad_P4H[:, : 3 * hidden]
-        grad_w_hh = torch.cat((grad_P4H[:, : 2 * hidden].t() @ entered_PH, grad_P4H[:, 3 * hidden :].t() @ entered_PH))
-        if ctx.has_bias:
-            third = bias_parts.sum(0)
-            grad_b_hh = torch.cat((third.new_zeros(2 * hidden), third))
-    grads_of_stored = grad_stored if wants_stored else [None] * ctx.states
-    return grad_x_gates, grad_w_hh, grad_b_hh, None, grads_of_stored, None, None, None
+    return (
+        *(grad_x if ctx.wants_x else None, grad_w_ih, grad_w_hh, None if bias_4H is None else grad_bias, None),
+        *(grad_stored if ctx.wants_stored else [None] * ctx.states, None, None, None, None, None, None),
+    )
 
 
 recurrent_forward.register_autograd(_backward, setup_context=_setup_context)
-
-
-def tile_size(hidden: int) -> int:
-    """The hidden size rounded up to a power of two, at least 16: the least that a product takes."""
-    return max(16, triton.next_power_of_2(hidden))
-
-
-def _programs(lane_begin_N: Tensor, lanes: int) -> tuple[int]:
-    return ((lane_begin_N.shape[0] + lanes - 1) // lanes,)

@@ -1,54 +1,219 @@
-"""How many lanes and warps a program of each kernel takes: by what was compiled, not tried at run time.
+"""How the recurrence is launched: by a table that was made before, not by trying at run time.
 
-A fixed choice has no first-call stall and can be captured in a CUDA graph at once.
+A fixed choice has no first-call stall and can be captured in a CUDA graph at once. The table is ``table.json`` beside
+this file, or the file that ``RECURRL_TRITON_TABLE`` names. ``scripts/benchmark.py tune`` writes it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CELLS = ("gru", "lstm")
+PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")
+ARCHITECTURES = (80, 86, 90, 100)
+"""Compute capabilities. 86 stands for those with 99 KB of shared memory a program."""
+LARGEST_HIDDEN = 1024
+VARIABLE = "RECURRL_TRITON_TABLE"
+"""The environment variable with the path of another table."""
+_ANY_NUMBER = 2**20
 
 
 class Configuration(NamedTuple):
-    """Of one kernel."""
+    """Of the kernels of one layer."""
 
+    resident: bool
+    """Whether the recurrent weights stay on the chip for a whole sequence; else there is one launch a step."""
     lanes: int
     """Lanes a program, BM."""
+    units: int
+    """Hidden units a program, BH: with resident weights all, rounded up to a power of two."""
+    depth: int
+    """Columns of the recurrent weights that one product takes, BK: with resident weights all."""
     warps: int
     stages: int
-    """Steps whose loads the compiler may start early. More than one costs the memory that the weights need."""
+    """Blocks whose loads may be under way at once. More than one costs the memory that resident weights need."""
 
 
-def configuration(hidden_size: int, precision: str) -> Configuration:
-    """For the kernels of this hidden size and precision, so that no thread spills."""
-    # Products of full float32 spread over the lanes, those of tensor cores do not.
-    lanes = 16 if precision == "ieee" and hidden_size > 32 else 8
-    return Configuration(lanes=lanes, warps=4 if hidden_size <= 32 else 8, stages=1)
+class Row(NamedTuple):
+    """A configuration, and the layers that it is for."""
+
+    cell: str
+    precision: str
+    architecture: int
+    most_hidden: int
+    """The largest hidden size."""
+    most_lanes: int | None
+    """The most lanes of a launch; None is any number."""
+    configuration: Configuration
+
+    def is_for(self, hidden_size: int, lanes: int) -> bool:
+        """Whether neither is exceeded."""
+        return hidden_size <= self.most_hidden and (self.most_lanes is None or lanes <= self.most_lanes)
 
 
-LARGEST_HIDDEN = 128
-"""The largest hidden size of any of them."""
+@dataclass(frozen=True)
+class Table:
+    """Rows in order of preference: for a layer the first one counts that is for it.
 
-# By compute capability: 86 stands for those with 99 KB of shared memory a program.
-_LARGEST = {
-    ("gru", "ieee"): {80: 64, 86: 64, 90: 64, 100: 64},
-    ("gru", "tf32"): {80: 64, 86: 64, 90: 128, 100: 128},
-    ("gru", "tf32x3"): {80: 64, 86: 32, 90: 64, 100: 64},
-    ("gru", "bf16"): {80: 128, 86: 64, 90: 128, 100: 128},
-    ("lstm", "ieee"): {80: 64, 86: 64, 90: 64, 100: 64},
-    ("lstm", "tf32"): {80: 64, 86: 64, 90: 64, 100: 64},
-    ("lstm", "tf32x3"): {80: 64, 86: 32, 90: 64, 100: 64},
-    ("lstm", "bf16"): {80: 128, 86: 64, 90: 128, 100: 128},
-}
+    Raises:
+        ValueError: a row holds what cannot be, or is never chosen, or some layer has no row for one launch a step.
+    """
+
+    sources: Mapping[int, str]
+    """By architecture: what the choice rests on."""
+    rows: Sequence[Row]
+
+    def __post_init__(self) -> None:
+        for index, row in enumerate(self.rows):
+            fault = _fault(row) or _fault_of_order(row, self.rows[:index])
+            if fault is not None:
+                raise ValueError(f"Row {index + 1} of the table of triton kernels, {_flat(row)}: {fault}.")
+        for cell, precision, architecture in ((c, p, a) for c in CELLS for p in PRECISIONS for a in ARCHITECTURES):
+            of_layer = self.of(cell, precision, architecture)
+            if architecture not in self.sources or not any(_is_for_all(row) for row in of_layer):
+                raise ValueError(
+                    f"The table of triton kernels needs a source for architecture={architecture}, and for cell={cell}, "
+                    f"precision={precision} a row with one launch a step for {LARGEST_HIDDEN} features and any number "
+                    "of lanes."
+                )
+
+    def of(self, cell: str, precision: str, architecture: int) -> list[Row]:
+        """The rows for these."""
+        return self._by_layer.get((cell, precision, architecture), [])
+
+    @cached_property
+    def _by_layer(self) -> dict[tuple[str, str, int], list[Row]]:
+        found: dict[tuple[str, str, int], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row[:3], []).append(row)
+        return found
+
+    def to_json(self) -> str:
+        """As :func:`read` takes it, a row a line."""
+        rows = ",\n  ".join(json.dumps(_flat(row)) for row in self.rows)
+        sources = json.dumps({str(architecture): source for architecture, source in self.sources.items()}, indent=2)
+        return f'{{\n"sources": {sources},\n"columns": {json.dumps(_COLUMNS)},\n"rows": [\n  {rows}\n]\n}}\n'
 
 
-def largest_hidden(cell: str, precision: str, capability: tuple[int, int]) -> int:
-    """The largest hidden size whose recurrent weights stay on the chip and whose threads spill nothing; 0 if none."""
+_COLUMNS = [*Row._fields[:-1], *Configuration._fields]
+
+
+def read(path: Path) -> Table:
+    """The table of a file.
+
+    Raises:
+        ValueError: the file is not there, or holds no table or a faulty one.
+    """
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        if held["columns"] != _COLUMNS:
+            raise ValueError(f"its columns are not {_COLUMNS}")
+        rows = [_row(*values) for values in held["rows"]]
+        return Table({int(architecture): source for architecture, source in held["sources"].items()}, rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is no table of triton kernels: {error}. Write one with scripts/benchmark.py tune, or "
+            f"unset {VARIABLE}."
+        ) from error
+
+
+def current() -> Table:
+    """The table in use."""
+    return _read_once(os.environ.get(VARIABLE))
+
+
+@cache
+def _read_once(path: str | None) -> Table:
+    return read(Path(__file__).with_name("table.json") if path is None else Path(path))
+
+
+_forced: list[Configuration] = []
+
+
+@contextmanager
+def forced(configuration: Configuration) -> Iterator[None]:
+    """Within it, this configuration is chosen for all layers that it can be for, whatever the table says."""
+    _forced.append(configuration)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def architecture(capability: tuple[int, int]) -> int | None:
+    """The entry of the table for a GPU of this compute capability, or None if it is too old for any kernel."""
     if capability < (8, 0):
-        return 0
-    known = {(8, 0): 80, (9, 0): 90, (10, 0): 100}
-    return _LARGEST[cell, precision][known.get(capability, 86)]
+        return None
+    return {(8, 0): 80, (9, 0): 90, (10, 0): 100}.get(capability, 86)
 
 
-def entries() -> list[tuple[str, str, int, int]]:
-    """``(cell, precision, architecture, largest hidden size)`` of every entry of the table."""
-    return [(*key, architecture, size) for key, sizes in _LARGEST.items() for architecture, size in sizes.items()]
+def configuration(cell: str, hidden_size: int, precision: str, architecture: int, lanes: int) -> Configuration:
+    """For a layer of this cell and size, up to ``LARGEST_HIDDEN``, on that many lanes."""
+    if _forced:
+        return _forced[-1]
+    of_layer = current().of(cell, precision, architecture)
+    return next(row.configuration for row in of_layer if row.is_for(hidden_size, lanes))
+
+
+def step_configuration(cell: str, hidden_size: int, precision: str, architecture: int, lanes: int) -> Configuration:
+    """As :func:`configuration`, for one launch a step."""
+    if _forced and not _forced[-1].resident:
+        return _forced[-1]
+    of_layer = (row for row in current().of(cell, precision, architecture) if not row.configuration.resident)
+    return next(row.configuration for row in of_layer if row.is_for(hidden_size, lanes))
+
+
+def buckets(cell: str, hidden_size: int, precision: str, architecture: int) -> list[int]:
+    """Numbers of lanes, one for each configuration that there may be."""
+    of_layer = current().of(cell, precision, architecture)
+    most = {row.most_lanes or _ANY_NUMBER for row in of_layer if row.most_hidden >= hidden_size}
+    return sorted(most)
+
+
+def _row(
+    cell: str, precision: str, architecture: int, most_hidden: int, most_lanes: int | None, *configuration: Any
+) -> Row:
+    return Row(cell, precision, architecture, most_hidden, most_lanes, Configuration(*configuration))
+
+
+def _flat(row: Row) -> list[object]:
+    return [*row[:-1], *row.configuration]
+
+
+def _is_for_all(row: Row) -> bool:
+    return not row.configuration.resident and row.is_for(LARGEST_HIDDEN, _ANY_NUMBER)
+
+
+def _fault(row: Row) -> str | None:
+    """What cannot be in a row."""
+    chosen = row.configuration
+    if row.cell not in CELLS or row.precision not in PRECISIONS or row.architecture not in ARCHITECTURES:
+        return f"choose of {CELLS}, {PRECISIONS} and {ARCHITECTURES}"
+    numbers = [row.most_hidden, *chosen[1:], 1 if row.most_lanes is None else row.most_lanes]
+    if type(chosen.resident) is not bool or any(type(number) is not int or number < 1 for number in numbers):
+        return "resident is true or false, and all else whole numbers from 1"
+    if any(size & (size - 1) for size in (chosen.lanes, chosen.units, chosen.depth, chosen.warps)):
+        return "lanes, units, depth and warps are powers of two"
+    if min(chosen.units, chosen.depth) < 16:
+        return "a product takes at least 16 units and columns"
+    if chosen.resident and not row.most_hidden <= chosen.units == chosen.depth:
+        return "resident weights take all units and columns at once"
+    if row.most_hidden > LARGEST_HIDDEN:
+        return f"the kernels take at most {LARGEST_HIDDEN} features"
+    return None
+
+
+def _fault_of_order(row: Row, before: Sequence[Row]) -> str | None:
+    lanes = _ANY_NUMBER if row.most_lanes is None else row.most_lanes
+    for other in before:
+        same = other[:3] == row[:3] and other.configuration.resident == row.configuration.resident
+        if same and other.is_for(row.most_hidden, lanes):
+            return f"it is never chosen, for {_flat(other)} before it is for the same layers"
+    return None

@@ -1,0 +1,215 @@
+"""The triton kernels, compiled ahead of time for GPUs that need not be here, and what is read from the result.
+
+As a program: reads jobs from standard input as JSON, compiles them, and writes figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from recurrl.benchmark import barriers
+from recurrl.benchmark.launched import Launched, launched_by_training
+from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton.table import Configuration
+
+if TYPE_CHECKING:
+    from recurrl.recurrent.backends.triton.launches import Launch
+
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448}
+"""Bytes that one program may take, by architecture (CUDA C++ programming guide, table of technical specifications)."""
+_TENSOR_CORES = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)")
+# Constants that say what a kernel is, not what it leaves out.
+_KINDS = ("LSTM", "RECOMPUTE")
+
+
+class Layer(NamedTuple):
+    """What a kernel is compiled for."""
+
+    cell: str
+    hidden_size: int
+    precision: str
+    architecture: int
+
+
+class Job(NamedTuple):
+    """All kernels of a layer, to be compiled together."""
+
+    layer: Layer
+    configuration: Configuration | None = None
+    """None is all that the table has for the layer; else only kernels of this configuration are compiled."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one kernel in one configuration on one architecture."""
+
+    kernel: str
+    cell: str
+    hidden_size: int
+    precision: str
+    architecture: int
+    lanes: int
+    """Lanes a program."""
+    form: str
+    """What sets it apart from the most demanding form: ``no bias``, say."""
+    registers: int
+    """Of one thread."""
+    spills: int
+    """Bytes of one thread's registers that are kept in memory."""
+    shared_memory: int
+    """Bytes of one program."""
+    tensor_core_instructions: int
+    """In the generated code."""
+    faults: list[str]
+    """What the check for barriers found."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether a program can be launched, and spills nothing."""
+        return self.spills == 0 and self.shared_memory <= SHARED_MEMORY[self.architecture]
+
+
+def compile_all(jobs: Sequence[Job], all_forms: bool = False) -> dict[Job, list[Figures]]:
+    """The figures of all kernels of some jobs, compiled in processes of their own, one a core.
+
+    Triton's interpreter, if it is on here, would take the place of the compiler.
+
+    Args:
+        jobs: what to compile.
+        all_forms: the forms that leave something out too: biases, gradients of stored states.
+
+    Raises:
+        RuntimeError: the compiler fails.
+    """
+    workers = min(len(jobs), os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool:
+        shares = list(pool.map(lambda k: _compile_elsewhere(jobs[k::workers], all_forms), range(workers)))
+    return {job: shares[k % workers][k // workers] for k, job in enumerate(jobs)}
+
+
+def _compile_elsewhere(jobs: Sequence[Job], all_forms: bool) -> list[list[Figures]]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", __name__],
+        input=json.dumps({"jobs": jobs, "all_forms": all_forms}),
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"},
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"The kernels could not be compiled:\n{done.stderr}")
+    return [[Figures(**figures) for figures in of_job] for of_job in json.loads(done.stdout)]
+
+
+def _compile_here(job: Job, all_forms: bool) -> Iterator[Figures]:
+    for demanding in _launches(job):
+        for launch in _forms(demanding, job.layer.cell) if all_forms else [demanding]:
+            yield _compile(launch, job.layer, _left_out(launch, demanding))
+
+
+def _launches(job: Job) -> list[Launch]:
+    from recurrl.recurrent.backends.triton import launches
+
+    with nullcontext() if job.configuration is None else table.forced(job.configuration):
+        found = [each for direction in ("forward", "backward") for each in launches.all_launches(*job.layer, direction)]
+    # Resident weights leave it to kernels of one step to recompute, and those the table configures.
+    return [
+        each for each in found if job.configuration is None or ("HP" in each.constants) == job.configuration.resident
+    ]
+
+
+def _forms(demanding: Launch, cell: str) -> list[Launch]:
+    """The most demanding form of a kernel, and all others that the layer launches."""
+    of_kind = {item for item in demanding.constants.items() if item[0] in _KINDS}
+    launched = (dict(form) for form in _launched(cell)[demanding.name].forms if form >= of_kind)
+    forms = [demanding._replace(constants=demanding.constants | form) for form in launched]
+    return sorted(forms, key=lambda form: _left_out(form, demanding))
+
+
+def _left_out(launch: Launch, demanding: Launch) -> str:
+    names = [name for name, value in launch.constants.items() if value is not demanding.constants[name]]
+    return ", ".join(f"no {name.removeprefix('HAS_').removeprefix('WANTS_').lower()}" for name in names)
+
+
+def _compile(launch: Launch, layer: Layer, form: str) -> Figures:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names, signature = launch.kernel.arg_names, launch.signature
+    constants = {(names.index(name),): value for name, value in launch.constants.items()}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in launch.aligned}
+    compiled = triton.compile(
+        ASTSource(launch.kernel, signature, constants, aligned),
+        target=GPUTarget("cuda", layer.architecture, 32),
+        options=launch.options,
+    )
+    registers, spills = _resources(compiled.asm["cubin"])
+    arguments = [name for name in names if signature[name] != "constexpr"]
+    return Figures(
+        kernel=launch.name,
+        **layer._asdict(),
+        lanes=launch.constants["BM"],
+        form=form,
+        registers=registers,
+        spills=spills,
+        shared_memory=compiled.metadata.shared,
+        tensor_core_instructions=len(_TENSOR_CORES.findall(compiled.asm["ptx"])),
+        faults=_faults(compiled.asm["ptx"], arguments, _launched(layer.cell)[launch.name].same),
+    )
+
+
+def _faults(text: str, arguments: Sequence[str], same: Collection[Collection[str]]) -> list[str]:
+    return [str(fault) for fault in barriers.faults(text, arguments, same)]
+
+
+@cache
+def _launched(cell: str) -> dict[str, Launched]:
+    return launched_by_training(cell)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers a thread, and bytes of local memory, which a kernel without arrays has only for spills."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        listed = subprocess.run([_cuobjdump(), "-res-usage", path], capture_output=True, text=True, check=True)
+    registers = re.search(r"REG:(\d+)", listed.stdout)
+    local = re.findall(r"(?:LOCAL|STACK):(\d+)", listed.stdout)
+    if registers is None or not local:
+        raise RuntimeError(f"cuobjdump says nothing of registers:\n{listed.stdout}")
+    return int(registers[1]), max(int(size) for size in local)
+
+
+@cache
+def _cuobjdump() -> str:
+    import triton
+
+    bundled = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    found = str(bundled) if bundled.exists() else shutil.which("cuobjdump")
+    if found is None:
+        raise RuntimeError("cuobjdump is neither in the triton package nor on the path. Install the CUDA toolkit.")
+    return found
+
+
+def _main() -> None:
+    asked = json.load(sys.stdin)
+    jobs = [Job(Layer(*layer), chosen and Configuration(*chosen)) for layer, chosen in asked["jobs"]]
+    json.dump([[asdict(f) for f in _compile_here(job, asked["all_forms"])] for job in jobs], sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()

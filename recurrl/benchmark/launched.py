@@ -1,0 +1,107 @@
+"""What the layer passes to the kernels, found by recording its launches.
+
+A recorder takes the place of triton's launch: nothing is compiled or computed, so no GPU is needed, and what the layer
+really passes is known, not what somebody declared: which arguments are the same tensor, and which forms of a kernel
+there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from recurrl.recurrent.backends import RECOMPUTE, LayerWeights, Options, load_backend
+from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton.table import Configuration
+from recurrl.recurrent.cells import Cell, load_cell
+from recurrl.recurrent.segments import Segments
+
+_HIDDEN = 16
+Form = frozenset[tuple[str, bool]]
+"""The truth values among a launch's arguments: constants that the kernel is built with."""
+
+
+@dataclass
+class Launched:
+    """All launches of one kernel."""
+
+    same: set[tuple[str, str]] = field(default_factory=set)
+    """Pairs of arguments whose memory overlaps in some launch."""
+    forms: set[Form] = field(default_factory=set)
+
+
+def launched_by_training(cell: str) -> dict[str, Launched]:
+    """The launches of one layer, by kernel.
+
+    With resident weights and by one launch a step; with and without biases, gradients and gradients of the stored
+    states; with every way to recompute.
+    """
+    kinds = (Configuration(resident, 16, _HIDDEN, _HIDDEN, warps=4, stages=1) for resident in (True, False))
+    with recorded() as launched:
+        for kind, recompute, has_bias, wants_stored in product(kinds, RECOMPUTE, (True, False), (True, False)):
+            options = Options(recompute, chunk_len=2, precision="ieee", hidden_size=_HIDDEN)
+            with table.forced(kind):
+                _output(load_cell(cell), has_bias, wants_stored, options).sum().backward()
+                with torch.no_grad():
+                    _output(load_cell(cell), has_bias, wants_stored, options)
+    return launched
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, Launched]]:
+    """Within it, kernels are recorded and not launched; what they write is left as it was allocated."""
+    from triton.runtime import KernelInterface
+
+    launched: dict[str, Launched] = {}
+
+    def recorder(kernel: Any, grid: Any) -> Callable[..., None]:
+        def record(*arguments: Any, **named: Any) -> None:
+            given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+            of_kernel = launched.setdefault(kernel.__name__, Launched())
+            of_kernel.same.update(_overlapping(given))
+            of_kernel.forms.add(frozenset((name, value) for name, value in given.items() if isinstance(value, bool)))
+
+        return record
+
+    with mock.patch.object(KernelInterface, "__getitem__", recorder):
+        yield launched
+
+
+def _overlapping(arguments: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names of the arguments, two by two, whose memory overlaps. An empty tensor has none."""
+    ranges = {name: _memory(value) for name, value in arguments.items() if isinstance(value, Tensor) and value.numel()}
+    return [
+        (one, other)
+        for (one, (begin, end)), (other, (other_begin, other_end)) in combinations(ranges.items(), 2)
+        if begin < other_end and other_begin < end
+    ]
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of that after the last."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
+
+
+def _output(cell: Cell, has_bias: bool, wants_stored: bool, options: Options) -> Tensor:
+    """Of one layer, for two rows of five steps with a reset."""
+    rows, steps, inputs, hidden = 2, 5, 3, _HIDDEN
+    gates = (4 if len(cell.STATES) == 2 else 3) * hidden
+    starts_BT = torch.zeros(rows, steps, dtype=torch.bool)
+    starts_BT[0, 2] = True
+    weights = LayerWeights(
+        torch.zeros(gates, inputs, requires_grad=True),
+        torch.zeros(gates, hidden, requires_grad=True),
+        torch.zeros(gates, requires_grad=True) if has_bias else None,
+        torch.zeros(gates, requires_grad=True) if has_bias else None,
+    )
+    stored = tuple(torch.zeros(rows, steps, hidden, requires_grad=wants_stored) for _ in cell.STATES)
+    x_BTI = torch.zeros(rows, steps, inputs)
+    return load_backend("triton").sequence(cell, x_BTI, Segments.from_is_init(starts_BT), stored, weights, options)[0]

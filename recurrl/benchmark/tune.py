@@ -1,0 +1,280 @@
+"""Chooses how the triton kernels are launched, and writes the table that the layer reads.
+
+On the GPU of this machine: every candidate that spills nothing and fits is timed, forwards and backwards, for each
+cell, precision, hidden size and number of lanes. The table holds the fastest; what it says of other GPUs is kept.
+
+With --untimed, on any machine: for all GPUs the first candidate, from the largest tiles down, that spills nothing and
+fits, which ahead-of-time compilation tells. The table that comes with recurrl was made so.
+
+To use the table: RECURRL_TRITON_TABLE=table.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from recurrl.benchmark.compiled import Job, Layer, compile_all
+from recurrl.benchmark.measuring import Run, interleaved, machine
+from recurrl.recurrent.backends import LayerWeights, Options, load_backend
+from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton.table import Configuration, Row, Table
+from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.segments import Segments
+
+HIDDEN = (16, 32, 64, 128, 256, 512, 1024)
+LANES = (512, 2048, None)
+_MANY_LANES = 8192
+_LARGEST_RESIDENT = 128
+_ODD_HIDDEN = 102
+# Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
+# they spread over the registers of smaller tiles.
+_TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
+_TILES_IEEE = [(32, 32, 4), (16, 32, 4), (16, 16, 4)]
+_DEPTH_AND_STAGES = {"ieee": (16, 2), "tf32": (32, 3), "tf32x3": (32, 2), "bf16": (64, 3)}
+# Lanes times units. The sums of larger ones take more registers than a thread has, and minutes to compile.
+_LARGEST_TILE, _LARGEST_TILE_IEEE = 64 * 64, 32 * 32
+# Where there are few lanes, only small tiles give every multiprocessor a program.
+_UNTIMED_LANES = {512: 16, 2048: 32, None: 64}
+
+
+class Problem(NamedTuple):
+    """The layers that one row is for: of up to so many features and lanes."""
+
+    cell: str
+    precision: str
+    architecture: int
+    hidden_size: int
+    lanes: int | None
+
+
+Candidates = Callable[[Problem], list[Configuration]]
+Fits = Callable[[Iterable[tuple[Problem, Configuration]]], set[tuple[Problem, Configuration]]]
+"""Those of the pairs that spill nothing, and whose programs fit."""
+Timer = Callable[[Problem, list[Configuration]], Mapping[Configuration, float]]
+"""Seconds of each candidate."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``benchmark.py tune``."""
+    parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--untimed", action="store_true", help="choose by compilation alone; needs no GPU")
+    parser.add_argument("--steps", type=int, default=32, help="of the sequences that are timed; default: %(default)s")
+    parser.add_argument("--repetitions", type=int, default=9, help="counted ones; default: %(default)s")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Chooses and writes.
+
+    Raises:
+        SystemExit: there is no GPU to time on, or it is too old for the kernels, or no folder for the file.
+    """
+    if not arguments.output.parent.is_dir():
+        raise SystemExit(f"--output={arguments.output}: there is no folder {arguments.output.parent}. Make it first.")
+    if arguments.untimed:
+        rows = tuned(table.ARCHITECTURES, preferred, first_fitting, in_order)
+        made = Table(dict.fromkeys(table.ARCHITECTURES, _compiler()), rows)
+    else:
+        device, architecture = _gpu()
+        rows = tuned([architecture], all_candidates, fitting, Stopwatch(device, arguments.steps, arguments.repetitions))
+        made = replaced(table.current(), architecture, machine(device), rows)
+    arguments.output.write_text(made.to_json(), encoding="utf-8")
+    sys.stdout.write(f"{len(rows)} rows were made and {len(made.rows)} written to {arguments.output}\n")
+
+
+def tuned(architectures: Iterable[int], candidates: Candidates, fits: Fits, timer: Timer) -> list[Row]:
+    """The rows for some architectures: for each layer the fastest candidate that fits.
+
+    Where the fastest keeps the weights resident, the fastest with one launch a step follows it, for recomputation.
+
+    Raises:
+        ValueError: no candidate fits some layer.
+    """
+    rows = []
+    layers = list(product(table.CELLS, table.PRECISIONS, architectures))
+    offered = {
+        problem: candidates(problem)
+        for problem in (Problem(*layer, hidden, lanes) for layer, hidden, lanes in product(layers, HIDDEN, LANES))
+    }
+    pairs = fits([(problem, candidate) for problem, of_problem in offered.items() for candidate in of_problem])
+    for layer in layers:
+        chosen = []
+        for problem in (problem for problem in offered if problem[:3] == layer):
+            left = [candidate for candidate in offered[problem] if (problem, candidate) in pairs]
+            chosen += [Row(*problem, configuration) for configuration in _fastest(problem, left, timer)]
+        rows += _needed(chosen)
+    return rows
+
+
+def replaced(before: Table, architecture: int, source: str, rows: Sequence[Row]) -> Table:
+    """A table with other rows for one architecture."""
+    kept = [row for row in before.rows if row.architecture != architecture]
+    return Table({**before.sources, architecture: f"timed on {source}"}, [*kept, *rows])
+
+
+def preferred(problem: Problem) -> list[Configuration]:
+    """What is likely to be good, the best first: resident weights, then the largest tiles that the lanes fill."""
+    depth, stages = _DEPTH_AND_STAGES[problem.precision]
+    tiles = _TILES_IEEE if problem.precision == "ieee" else _TILES
+    most = _UNTIMED_LANES[problem.lanes]
+    step = [Configuration(False, lanes, units, depth, warps, stages) for lanes, units, warps in tiles if lanes <= most]
+    return [*_resident(problem)[:1], *step]
+
+
+def all_candidates(problem: Problem) -> list[Configuration]:
+    """All that is worth a measurement."""
+    ieee = problem.precision == "ieee"
+    shapes = product((16, 32, 64, 128), (32, 64), (16, 32) if ieee else (32, 64), (4, 8), (2, 3))
+    most = _LARGEST_TILE_IEEE if ieee else _LARGEST_TILE
+    step = [Configuration(False, *shape) for shape in shapes if shape[0] * shape[1] <= most]
+    return [*_resident(problem), *step]
+
+
+def _resident(problem: Problem) -> list[Configuration]:
+    if problem.hidden_size > _LARGEST_RESIDENT:
+        return []
+    units = problem.hidden_size
+    # Products of full float32 spread over the lanes, those of tensor cores do not.
+    lanes = (16, 8) if problem.precision == "ieee" and units > 32 else (8, 16)
+    warps = (4, 8) if units <= 32 else (8, 4)
+    return [Configuration(True, width, units, units, count, stages=1) for count in warps for width in lanes]
+
+
+def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configuration, float]:
+    """The place in the list for a time."""
+    return {candidate: float(place) for place, candidate in enumerate(candidates)}
+
+
+def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
+    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers."""
+    jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
+    different = list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair))
+    sys.stderr.write(f"compiling the kernels of {len(different)} candidates\n")
+    found = compile_all(different)
+    good = {job: all(figures.fits and not figures.faults for figures in of_job) for job, of_job in found.items()}
+    return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
+
+
+def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
+    """Of each problem's candidates those that fit, up to the first with one launch a step: later ones need no look."""
+    waiting: dict[Problem, list[Configuration]] = {}
+    for problem, candidate in pairs:
+        waiting.setdefault(problem, []).append(candidate)
+    found: set[tuple[Problem, Configuration]] = set()
+    while waiting:
+        first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
+        fit = fitting(first.items())
+        found |= fit
+        done = {problem for problem, candidate in fit if not candidate.resident}
+        waiting = {problem: left for problem, left in waiting.items() if left and problem not in done}
+    return found
+
+
+def _jobs(problem: Problem, candidate: Configuration) -> list[Job]:
+    """A size that is no multiple of 16 takes more registers. One launch a step runs the same loop for all sizes."""
+    odd = problem.hidden_size * 4 // 5
+    sizes = (odd, problem.hidden_size) if candidate.resident else (_ODD_HIDDEN, table.LARGEST_HIDDEN)
+    return [Job(Layer(problem.cell, size, problem.precision, problem.architecture), candidate) for size in sizes]
+
+
+def _fastest(problem: Problem, candidates: list[Configuration], timer: Timer) -> list[Configuration]:
+    """The fastest, and the fastest with one launch a step."""
+    if all(candidate.resident for candidate in candidates):
+        raise ValueError(f"No candidate with one launch a step fits {problem}. Add smaller ones.")
+    seconds = timer(problem, candidates)
+    best = min(candidates, key=lambda candidate: seconds[candidate])
+    best_step = min((c for c in candidates if not c.resident), key=lambda candidate: seconds[candidate])
+    return list(dict.fromkeys((best, best_step)))
+
+
+def _needed(rows: list[Row]) -> list[Row]:
+    """Without those that change nothing, because one after them says the same."""
+    kept = list(rows)
+    for row in reversed(rows):
+        without = [other for other in kept if other is not row]
+        if _choices(without) == _choices(kept):
+            kept = without
+    return kept
+
+
+def _choices(rows: list[Row]) -> list[Configuration | None]:
+    """What the rows say for every hidden size and number of lanes, with resident weights allowed and not."""
+    return [
+        next(
+            (
+                r.configuration
+                for r in rows
+                if r.is_for(hidden, lanes or _MANY_LANES) and not (step and r.configuration.resident)
+            ),
+            None,
+        )
+        for hidden, lanes, step in product(HIDDEN, LANES, (False, True))
+    ]
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Times candidates on a device: one layer forwards and backwards, on rows without resets."""
+
+    device: torch.device
+    steps: int
+    repetitions: int
+
+    def __call__(self, problem: Problem, candidates: list[Configuration]) -> dict[Configuration, float]:
+        """The median seconds of each. They take turns."""
+        layer = self._layer(problem)
+        seconds = interleaved({str(c): _with(c, layer) for c in candidates}, self.repetitions, self.device)
+        return {candidate: seconds[str(candidate)] for candidate in candidates}
+
+    def _layer(self, problem: Problem) -> Run:
+        cell, hidden = load_cell(problem.cell), problem.hidden_size
+        rows, gates = problem.lanes or _MANY_LANES, (4 if len(cell.STATES) == 2 else 3) * hidden
+        shapes = [(gates, hidden), (gates, hidden), (gates,), (gates,)]
+        weights = LayerWeights(*(0.1 * torch.randn(shape, device=self.device) for shape in shapes))
+        for weight in weights.present():
+            weight.requires_grad_()
+        x_BTI = torch.randn(rows, self.steps, hidden, device=self.device)
+        stored = (torch.zeros((), device=self.device).expand(rows, self.steps, hidden),) * len(cell.STATES)
+        segments = Segments.from_is_init(torch.zeros(rows, self.steps, dtype=torch.bool, device=self.device))
+        options = Options(precision=problem.precision, hidden_size=hidden)
+
+        def run() -> None:
+            output, _ = load_backend("triton").sequence(cell, x_BTI, segments, stored, weights, options)
+            output.sum().backward()
+
+        return run
+
+
+def _with(candidate: Configuration, layer: Run) -> Run:
+    def run() -> None:
+        with table.forced(candidate):
+            layer()
+
+    return run
+
+
+def _gpu() -> tuple[torch.device, int]:
+    """This machine's, and the entry of the table for it."""
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "tune times the kernels on a CUDA device, and there is none here. Run it where there is one, or choose by "
+            "compilation alone with --untimed."
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    capability = torch.cuda.get_device_capability(device)
+    architecture = table.architecture(capability)
+    if architecture is None:
+        raise SystemExit(f"The kernels need compute capability 8.0, and {device} has {capability[0]}.{capability[1]}.")
+    return device, architecture
+
+
+def _compiler() -> str:
+    return f"compiled ahead of time by triton {version('triton')}, not timed: the first that spills nothing and fits"

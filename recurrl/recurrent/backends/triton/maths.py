@@ -1,0 +1,115 @@
+"""What both families of kernels compute: products in their precision, one step of a cell, and its derivative.
+
+The pre-activations of a step, its gates and the gradients of its projections have four tiles, for either cell: of a
+GRU (r, z, n, hₙ), where hₙ is the recurrent projection of the third gate, which is kept apart; of an LSTM (i, f, g, o).
+
+Shape legend: H hidden size; a tile is [hidden units, lanes].
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def rounded(x, PRECISION: tl.constexpr):
+    """A factor of a product in the format of its precision, rounded to the nearest."""
+    if PRECISION == "bf16":
+        x = x.to(tl.bfloat16)
+    elif PRECISION == "bf16 emulated":
+        # Of the 16 bits that bf16 drops, half of what the last kept one is worth is added first.
+        x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True), x)
+    elif PRECISION == "tf32":
+        # tf32 keeps 10 bits of mantissa and drops 13: half of what the last kept one is worth is added first. Added to
+        # the bits of a NaN, that could give a zero.
+        x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True), x)
+    return x
+
+
+@triton.jit
+def product(weight, state, PRECISION: tl.constexpr):
+    """``weight @ state`` of factors that are rounded, summed in float32."""
+    if PRECISION == "bf16":
+        found = tl.dot(weight, state)
+    elif PRECISION == "bf16 emulated":
+        found = tl.dot(weight, state, input_precision="ieee")
+    else:
+        found = tl.dot(weight, state, input_precision=PRECISION)
+    return found
+
+
+@triton.jit
+def weight_tile(w_hh, gate, j, k, H: tl.constexpr):
+    """Rows ``j`` and columns ``k`` of one gate's square of the recurrent weights, which are in their format already."""
+    rows, columns = j[:, None], k[None, :]
+    return tl.load(w_hh + (gate * H + rows) * H + columns, mask=(rows < H) & (columns < H), other=0.0)
+
+
+@triton.jit
+def activated(a_0, a_1, a_2, a_3, LSTM: tl.constexpr):
+    """The gates, from the pre-activations."""
+    s_0, s_1 = tl.sigmoid(a_0), tl.sigmoid(a_1)
+    if LSTM:
+        s_2, s_3 = _tanh(a_2), tl.sigmoid(a_3)
+    else:
+        s_2, s_3 = _tanh(a_2 + s_0 * a_3), a_3
+    return s_0, s_1, s_2, s_3
+
+
+@triton.jit
+def step(s_0, s_1, s_2, s_3, h, c, LSTM: tl.constexpr):
+    """The states (h, c) after a step, from its gates and the states before it. A GRU has no c."""
+    if LSTM:
+        c = s_1 * c + s_0 * s_2
+        h = s_3 * _tanh(c)
+    else:
+        h = s_2 + s_1 * (h - s_2)
+    return h, c
+
+
+@triton.jit
+def step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM: tl.constexpr):
+    """From the gradients of the states after a step: those of its four projections, then those that reach the states
+    before it directly, not through the recurrent product.
+    """
+    if LSTM:
+        tanh_c = _tanh(c_after)
+        grad_c += grad_h * s_3 * (1 - tanh_c * tanh_c)
+        g_0 = grad_c * s_2 * s_0 * (1 - s_0)
+        g_1 = grad_c * c * s_1 * (1 - s_1)
+        g_2 = grad_c * s_0 * (1 - s_2 * s_2)
+        g_3 = grad_h * tanh_c * s_3 * (1 - s_3)
+        direct_h, direct_c = tl.zeros_like(grad_h), grad_c * s_1
+    else:
+        g_2 = grad_h * (1 - s_1) * (1 - s_2 * s_2)
+        g_3 = g_2 * s_0
+        g_0 = g_2 * s_3 * s_0 * (1 - s_0)
+        g_1 = grad_h * (h - s_2) * s_1 * (1 - s_1)
+        direct_h, direct_c = grad_h * s_1, grad_c
+    return g_0, g_1, g_2, g_3, direct_h, direct_c
+
+
+@triton.jit
+def load_four(base, offset, mask, H: tl.constexpr):
+    """Four tiles that lie H columns apart, zero where masked."""
+    return (
+        tl.load(base + offset, mask=mask, other=0.0),
+        tl.load(base + offset + H, mask=mask, other=0.0),
+        tl.load(base + offset + 2 * H, mask=mask, other=0.0),
+        tl.load(base + offset + 3 * H, mask=mask, other=0.0),
+    )
+
+
+@triton.jit
+def store_four(base, offset, t_0, t_1, t_2, t_3, mask, H: tl.constexpr):
+    """Four tiles, H columns apart."""
+    tl.store(base + offset, t_0, mask=mask)
+    tl.store(base + offset + H, t_1, mask=mask)
+    tl.store(base + offset + 2 * H, t_2, mask=mask)
+    tl.store(base + offset + 3 * H, t_3, mask=mask)

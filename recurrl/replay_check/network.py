@@ -1,0 +1,149 @@
+"""What a batch gives when the policy is run over it again, in sequences and step by step, against what was recorded.
+
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+from torchrl.envs import ExplorationType, set_exploration_type
+
+from recurrl.config import TrainConfig
+from recurrl.errors import ReplayError
+from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
+from recurrl.recurrent import set_recurrent_mode
+from recurrl.replay_check.places import NOT_SEEN, first, place
+
+REPEATED = 1e-4
+"""The difference, relative to 1 + |value|, that two runs of the same computation may have, whatever its precision."""
+
+
+class _Comparison(NamedTuple):
+    """One entry of the batch, as recorded and as replayed.
+
+    Attributes:
+        name: what it is, for the line that is printed.
+        key: where it is recorded.
+        replayed_NT: with further dimensions, like the next.
+        recorded_NT: what collection wrote.
+        cause: what it means if they differ.
+    """
+
+    name: str
+    key: Any
+    replayed_NT: Tensor
+    recorded_NT: Tensor
+    cause: str
+
+
+def check_network(
+    config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictBase, tolerance: float
+) -> dict[str, float]:
+    """Compares two replays with one another, then with what was recorded; returns the largest differences."""
+    replayed_NT = _replay(config, policy, batch_NT)
+    _check_repeats(replayed_NT, _replay(config, policy, batch_NT))
+    largest: dict[str, float] = {}
+    wrong: list[tuple[int, int, _Comparison]] = []
+    for entry in _comparisons(policy, batch_NT, replayed_NT, config.slice_len):
+        difference_NT = _difference(entry.replayed_NT, entry.recorded_NT)
+        largest[entry.name] = max(float(difference_NT.max()), largest.get(entry.name, 0.0))
+        at = first(difference_NT > tolerance)
+        if at is not None:
+            wrong.append((*at, entry))
+    if wrong:
+        # The earliest step is named; the cause is that of the first comparison, from which the others follow.
+        n, t, entry = min(wrong, key=lambda found: found[1])
+        raise ReplayError(f"{_sentence(entry, n, t, tolerance)} {wrong[0][2].cause}")
+    return largest
+
+
+def _replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictBase) -> TensorDictBase:
+    """What the policy gives for the recorded observations and states, in minibatches like those of the update.
+
+    Returns:
+        ``log_prob`` of the recorded actions; in ``sequence`` actions, values, and the states where segments end, by
+        sequence mode; in ``step`` the states that a single step from each recorded state leads to.
+    """
+    acting, actor = policy.acting(), policy.actor()
+    slices_SK = batch_NT.select(*acting.in_keys, ACTION).reshape(-1, config.slice_len)
+    replayed = []
+    for chosen_SK in slices_SK.split(config.minibatch_slices):
+        inputs_SK = chosen_SK.select(*acting.in_keys)
+        # With gradients, though none are asked for: the update's own computation, which may be by another backend.
+        with set_recurrent_mode(True), set_exploration_type(ExplorationType.DETERMINISTIC):
+            log_prob_SK = actor.get_dist(inputs_SK.copy()).log_prob(chosen_SK[ACTION]).detach()
+            sequence_SK = acting(inputs_SK.copy()).select(ACTION, VALUE, "next", strict=False).detach()
+        with set_recurrent_mode(False), set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+            step = acting(inputs_SK.flatten()).select("next", strict=False)
+        entries = {"log_prob": log_prob_SK, "sequence": sequence_SK, "step": step.reshape(chosen_SK.batch_size)}
+        replayed.append(TensorDict(entries, chosen_SK.batch_size))
+    return torch.cat(replayed).reshape(batch_NT.batch_size)
+
+
+def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
+    """Whether the same input gives the same output, and the deterministic policy the same action."""
+    differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
+    if any(ACTION not in key for key in differing):
+        raise ReplayError(
+            f"{NOT_SEEN} the policy gives different outputs for the same observations and states, so dropout or "
+            "another source of noise is on. Set dropout to 0, or call eval() on the module that has it."
+        )
+    if differing:
+        raise ReplayError(
+            "Evaluation would be a matter of luck: asked twice for its most probable action, the policy gives two "
+            "different ones. Let the actor draw actions by a ProbabilisticTensorDictModule alone, which heeds "
+            "set_exploration_type(ExplorationType.DETERMINISTIC)."
+        )
+
+
+def _comparisons(
+    policy: ActorCritic, batch_NT: TensorDictBase, replayed_NT: TensorDictBase, slice_len: int
+) -> Iterator[_Comparison]:
+    sequence_NT = replayed_NT["sequence"]
+    for key in policy.state_keys:
+        recorded_NT = batch_NT["next", key]
+        step = (
+            "A single step from the state before does not lead there: something changed the state after the policy "
+            "wrote it, for example zeroed it, or changed the weights. Leave both alone during collection."
+        )
+        yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], recorded_NT, step)
+        # In sequence mode states are known where segments end only; elsewhere they are zero.
+        ends = expand_as_right(_segment_ends(batch_NT, slice_len), recorded_NT)
+        at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
+        sequence = "In sequence mode the cell computes something else than step by step. Choose another backend."
+        yield _Comparison("state", ("next", key), at_ends_NT, recorded_NT, sequence)
+    network = (
+        "The states are right, so the network around the cell has changed since, or looks at more than one step: batch "
+        "normalisation, for example, or running statistics that are updated when it is called."
+    )
+    yield _Comparison("log-probability", LOG_PROB, replayed_NT["log_prob"], batch_NT[LOG_PROB], network)
+    if batch_NT.get(VALUE) is not None:
+        yield _Comparison("value", VALUE, sequence_NT[VALUE], batch_NT[VALUE], network)
+
+
+def _segment_ends(batch_NT: TensorDictBase, slice_len: int) -> Tensor:
+    ends_NT = batch_NT["next", "done"].squeeze(-1).clone()
+    ends_NT[:, slice_len - 1 :: slice_len] = True
+    return ends_NT
+
+
+def _sentence(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
+    replayed, recorded = entry.replayed_NT[n, t].flatten(), entry.recorded_NT[n, t].flatten()
+    worst = int(_difference(replayed, recorded).argmax())
+    return (
+        f"{NOT_SEEN} {entry.key!r} of {place(n, t)} was {float(recorded[worst]):.6g} when collected and is "
+        f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} of 1 + the recorded)."
+    )
+
+
+def _difference(replayed: Tensor, recorded: Tensor) -> Tensor:
+    """Largest difference over the dimensions after the first two, relative to 1 + |recorded|; infinite for NaN."""
+    recorded = recorded.double()
+    difference = ((replayed.double() - recorded).abs() / (1 + recorded.abs())).nan_to_num(torch.inf)
+    return difference.flatten(2).amax(-1) if difference.ndim > 2 else difference

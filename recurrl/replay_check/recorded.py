@@ -1,0 +1,142 @@
+"""What a batch shows by itself: episode starts, the chain from step to step, observations after resets.
+
+Shape legend: N environments, T steps of a row, P pairs of observations around a reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.errors import ReplayError
+from recurrl.policy import ACTION, LOG_PROB, VALUE
+from recurrl.recurrent.module import IS_INIT
+from recurrl.replay_check.places import NOT_SEEN, any_of, first, place
+
+ENOUGH_RESETS = 5
+COINCIDENCE = 1e-6
+"""A chance below which equal observations around all resets are no coincidence."""
+
+
+def check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
+    """Whether the batch marks episode starts and holds the recurrent states."""
+    if state_keys and batch_NT.get(IS_INIT) is None:
+        raise ReplayError(
+            f"{NOT_SEEN} the batch has no entry {IS_INIT!r}, so the policy's state would leak from one episode into "
+            "the next. Append torchrl.envs.InitTracker() to the environment, or build it with recurrl.envs.make_env."
+        )
+    for key in state_keys:
+        if batch_NT.get(key) is None or batch_NT["next"].get(key) is None:
+            raise ReplayError(
+                f"{NOT_SEEN} the batch does not hold the recurrent state {key!r}, so the policy acted without memory. "
+                "Append module.make_tensordict_primer() to the environment, or build it with recurrl.envs.make_env."
+            )
+
+
+def check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
+    """Whether what the policy read and wrote are numbers."""
+    acted_NT = batch_NT.select(*keys, ACTION, LOG_PROB, VALUE, strict=False)
+    for key, value in acted_NT.items(True, True):
+        at = first(any_of(~value.isfinite()))
+        if at is not None:
+            raise ReplayError(
+                f"{NOT_SEEN} {key!r} of {place(*at)} is not finite. If it comes from the environment, clip or mask "
+                "it there; if from the policy, its weights or its learning rate are too large."
+            )
+
+
+def check_marks(batch_NT: TensorDictBase, goes_on: bool) -> None:
+    """Whether episodes are marked as started exactly where the collection began and after an episode's end.
+
+    Where a run goes on with episodes of the one before, the mark at a row's beginning is as good as any.
+    """
+    marks = batch_NT.get(IS_INIT)
+    if marks is None:
+        return
+    is_init_NT, done_NT = marks.squeeze(-1), batch_NT["next", "done"].squeeze(-1)
+    began_N1 = is_init_NT[:, :1] if goes_on else torch.ones_like(done_NT[:, :1])
+    started_NT = torch.cat((began_N1, done_NT[:, :-1]), 1)
+    at = first(is_init_NT != started_NT)
+    if at is not None:
+        marked, not_marked = ("is marked", "no episode starts") if is_init_NT[at] else ("is not marked", "one starts")
+        raise ReplayError(
+            f"{NOT_SEEN} {place(*at)} {marked} by {IS_INIT!r} as the start of an episode, but {not_marked} there. "
+            "Let one torchrl.envs.InitTracker(), and nothing else, write that entry."
+        )
+
+
+def check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Sequence[Any]) -> None:
+    """Whether within episodes each step begins with what the one before it led to."""
+    goes_on_NT = ~batch_NT["next", "done"].squeeze(-1)[:, :-1]
+    for key in keys:
+        after = batch_NT["next"].get(key)
+        if after is None:
+            continue
+        now_NT, before_NT = batch_NT[key][:, 1:], after[:, :-1]
+        at = first(any_of(now_NT != before_NT) & goes_on_NT)
+        if at is not None:
+            cause = (
+                "The recurrent state was replaced in mid-episode, for example zeroed: leave it to the policy and to "
+                "the primer, module.make_tensordict_primer()."
+                if key in state_keys
+                else "The environment, or a transform of it, hands out another observation than the one that its step "
+                "returned."
+            )
+            difference = float((now_NT[at].double() - before_NT[at].double()).abs().max())
+            raise ReplayError(
+                f"{NOT_SEEN} {key!r} of {place(at[0], at[1] + 1)} is not what the step before led to, within an "
+                f"episode (difference {difference:.2g}). {cause}"
+            )
+
+
+def check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
+    """Whether episodes begin with an observation of their own, and how many resets say so."""
+    keys = [key for key in keys if batch_NT["next"].get(key) is not None]
+    ended_NT = batch_NT["next", "done"].squeeze(-1)[:, :-1]
+    last_P, first_P = batch_NT["next"].select(*keys)[:, :-1][ended_NT], batch_NT.select(*keys)[:, 1:][ended_NT]
+    resets = last_P.shape[0]
+    if resets < ENOUGH_RESETS:
+        last_P, first_P = _forced_resets(config, keys)
+    if _is_handed_on(last_P, first_P):
+        raise ReplayError(
+            f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} is the last one of the episode "
+            "before, bit for bit. The environment hands out a wrong observation when it resets, or resets itself in "
+            "its last step: let reset return the new episode's first observation, and switch off automatic resets. If "
+            "episodes really go on where the last one ended, give replay_check=false."
+        )
+    return resets
+
+
+def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
+    """The last and the first observations around resets of two new copies of the environment, acting at random."""
+    env = make_env(replace(config.env, vectorization="inline"), 2, config.seed)
+    try:
+        plays = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
+    finally:
+        env.close()
+    before = [play["next"].select(*keys)[:, -1] for play in plays[:-1]]
+    after = [play.select(*keys)[:, 0] for play in plays[1:]]
+    return torch.cat(before), torch.cat(after)
+
+
+def _is_handed_on(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> bool:
+    """Whether all of the pairs are equal, and that is no coincidence.
+
+    The chance that two observations are equal is taken from the pairs that do not belong together.
+    """
+    last_P, first_P = last_P[:most], first_P[:most]
+    count = last_P.shape[0]
+    equal_PP = torch.ones(count, count, dtype=torch.bool, device=last_P.device)
+    for key in last_P.keys(True, True):
+        equal_PP &= any_of(last_P[key].unsqueeze(1) != first_P[key].unsqueeze(0)).logical_not()
+    if count < ENOUGH_RESETS or not equal_PP.diagonal().all():
+        return False
+    others = count * (count - 1)
+    chance = (int(equal_PP.sum()) - count + 1) / (others + 1)
+    return bool(chance**count < COINCIDENCE)

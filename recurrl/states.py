@@ -1,0 +1,136 @@
+"""The state policy: which recurrent state a slice starts from, and how far recorded states are from today's weights.
+
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice, B burn-in steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+from torchrl.envs import ExplorationType, set_exploration_type
+
+from recurrl.config import BURN_IN, REFRESH, ZERO, TrainConfig
+from recurrl.policy import VALUE, ActorCritic
+from recurrl.recurrent import set_recurrent_mode
+from recurrl.recurrent.module import IS_INIT
+
+
+class SliceStates:
+    """Gives slices the recurrent states they start from.
+
+    - ``stored``: those of the rollout.
+    - ``zero``: zeros.
+    - ``burn_in``: what the current weights make of the ``burn_in_len`` steps that precede the slice in its row, from
+      the state stored there (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). Those steps give no
+      loss and no gradient here, so every frame still counts once an epoch. A row's first slice has none before it and
+      starts from its stored state.
+    - ``refresh``: those of the current weights, by one pass over the rows before each epoch, from the states stored at
+      the rows' beginnings.
+
+    A slice that starts where an episode starts begins with the state stored there, zero, whatever the policy. No
+    gradient flows into any of these states.
+
+    Args:
+        config: the run's configuration.
+        policy: whose states they are; a feed-forward one has none, and nothing is done.
+    """
+
+    def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
+        self._mode = config.state
+        self._burn_in_len = config.burn_in_len or 0
+        self._slice_len = config.slice_len
+        self._slices_per_row = config.steps_per_row // config.slice_len
+        self._acting = policy.acting()
+        self._keys = policy.state_keys
+
+    def take(self, batch_NT: TensorDictBase) -> None:
+        """Takes the rows of an iteration, as they were collected."""
+        inputs = batch_NT.select(*self._acting.in_keys)
+        self._slices_SK = inputs.reshape(-1, self._slice_len)
+        self._recorded_SK = batch_NT["next"].select(*self._keys).reshape(-1, self._slice_len)
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether states, and with them values and advantages, are computed anew before each epoch."""
+        return self._mode == REFRESH
+
+    @torch.no_grad()
+    def refresh(self, batch_NT: TensorDictBase) -> None:
+        """Replaces states and values of the rows by those of the current weights.
+
+        States are replaced where they are read: at the starts of slices, and where an episode or a row ends, for the
+        bootstrap. Log-probabilities stay those of the policy that acted.
+        """
+        rows_NT = batch_NT.select(*self._acting.in_keys).clone()
+        pieces: list[TensorDictBase] = []
+        for begin in range(0, rows_NT.batch_size[1], self._slice_len):
+            slices_NK = rows_NT[:, begin : begin + self._slice_len]
+            if pieces:
+                self._enter(slices_NK, pieces[-1]["next"][:, -1])
+            pieces.append(self._run(slices_NK.copy()).select(VALUE, "next", strict=False))
+        replayed_NT: TensorDictBase = torch.cat(pieces, 1)
+        ends_NT = batch_NT["next", "done"].squeeze(-1).clone()
+        ends_NT[:, self._slice_len - 1 :: self._slice_len] = True
+        for key in self._keys:
+            now, then = replayed_NT["next", key], batch_NT["next", key]
+            batch_NT.set(key, rows_NT[key])
+            batch_NT.set(("next", key), torch.where(expand_as_right(ends_NT, now), now, then))
+        if VALUE in replayed_NT:
+            batch_NT.set(VALUE, replayed_NT[VALUE])
+
+    @torch.no_grad()
+    def enter(self, slices_SK: TensorDictBase) -> None:
+        """Writes the states that sampled slices start from into their first step.
+
+        Args:
+            slices_SK: a minibatch of the buffer; its ``index`` says which of the iteration's slices they are.
+        """
+        if self._mode == ZERO:
+            for key in self._keys:
+                slices_SK[key][:, 0] = 0
+        elif self._mode == BURN_IN:
+            index_S = slices_SK["index"][:, 0]
+            # The slices of a row lie one after the other. All are run, also those that have none before them: a number
+            # of rows that differs from call to call would be a new shape each time.
+            before_SB = self._slices_SK[(index_S - 1).clamp_min(0)][:, -self._burn_in_len :]
+            warmed_S = self._run(before_SB)["next"][:, -1]
+            self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
+
+    def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
+        """How far the states of the current weights are from those the rollout recorded, ``‖now − then‖ / ‖then‖``.
+
+        Measured where the segments of these slices end, after running them from the states they start from. Empty for
+        a policy without states.
+
+        Args:
+            slices_SK: a minibatch that ``enter`` has been called with.
+        """
+        if not self._keys:
+            return {}
+        # With gradients, though none are asked for: the computation that learning has just run, by the same backend.
+        now = self._run(slices_SK.select(*self._acting.in_keys))["next"].detach()
+        then = self._recorded_SK[slices_SK["index"][:, 0]]
+        starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
+        ends = torch.cat((starts[:, 1:], torch.ones_like(starts[:, :1])), 1)
+        difference = torch.cat([(now[key] - then[key])[ends].flatten() for key in self._keys])
+        recorded = torch.cat([then[key][ends].flatten() for key in self._keys])
+        return {"state/drift": float(difference.norm() / recorded.norm())}
+
+    def _enter(self, slices_SK: TensorDictBase, entering_S: TensorDictBase, where_S: Tensor | None = None) -> None:
+        """Writes states into the first step of slices, but where an episode starts, or outside ``where_S``."""
+        first_S = slices_SK[:, 0]
+        write_S = ~first_S[IS_INIT].reshape(first_S.batch_size)
+        if where_S is not None:
+            write_S = write_S & where_S
+        for key in self._keys:
+            stored = slices_SK[key][:, 0]
+            slices_SK[key][:, 0] = torch.where(expand_as_right(write_S, stored), entering_S[key], stored)
+
+    def _run(self, slices_SK: TensorDictBase) -> Any:
+        """The policy over slices, each from its first state; without a random number."""
+        with set_recurrent_mode(True), set_exploration_type(ExplorationType.DETERMINISTIC):
+            return self._acting(slices_SK)

@@ -1,0 +1,196 @@
+"""The choice of configurations, with a clock that is not real and a compiler that takes what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurrl import benchmark
+from recurrl.benchmark import tune
+from recurrl.benchmark.tune import (
+    Problem,
+    Stopwatch,
+    all_candidates,
+    first_fitting,
+    fitting,
+    in_order,
+    preferred,
+    replaced,
+    tuned,
+)
+from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton.table import Configuration, Row, Table
+
+Pair = tuple[Problem, Configuration]
+
+
+def everything_fits(pairs: Iterable[Pair]) -> set[Pair]:
+    return set(pairs)
+
+
+def nothing_resident_fits(pairs: Iterable[Pair]) -> set[Pair]:
+    return {(problem, candidate) for problem, candidate in pairs if not candidate.resident}
+
+
+def clock(problem: Problem, candidates: list[Configuration]) -> dict[Configuration, float]:
+    """One launch a step is faster with many lanes; otherwise resident weights are; 32 lanes a program are the best."""
+    slow = {c: c.resident == (problem.lanes is None) for c in candidates}
+    return {
+        c: 100 * slow[c] + abs(c.lanes - 32) + 0.1 * c.warps + 0.01 * c.stages + 0.001 * c.units for c in candidates
+    }
+
+
+@pytest.fixture(scope="module")
+def timed() -> Table:
+    return replaced(table.current(), 90, "a clock", tuned([90], all_candidates, everything_fits, clock))
+
+
+def test_the_fastest_is_chosen_for_each_hidden_size_and_number_of_lanes(
+    timed: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "current", lambda: timed)
+    for hidden in (16, 64, 100, 128):
+        assert table.configuration("gru", hidden, "tf32", 90, lanes=2048)[:2] == (True, 16)
+        assert table.configuration("gru", hidden, "tf32", 90, lanes=2049)[:2] == (False, 32)
+    assert table.configuration("gru", 129, "tf32", 90, lanes=1)[:3] == (False, 32, 32)
+
+
+def test_where_weights_are_resident_there_is_one_launch_a_step_to_recompute(
+    timed: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "current", lambda: timed)
+    assert table.configuration("lstm", 100, "bf16", 90, lanes=1).resident
+    assert not table.step_configuration("lstm", 100, "bf16", 90, lanes=1).resident
+
+
+def test_other_architectures_keep_their_rows_and_their_source(timed: Table) -> None:
+    before = table.current()
+    assert timed.sources == {**before.sources, 90: "timed on a clock"}
+    assert [row for row in timed.rows if row.architecture != 90] == [r for r in before.rows if r.architecture != 90]
+
+
+def test_no_row_could_be_left_out(timed: Table) -> None:
+    for row in timed.rows:
+        if row.architecture == 90:
+            without = [other for other in timed.rows if other is not row]
+            assert choices(without, row) != choices(timed.rows, row)
+
+
+def choices(rows: Iterable[Row], like: Row) -> list[Configuration | None]:
+    of_layer = [row for row in rows if row[:3] == like[:3]]
+    return [
+        next(
+            (r.configuration for r in of_layer if r.is_for(hidden, lanes) and not (step and r.configuration.resident)),
+            None,
+        )
+        for hidden in (1, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024)
+        for lanes in (1, 512, 513, 2048, 2049, 10**5)
+        for step in (False, True)
+    ]
+
+
+def test_what_does_not_fit_is_not_timed() -> None:
+    rows = tuned([80], all_candidates, nothing_resident_fits, clock)
+    assert not any(row.configuration.resident for row in rows)
+
+
+def test_a_layer_that_nothing_fits_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"No candidate with one launch a step fits .*cell='gru'"):
+        tuned([80], all_candidates, lambda _: set(), clock)
+
+
+def test_untimed_weights_are_resident_if_they_fit_and_tiles_are_as_large_as_the_lanes_fill() -> None:
+    rows = tuned([90], preferred, everything_fits, in_order)
+    of_layer = {row[3:5]: row.configuration for row in rows if row[:3] == ("gru", "bf16", 90)}
+    assert {key: c.lanes for key, c in of_layer.items() if not c.resident} == {
+        (1024, 512): 16,
+        (1024, 2048): 32,
+        (1024, None): 64,
+    }
+    assert {key: c.units for key, c in of_layer.items() if c.resident} == {
+        (16, None): 16,
+        (32, None): 32,
+        (64, None): 64,
+        (128, None): 128,
+    }
+
+
+def test_without_a_gpu_tune_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="times the kernels on a CUDA device, and there is none here"):
+        benchmark.main(["tune", "--output", str(tmp_path / "table.json")])
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_that_could_not_be_written_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"there is no folder .*missing\. Make it first"):
+        benchmark.main(["tune", "--untimed", "--output", str(tmp_path / "missing" / "table.json")])
+
+
+def test_a_gpu_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.raises(SystemExit, match=r"need compute capability 8.0, and cuda:0 has 7.5"):
+        benchmark.main(["tune", "--output", str(tmp_path / "table.json")])
+
+
+def test_untimed_a_table_is_written_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "fitting", nothing_resident_fits)
+    benchmark.main(["tune", "--untimed", "--output", str(tmp_path / "table.json")])
+    found = table.read(tmp_path / "table.json")
+    assert found.sources.keys() == set(table.ARCHITECTURES)
+    assert all("not timed" in source for source in found.sources.values())
+    assert not any(row.configuration.resident for row in found.rows)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="triton interprets only where there is no GPU")
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_the_stopwatch_runs_each_candidate_forwards_and_backwards(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = [Configuration(True, 8, 16, 16, 4, 1), Configuration(False, 16, 16, 16, 4, 1)]
+    launched = []
+    run = tune._with
+
+    def spied(candidate: Configuration, layer: tune.Run) -> tune.Run:
+        def each() -> None:
+            run(candidate, layer)()
+            launched.append(candidate)
+
+        return each
+
+    monkeypatch.setattr(tune, "_with", spied)
+    seconds = Stopwatch(torch.device("cpu"), steps=2, repetitions=1)(Problem(cell, "ieee", 90, 16, 2), candidates)
+    assert seconds.keys() == set(candidates)
+    assert all(second > 0 for second in seconds.values())
+    assert sorted(launched) == sorted(2 * candidates)
+
+
+def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def narrow_ones(pairs: Iterable[Pair]) -> set[Pair]:
+        compiled.extend(pairs := list(pairs))
+        return {(problem, candidate) for problem, candidate in pairs if candidate.lanes <= 32}
+
+    monkeypatch.setattr(tune, "fitting", narrow_ones)
+    problem = Problem("gru", "tf32", 90, 128, None)
+    offered = [(problem, candidate) for candidate in preferred(problem)]
+    found = first_fitting(offered)
+    assert [candidate[:4] for _, candidate in compiled] == [
+        (True, 8, 128, 128),
+        (False, 64, 64, 32),
+        (False, 32, 64, 32),
+    ]
+    assert found == {offered[0], offered[2]}
+
+
+@pytest.mark.slow
+def test_what_the_compiler_says_decides_what_fits() -> None:
+    problem = Problem("gru", "tf32", 80, 128, None)
+    resident, step = Configuration(True, 8, 128, 128, 8, 1), Configuration(False, 16, 32, 32, 4, 2)
+    assert fitting([(problem, resident), (problem, step)]) == {(problem, step)}
+    larger = problem._replace(architecture=90)
+    assert fitting([(larger, resident)]) == {(larger, resident)}

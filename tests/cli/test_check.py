@@ -1,0 +1,96 @@
+"""The start-up check from the command line: alone by ``recurrl-check``, and before a run."""
+
+from __future__ import annotations
+
+import re
+
+import gymnasium
+import pytest
+from run_files import metrics, summary
+from wrong_environments import Stale
+
+LINE = r"replay check: 32 frames with \d+ resets are replayed as they were collected; largest differences: .*"
+
+
+@pytest.fixture
+def stale(register) -> tuple[str, str]:
+    """Overrides that choose an environment which must not be trained in."""
+    return "env=gym", f"env.id={register(lambda: Stale(gymnasium.make('CartPole-v1')))}"
+
+
+@pytest.fixture
+def check(recurrl_check, tmp_path):
+    """Runs ``recurrl-check`` in this process, in a folder of its own."""
+    return lambda *overrides: recurrl_check(*overrides, cwd=tmp_path)
+
+
+def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tiny, tmp_path):
+    outcome = check(*tiny)
+    assert outcome.code == 0, outcome.err
+    assert re.fullmatch(LINE + "\n", outcome.out), outcome.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_users_own_folder_of_yamls_is_heeded(check, tiny, tmp_path):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "short.yaml").write_text(
+        "# @package _global_\nframes_per_batch: 16\n", encoding="utf-8"
+    )
+    sizes = [override for override in tiny if not override.startswith("frames_per_batch")]
+    outcome = check("--config-dir", "mine", *sizes, "experiment=short")
+    assert outcome.out.startswith("replay check: 16 frames "), outcome.err
+
+
+def test_a_wrong_environment_is_refused_with_a_sentence(check, tiny, stale):
+    outcome = check(*tiny, *stale)
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["cel=gru"], "There is no configuration key 'cel'. Did you mean cell?"),
+        (["slice_len=5"], "slice_len=5 does not divide a row of "),
+        (["resume=outputs"], "recurrl-check checks a run from its beginning; "),
+        (["cell=gru,lstm"], "Ambiguous value for argument 'cell=gru,lstm'"),
+    ],
+)
+def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overrides, sentence):
+    outcome = check(*overrides)
+    assert outcome.code == 1
+    assert outcome.error.startswith(sentence), outcome.err
+
+
+def test_a_run_prints_the_line_before_it_learns(train, tiny):
+    outcome = train(*tiny)
+    assert outcome.code == 0, outcome.err
+    assert len(re.findall(LINE, outcome.out)) == 1, outcome.out
+
+
+def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, tmp_path):
+    outcome = train(*tiny, *stale, "hydra.run.dir=run")
+    assert outcome.code == 1
+    assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 0, None)
+    assert "after each of " in found["error"]
+    assert metrics(tmp_path / "run") == []
+
+
+def test_who_knows_better_can_do_without_the_check(train, tiny, stale):
+    outcome = train(*tiny, *stale, "replay_check=false")
+    assert outcome.code == 0, outcome.err
+    assert "replay check:" not in outcome.out
+
+
+def test_a_run_is_the_same_with_and_without_the_check(train, tiny, tmp_path):
+    for name, overrides in {"with": [], "without": ["replay_check=false"]}.items():
+        assert train(*tiny, "backend=pad", f"hydra.run.dir={name}", *overrides).code == 0
+    first, second = (
+        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics(tmp_path / name)]
+        for name in ("with", "without")
+    )
+    assert first == second

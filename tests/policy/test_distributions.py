@@ -1,0 +1,156 @@
+"""Distributions of actions: log-probabilities, entropies and modes by formula, masks, and sums over parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Normal, TanhTransform, TransformedDistribution, kl_divergence
+from torchrl.modules.distributions.utils import has_analytic_entropy
+
+from recurrl.policy.distributions import (
+    Binary,
+    Joint,
+    SquashedGaussian,
+    categorical,
+    deterministic,
+    diagonal_gaussian,
+    multi_categorical,
+)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def normal_logits(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_several_choices_are_the_product_of_single_ones() -> None:
+    logits = normal_logits(7, 9)
+    found = multi_categorical((2, 4, 3), logits)
+    parts = [Categorical(logits=part) for part in logits.split((2, 4, 3), -1)]
+    action = found.sample((100,))
+    assert action.shape == (100, 7, 3)
+    log_prob = torch.stack([part.log_prob(action[..., i]) for i, part in enumerate(parts)]).sum(0)
+    torch.testing.assert_close(found.log_prob(action), log_prob)
+    torch.testing.assert_close(found.entropy(), torch.stack([part.entropy() for part in parts]).sum(0))
+    torch.testing.assert_close(deterministic(found), torch.stack([part.mode for part in parts], -1))
+
+
+def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability() -> None:
+    logits = normal_logits(5)
+    mask = torch.tensor([1, 0, 1, 1, 0], dtype=torch.int8)
+    found, allowed = categorical(logits, mask), mask.bool()
+    assert set(found.sample((2000,)).tolist()) == {0, 2, 3}
+    expected = logits - logits[allowed].logsumexp(0)
+    torch.testing.assert_close(found.log_prob(torch.tensor([0, 2, 3])), expected[allowed])
+    torch.testing.assert_close(found.entropy(), -(expected.exp() * expected)[allowed].sum())
+    assert deterministic(found) == torch.where(allowed, logits, -math.inf).argmax()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype: torch.dtype) -> None:
+    logits = torch.randn(6, dtype=dtype, requires_grad=True)
+    mask = torch.tensor([0, 1, 1, 0, 0, 1])
+    other = multi_categorical((3, 3), torch.randn(6, dtype=dtype), mask)
+    found = multi_categorical((3, 3), logits, mask)
+    total = found.log_prob(torch.tensor([1, 2])) + found.entropy() + kl_divergence(found, other)
+    (gradient,) = torch.autograd.grad(total, logits)
+    assert gradient.isfinite().all()
+    assert (gradient[mask == 0] == 0).all()
+    assert (gradient[1:3] != 0).all()
+
+
+def test_bits_are_independent_and_a_tie_is_zero() -> None:
+    logits = torch.tensor([[0.0, 2.0, -1.0]], dtype=torch.float64)
+    found = Binary(logits)
+    action = found.sample((500,))
+    assert action.dtype == torch.int8
+    assert set(action.flatten().tolist()) == {0, 1}
+    probability = torch.sigmoid(logits)
+    expected = torch.where(action == 1, probability, 1 - probability).log().sum(-1)
+    torch.testing.assert_close(found.log_prob(action), expected)
+    entropy = -(probability * probability.log() + (1 - probability) * (1 - probability).log()).sum(-1)
+    torch.testing.assert_close(found.entropy(), entropy)
+    assert deterministic(found).tolist() == [[0, 1, 0]]
+
+
+def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives() -> None:
+    loc, scale = torch.randn(4, 2, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64) + 0.2
+    found = SquashedGaussian(loc, scale)
+    expected = TransformedDistribution(Normal(loc, scale), [TanhTransform()])
+    action = found.sample((50,))
+    assert action.abs().max() < 1
+    torch.testing.assert_close(found.log_prob(action), expected.log_prob(action).sum(-1))
+    torch.testing.assert_close(deterministic(found), loc.tanh())
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("loc", [0.0, 1.5, -4.0])
+def test_the_entropy_of_a_squashed_action_is_its_integral(loc: float, scale: float) -> None:
+    parameters = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (loc, scale)]
+    before = torch.linspace(-12, 12, 200_001, dtype=torch.float64) * scale + loc  # by the variable before squashing
+    normal = Normal(*parameters)
+    log_density = normal.log_prob(before) - 2 * (math.log(2) - before - torch.nn.functional.softplus(-2 * before))
+    expected = -torch.trapezoid(normal.log_prob(before).exp() * log_density, before)
+    entropy = SquashedGaussian(*parameters).entropy()
+    torch.testing.assert_close(entropy, expected, rtol=0, atol=1e-3)
+    assert has_analytic_entropy(SquashedGaussian(*parameters))  # TorchRL's losses take it, not a random sample
+
+
+def test_the_entropys_gradient_is_that_of_a_large_sample() -> None:
+    parameters = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (0.7, 0.9)]
+    found = SquashedGaussian(*parameters)
+    sampled = -found.log_prob(found.rsample((200_000,))).mean()
+    expected = torch.autograd.grad(sampled, parameters)
+    torch.testing.assert_close(torch.autograd.grad(found.entropy(), parameters), expected, rtol=0.02, atol=0.02)
+
+
+def test_a_squashed_action_at_its_bound_has_a_finite_log_probability() -> None:
+    found = SquashedGaussian(torch.full((1,), 20.0), torch.ones(1))
+    action = found.sample()
+    assert action.item() == 1.0
+    assert found.log_prob(action).isfinite()
+
+
+def joint(shift: float = 0.0) -> Joint:
+    loc = torch.arange(6.0).reshape(3, 2) + shift
+    return Joint(
+        {
+            "aim": diagonal_gaussian(loc, torch.full((3, 2), 0.5)),
+            ("legs", "step"): categorical(torch.arange(12.0).reshape(3, 4) * (1 + shift)),
+            ("legs", "jump"): Binary(torch.full((3, 1), 0.3 + shift)),
+            "lever": SquashedGaussian(loc / 5, torch.ones(3, 2)),
+        }
+    )
+
+
+def test_the_parts_of_an_action_add_up() -> None:
+    found, other = joint(), joint(0.1)
+    action = found.sample()
+    assert isinstance(action, TensorDict)
+    assert action["legs", "step"].shape == (3,)
+
+    def total(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts).sum(0)
+
+    parts: dict[object, Distribution] = dict(found.parts)
+    torch.testing.assert_close(found.log_prob(action), total([p.log_prob(action[k]) for k, p in parts.items()]))
+    torch.testing.assert_close(found.entropy(), total([part.entropy() for part in parts.values()]))
+    divergence = total([kl_divergence(part, other.parts[key]) for key, part in found.parts.items()])
+    torch.testing.assert_close(kl_divergence(found, other), divergence)
+    chosen = deterministic(found)
+    assert torch.equal(chosen["aim"], found.parts["aim"].mean)
+    assert chosen["legs", "step"].tolist() == [3, 3, 3]
+
+
+def test_squashing_does_not_change_how_far_apart_two_policies_are() -> None:
+    p, q = (torch.randn(2, 3, 2).abs() + 0.1 for _ in range(2))
+    found = kl_divergence(SquashedGaussian(*p), SquashedGaussian(*q))
+    torch.testing.assert_close(found, kl_divergence(Normal(*p), Normal(*q)).sum(-1))

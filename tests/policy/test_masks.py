@@ -1,0 +1,85 @@
+"""Masks of actions: what they refuse, and that no action is done which they do not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tasks import CUE, MASKED
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
+
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.errors import ConfigError
+from recurrl.evaluation import evaluate
+from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, ActorCritic, make_policy
+
+Configure = Callable[..., TrainConfig]
+Collect = Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]
+
+
+@pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
+@pytest.mark.parametrize("where", ["info", "observation"])
+def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(
+    where: str, action: str, configure: Configure, collect: Collect
+) -> None:
+    config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
+    policy, batch = collect(config)  # the task refuses what it did not allow
+    evaluate(config.env, policy, episodes=5, seed=1)
+    mask = batch[OBSERVATION, "action_mask"]
+    assert mask.any(-1).all()
+    assert not batch["next", OBSERVATION, "action_mask"][batch["next", "done"].squeeze(-1)].any()  # after the last step
+    choices = {"discrete": 3, "multi_discrete": 3}[action]
+    assert (mask.sum(-1) == choices).all()
+
+
+def test_a_mask_changes_the_action_and_nothing_else(configure: Configure, collect: Collect) -> None:
+    policy, batch = collect(configure(MASKED, mask_in="observation", action="discrete"))
+    other = batch.select(OBSERVATION, "is_init", *policy.state_keys)[:, 0].clone()
+    other[OBSERVATION, "action_mask"] = 1 - other[OBSERVATION, "action_mask"]
+    with torch.no_grad():
+        seen = policy.acting()(other)
+    torch.testing.assert_close(seen[VALUE], batch[VALUE][:, 0])
+    assert (seen[LOG_PROB] != batch[LOG_PROB][:, 0]).all()
+
+
+def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(
+    configure: Configure, collect: Collect
+) -> None:
+    config = configure(MASKED, mask_in="observation", action="multi_discrete", nothing_at=3)
+    with pytest.raises(ConfigError, match=r"recurrl-test/Masked-v0 gave an action mask that allows no action: \[0 0"):
+        collect(config)
+
+
+def test_a_mask_that_the_info_does_not_hold_is_refused(configure: Configure) -> None:
+    config = configure(CUE, "env.action_mask_from_info=true")
+    with pytest.raises(ConfigError, match=r"recurrl-test/Cue-v0 gave no info\['action_mask'\]"):
+        make_env(config.env, 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("action", "mask", "sentence"),
+    [
+        (Unbounded((2,)), Binary(2), "Masks go with discrete and multi-discrete actions"),
+        (Binary(2), Binary(2), "Masks go with discrete and multi-discrete actions"),
+        (Composite(a=Categorical(2)), Binary(2), "Masks go with one discrete or multi-discrete action"),
+        (Categorical(3), Binary(4), r"has the shape \(4,\), but its actions have 3 choices"),
+        (Categorical(3, shape=(2,)), Binary(3), r"has the shape \(3,\), but its actions have 6 choices"),
+    ],
+)
+def test_a_mask_that_does_not_go_with_the_action_is_refused(
+    action: TensorSpec, mask: TensorSpec, sentence: str, compose: Configure
+) -> None:
+    observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=mask))
+    with pytest.raises(ConfigError, match=sentence):
+        make_policy(compose("device=cpu"), observation, action)
+
+
+def test_the_first_policy_is_uniform_over_what_is_allowed(compose: Configure) -> None:
+    observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=Binary(4)))
+    policy = make_policy(compose("device=cpu", "cell=none"), observation, Categorical(4))
+    data = TensorDict({OBSERVATION: {"seen": torch.randn(9, 2), "action_mask": torch.tensor([[0, 1, 0, 1]] * 9)}}, [9])
+    probability = policy.actor().get_dist(data).probs
+    torch.testing.assert_close(probability, torch.tensor([[0, 0.5, 0, 0.5]] * 9), rtol=0, atol=0.02)

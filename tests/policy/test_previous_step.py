@@ -1,0 +1,99 @@
+"""The previous action and reward: what was done and given before, zero at an episode's first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tasks import ACTIONS, CUE
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.advantage import next_values
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.errors import ConfigError
+from recurrl.policy import ACTION, OBSERVATION, VALUE, ActorCritic
+
+Configure = Callable[..., TrainConfig]
+Collect = Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]
+
+PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+
+
+def flat(kind: str, action: Tensor | TensorDictBase) -> Tensor:
+    """An action as the policy is shown it afterwards."""
+    if kind == "discrete":
+        return functional.one_hot(action, 4).float()
+    if kind == "multi_discrete":
+        return torch.cat([functional.one_hot(action[..., i], size) for i, size in enumerate((2, 3))], -1).float()
+    if kind == "bounded":
+        return action.clamp(-1, 1)
+    if kind == "dict":
+        aim = action["more", "aim"].clamp(-1, 1)
+        return torch.cat([aim, functional.one_hot(action["move"], 2)], -1)  # in the order of their names
+    return action.float()
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(
+    kind: str, configure: Configure, collect: Collect
+) -> None:
+    _, batch = collect(configure(CUE, *PREVIOUS, action=kind))
+    done = flat(kind, batch[ACTION])
+    after, now = batch["next", OBSERVATION], batch[OBSERVATION]
+    # What follows a step shows it, also where it was the episode's last one: the bootstrap sees that.
+    if kind == "dict":  # compared without regard to the order of the parts
+        found, expected = after["previous_action"].sort(-1).values, done.sort(-1).values
+    else:
+        found, expected = after["previous_action"], done
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(after["previous_reward"], batch["next", "reward"])
+    starts = batch["is_init"][:, 1:]
+    assert starts.any()
+    for key in ("previous_action", "previous_reward"):
+        torch.testing.assert_close(now[key][:, 1:], torch.where(starts, 0.0, after[key][:, :-1]))
+    assert (after["previous_reward"][:, :-1][starts.squeeze(-1)] != 0).any()  # or nothing was forgotten
+
+
+def test_the_bootstrap_sees_the_step_that_was_cut_off(configure: Configure, collect: Collect) -> None:
+    config = configure(CUE, *PREVIOUS, "env.max_episode_steps=3", delay=9)
+    policy, batch = collect(config)
+    truncated = batch["next", "truncated"].squeeze(-1)
+    assert truncated.any()
+    step = batch["next"].select(OBSERVATION, *policy.state_keys)[truncated]
+    step["is_init"] = torch.zeros(step.batch_size, dtype=torch.bool)
+    torch.testing.assert_close(next_values(batch, policy)[truncated], policy.value(step).detach())
+    blind = step.clone()
+    blind[OBSERVATION, "previous_action"] = torch.zeros_like(blind[OBSERVATION, "previous_action"])
+    assert (policy.value(blind) != step[VALUE]).any()
+
+
+def test_the_cell_takes_action_and_reward_as_they_are(configure: Configure, collect: Collect) -> None:
+    policy, _ = collect(configure(CUE, *PREVIOUS, "cell=lstm", observation="discrete"))
+    assert policy.trunk[1].layers.weight_ih_l0.shape[1] == 8 + 4 + 1
+
+
+@pytest.mark.parametrize("key", ["previous_action", "previous_reward"])
+def test_either_can_be_had_without_the_other(key: str, configure: Configure) -> None:
+    env = make_env(configure(CUE, f"env.{key}=true").env, 1, seed=0)
+    assert set(env.reset()[OBSERVATION].keys()) == {"observation", key}
+
+
+class Taken(gymnasium.Env):  # type: ignore[type-arg]
+    """An environment that shows a previous action by itself."""
+
+    observation_space = spaces.Dict({"previous_action": spaces.Box(0, 1, (2,), np.float32)})
+    action_space = spaces.Discrete(2)
+
+
+def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure: Configure) -> None:
+    gymnasium.register("recurrl-test/Taken-v0", entry_point=Taken)
+    config = configure("recurrl-test/Taken-v0", "env.previous_action=true")
+    with pytest.raises(ConfigError, match=r"env\.previous_action adds the entry previous_action .* has one already"):
+        make_env(config.env, 1, seed=0)

@@ -1,0 +1,105 @@
+"""Evaluation: whole episodes, and what the policy's memory is worth in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import nn
+
+from recurrl.config import TrainConfig
+from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics
+from recurrl.policy import ActorCritic
+from recurrl.train import make_policy_for
+
+Compose = Callable[..., TrainConfig]
+
+
+class Cue(gymnasium.Env[Any, Any]):
+    """Shows one of two sides at the first step, and nothing after it; each later step pays for naming it."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.side = 0, int(self.np_random.integers(2))
+        return np.array([2 * self.side - 1], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        paid = float(self.steps > 1 and int(action) == self.side)
+        return np.zeros(1, np.float32), paid, self.steps == 5, False, {}
+
+
+@pytest.fixture
+def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[TrainConfig, ActorCritic]:
+    """A policy, set by hand, that remembers the cue without fail."""
+    config = compose(
+        *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
+        "policy.encoder_sizes=[]",
+    )
+    policy = make_policy_for(config)
+    with torch.no_grad():
+        # The gates r, z, n of a GRU: a cue closes z, which lets the candidate in; without one z stays open, and keeps.
+        cell = policy.trunk[1].layers
+        for parameter in cell.parameters():
+            parameter.zero_()
+        cell.weight_ih_l0[:, 0] = torch.tensor([0.0, 0.0, 9.0])
+        cell.bias_ih_l0[:] = torch.tensor([0.0, 2.0, 0.0])
+        head = policy.actor_head.module
+        assert isinstance(head, nn.Linear)
+        head.weight[:, 0] = torch.tensor([-1.0, 1.0])
+        # With no memory at all it names the first side.
+        head.bias[:] = torch.tensor([1e-6, 0.0])
+    return config, policy
+
+
+def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering: tuple[TrainConfig, ActorCritic]) -> None:
+    config, policy = remembering
+    assert evaluate(config.env, policy, 40, 0) == [4.0] * 40
+    zeroed = evaluate(config.env, policy, 40, 0, ZEROED)
+    assert set(zeroed) == {0.0, 4.0}  # the same side whatever the cue
+    shuffled = evaluate(config.env, policy, 40, 0, SHUFFLED)
+    assert 1.0 < sum(shuffled) / 40 < 3.0
+    assert memory_metrics(config.env, policy, 40, 0) == {
+        "eval/return_mean_zeroed_state": sum(zeroed) / 40,
+        "eval/return_mean_shuffled_state": sum(shuffled) / 40,
+    }
+
+
+def test_the_same_evaluation_gives_the_same_returns(remembering: tuple[TrainConfig, ActorCritic]) -> None:
+    config, policy = remembering
+    for states in (KEPT, ZEROED, SHUFFLED):
+        first = evaluate(config.env, policy, 10, 3, states)
+        torch.rand(5)
+        assert evaluate(config.env, policy, 10, 3, states) == first
+
+
+def test_a_single_episode_is_shuffled_with_one_that_does_not_count(
+    remembering: tuple[TrainConfig, ActorCritic],
+) -> None:
+    config, policy = remembering
+    assert len(evaluate(config.env, policy, 1, 0, SHUFFLED)) == 1
+
+
+def test_shuffling_gives_everybody_all_the_states_of_somebody_else() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        own = torch.arange(5.0).reshape(5, 1, 1)
+        current = TensorDict({"h": own.clone(), "c": own.clone(), "observation": own.clone()}, [5])
+        _disturb(current, ["h", "c"], SHUFFLED, generator)
+        assert (current["h"] != own).all()
+        assert torch.equal(current["h"].sort(0).values, own)
+        assert torch.equal(current["h"], current["c"])
+        assert torch.equal(current["observation"], own)
+
+
+def test_a_policy_without_memory_has_nothing_to_lose(compose: Compose) -> None:
+    config = compose("cell=none", "cell.hidden_size=4", "device=cpu")
+    assert memory_metrics(config.env, make_policy_for(config), 2, 0) == {}

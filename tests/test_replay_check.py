@@ -1,0 +1,359 @@
+"""The start-up check: one line when right, and a refusal with a sentence for each fault, which is injected here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import Tensor, nn
+from torchrl.collectors import Collector
+from torchrl.envs import InitTracker, Transform, TransformedEnv
+from wrong_environments import Stale
+
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig
+from recurrl.envs import gymnasium as gymnasium_source
+from recurrl.errors import ReplayError
+from recurrl.policy import ActorCritic
+from recurrl.replay_check import TOLERANCE, check_replay
+from recurrl.replay_check.network import check_network
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+Register = Callable[[Callable[[], Any]], str]
+
+SMALL = (
+    *("cell.hidden_size=8", "policy.encoder_sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
+    *("minibatch_slices=4", "backend=pad", "device=cpu", "env.max_episode_steps=11"),
+)
+STATE = "recurrent_state"
+
+
+@pytest.fixture(scope="module")
+def config(compose: Compose) -> TrainConfig:
+    return compose(*SMALL)
+
+
+def make(config: TrainConfig) -> ActorCritic:
+    """A policy far from its initial zeros, so that a wrong state shows."""
+    set_process_state(config)
+    policy = make_policy_for(config)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return policy
+
+
+def collect(config: TrainConfig, policy: ActorCritic, *transforms: Transform) -> TensorDictBase:
+    collector = make_collector(config, policy)
+    for transform in transforms:
+        collector.env.append_transform(transform)
+    return first_batch(collector)
+
+
+def first_batch(collector: Collector) -> TensorDictBase:
+    batch = next(iter(collector))
+    collector.shutdown()
+    return batch
+
+
+def complaint(config: TrainConfig, policy: ActorCritic, batch: TensorDictBase) -> str:
+    with pytest.raises(ReplayError) as caught:
+        check_replay(config, policy, batch)
+    return str(caught.value)
+
+
+# What is right
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "mingru", "none"])
+@pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel"])
+def test_a_batch_that_is_right_gives_one_line(compose: Compose, env: str, cell: str) -> None:
+    config = compose(*SMALL, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
+    policy = make(config)
+    line = check_replay(config, policy, collect(config, policy))
+    assert line.startswith("replay check: 128 frames with ")
+    assert "log-probability" in line
+    assert "value" in line
+    assert ("state" in line) == (cell != "none")
+    assert "\n" not in line
+
+
+def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_come(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    before, weights = batch.clone(), {name: value.clone() for name, value in policy.state_dict().items()}
+    torch.manual_seed(7)
+    check_replay(config, policy, batch)
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), drawn)
+    assert set(batch.keys(True, True)) == set(before.keys(True, True))
+    assert (batch == before).all()
+    assert all(torch.equal(value, weights[name]) for name, value in policy.state_dict().items())
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+# Entries that are missing
+
+
+def test_an_environment_without_an_init_tracker_is_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    env = gymnasium_source.make(config.env, 4)
+    primer = policy.trunk[1].make_tensordict_primer()
+    # Without the entry the recurrent module does not run at all; here somebody has made it optional.
+    ignoring = TensorDictSequential(TensorDictModule(no_marks, ["observation"], ["is_init"]), policy.acting())
+    collector = Collector(
+        TransformedEnv(env, primer), ignoring, frames_per_batch=128, total_frames=-1, trust_policy=True
+    )
+    batch = first_batch(collector)
+    sentence = complaint(config, policy, batch.exclude("is_init"))
+    assert "the batch has no entry 'is_init'" in sentence
+    assert "Append torchrl.envs.InitTracker()" in sentence
+    assert "marked by 'is_init' as the start of an episode, but one starts there" in complaint(config, policy, batch)
+
+
+def no_marks(observation: Tensor) -> Tensor:
+    return torch.zeros(*observation.shape[:-1], 1, dtype=torch.bool)
+
+
+def test_an_environment_without_a_primer_is_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    env = TransformedEnv(gymnasium_source.make(config.env, 4), InitTracker())
+    collector = Collector(
+        env,
+        policy.acting(),
+        frames_per_batch=128,
+        total_frames=-1,
+        trust_policy=True,
+        auto_register_policy_transforms=False,
+    )
+    sentence = complaint(config, policy, first_batch(collector))
+    assert f"the batch does not hold the recurrent state '{STATE}', so the policy acted without memory" in sentence
+    assert "make_tensordict_primer()" in sentence
+
+
+# Recurrent states
+
+
+class ZeroState(Transform):
+    """Zeroes the state of environment 2 at the fifth step, in what the environment hands out."""
+
+    def __init__(self) -> None:
+        super().__init__(in_keys=[STATE], out_keys=[STATE])
+        self.calls = 0
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        self.calls += 1
+        if self.calls == 5:
+            next_tensordict[STATE] = next_tensordict[STATE].clone()
+            next_tensordict[STATE][2] = 0
+        return next_tensordict
+
+    forward = _step
+
+
+def test_a_state_zeroed_in_mid_episode_is_caught_where_it_happens(config: TrainConfig) -> None:
+    policy = make(config)
+    sentence = complaint(config, policy, collect(config, policy, ZeroState()))
+    assert f"('next', '{STATE}') of environment 2, step 4, was 0 when collected and is " in sentence
+    assert "zeroed" in sentence
+
+
+def test_a_state_zeroed_between_two_steps_is_caught_where_it_happens(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    batch[STATE][1, 3] = 0
+    sentence = complaint(config, policy, batch)
+    assert f"'{STATE}' of environment 1, step 3, is not what the step before led to" in sentence
+    assert "for example zeroed" in sentence
+
+
+def test_a_state_that_outlives_its_episode_is_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    n, t = (int(index) for index in batch["is_init"].squeeze(-1)[:, 1:].nonzero()[0])
+    batch[STATE][n, t + 1] = 1.0
+    assert f"environment {n}, step" in complaint(config, policy, batch)
+
+
+def test_marks_that_are_not_at_the_ends_of_episodes_are_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    batch["is_init"][3, 2] = True
+    assert "environment 3, step 2, is marked by 'is_init' as the start of an episode, but no" in complaint(
+        config, policy, batch
+    )
+
+
+# Observations
+
+
+class ResetsItself(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Hands out the first observation of the next episode as the last of this one."""
+
+    first: Any = None
+
+    def reset(self, **kwargs: Any) -> Any:
+        if self.first is None or kwargs.get("seed") is not None:
+            return self.env.reset(**kwargs)
+        first, self.first = self.first, None
+        return first, {}
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            self.first = observation = self.env.reset()[0]
+        return observation, reward, terminated, truncated, info
+
+
+OF_ONE = (*SMALL[:-1], "env=gym", "env.normalize_observation=false")
+"""Where an environment ends its own episodes, without a limit around it."""
+
+
+@pytest.mark.parametrize("wrapper", [Stale, ResetsItself])
+def test_a_wrong_observation_after_resets_is_caught(compose: Compose, register: Register, wrapper: Any) -> None:
+    name = register(lambda: wrapper(gymnasium.make("CartPole-v1", max_episode_steps=11)))
+    config = compose(*OF_ONE, f"env.id={name}")
+    policy = make(config)
+    sentence = complaint(config, policy, collect(config, policy))
+    assert "resets the observation ['observation'] is the last one of the episode before, bit for bit" in sentence
+    assert "switch off automatic resets" in sentence
+
+
+def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_the_batch(
+    compose: Compose, register: Register
+) -> None:
+    name = register(lambda: Stale(gymnasium.make("Pendulum-v1")))
+    config = compose(*OF_ONE, f"env.id={name}")
+    policy = make(config)
+    batch = collect(config, policy)
+    assert not batch["next", "done"].any()
+    assert "after each of 8 resets" in complaint(config, policy, batch)
+
+
+class Coin(gymnasium.Env[Any, Any]):
+    """Shows one of two sides, or always the same: equal observations around a reset mean nothing."""
+
+    observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
+
+    def __init__(self, fair: bool) -> None:
+        self.fair, self.steps = fair, 0
+
+    def _side(self) -> np.int64:
+        return np.int64(self.np_random.integers(2) if self.fair else 1)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._side(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._side(), 0.0, self.steps == 4, False, {}
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_observations_that_are_equal_by_chance_or_always_are_fine(
+    compose: Compose, register: Register, fair: bool
+) -> None:
+    config = compose(*OF_ONE, f"env.id={register(lambda: Coin(fair))}")
+    policy = make(config)
+    batch = collect(config, policy)
+    assert int(batch["next", "done"].sum()) > 5
+    assert check_replay(config, policy, batch).startswith("replay check: ")
+
+
+def test_an_observation_that_changes_between_two_steps_is_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    batch["observation"][2, 1, 0] += 0.25
+    sentence = complaint(config, policy, batch)
+    assert "'observation' of environment 2, step 1, is not what the step before led to" in sentence
+    assert "(difference 0.25)" in sentence
+
+
+def test_an_observation_that_is_not_finite_is_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    batch["observation"][0, 6, 1] = torch.nan
+    assert "'observation' of environment 0, step 6, is not finite" in complaint(config, policy, batch)
+
+
+# The network
+
+
+@pytest.mark.parametrize("where", ["encoder", "cell"])
+def test_dropout_that_is_on_is_caught(compose: Compose, where: str) -> None:
+    config = compose(*SMALL, "cell.num_layers=2")
+    policy = make(config)
+    if where == "encoder":
+        policy.trunk[0].module.append(nn.Dropout(0.5))
+    else:
+        policy.trunk[1].layers.dropout = 0.5
+    assert "dropout or another source of noise is on" in complaint(config, policy, collect(config, policy))
+    policy.eval()
+    check_replay(config, policy, collect(config, policy))
+
+
+class Noisy(nn.Module):
+    """Draws an action, whatever the mode of exploration."""
+
+    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        distribution = torch.distributions.Categorical(logits=logits)
+        action = distribution.sample()
+        return action, distribution.log_prob(action)
+
+
+def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    acting = TensorDictSequential(
+        policy.trunk,
+        policy.actor_head,
+        TensorDictModule(Noisy(), ["logits"], ["action", "action_log_prob"]),
+        policy.critic_head,
+    )
+    policy.acting = lambda: acting  # type: ignore[method-assign]
+    assert complaint(config, policy, batch).startswith("Evaluation would be a matter of luck")
+
+
+def test_weights_that_changed_after_collection_are_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    with torch.no_grad():
+        policy.critic_head.module.bias += 0.5
+    sentence = complaint(config, policy, batch)
+    assert "'state_value' of environment 0, step 0, was " in sentence
+    assert "The states are right, so the network around the cell has changed" in sentence
+
+
+def test_a_sequence_that_computes_something_else_than_steps_is_caught(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make(config)
+    batch = collect(config, policy)
+    cell = policy.trunk[1]
+    right = cell._sequence
+    monkeypatch.setattr(cell, "_sequence", lambda x, is_init, states: right(x, torch.zeros_like(is_init), states))
+    sentence = complaint(config, policy, batch)
+    assert sentence.endswith(
+        "In sequence mode the cell computes something else than step by step. Choose another backend."
+    )
+
+
+def test_what_rounding_does_is_far_below_the_tolerance_and_a_lost_state_far_above(compose: Compose) -> None:
+    config = compose(*SMALL, "cell.hidden_size=64", "frames_per_batch=1024", "slice_len=256")
+    policy = make(config)
+    batch = collect(config, policy)
+    differences = check_network(config, policy, batch, tolerance=10.0)
+    assert max(differences.values()) < TOLERANCE["ieee"] / 10
+    batch[STATE][0, 128] = 0
+    assert max(check_network(config, policy, batch, tolerance=10.0).values()) > 10 * TOLERANCE["ieee"]

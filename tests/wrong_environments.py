@@ -1,0 +1,21 @@
+"""Environments that must not be trained in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+
+class Stale(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Hands out the last observation of an episode as the first of the next."""
+
+    last: Any = None
+
+    def reset(self, **kwargs: Any) -> Any:
+        first, info = self.env.reset(**kwargs)
+        return (first if self.last is None or kwargs.get("seed") is not None else self.last), info
+
+    def step(self, action: Any) -> Any:
+        self.last, *rest = self.env.step(action)
+        return self.last, *rest
