@@ -46,7 +46,7 @@ _LARGEST_RESIDENT = {
 # Of the kernels of one step, by the lanes there are: the first bucket that they do not exceed. Sums of products are in
 # registers before architecture 90, where larger tiles spill.
 _STEP: dict[str, Mapping[int | None, tuple[int, int, int, int, int]]] = {
-    "ieee": {256: (16, 32, 16, 4, 2), None: (32, 32, 16, 4, 2)},
+    "ieee": {256: (16, 32, 16, 4, 2), None: (32, 32, 16, 8, 2)},
     "tf32": {512: (16, 64, 32, 8, 3), 2048: (32, 64, 32, 4, 3), None: (64, 64, 32, 8, 3)},
     "tf32x3": {512: (16, 64, 32, 4, 2), None: (32, 64, 32, 4, 2)},
     "bf16": {512: (16, 64, 64, 4, 3), 2048: (32, 64, 64, 4, 3), None: (64, 64, 64, 8, 3)},
