@@ -110,15 +110,13 @@ def all_launches(cell: str, hidden: int, precision: str, architecture: int, dire
     """Every kernel that the table has for this layer in one direction (``forward`` or ``backward``), for each bucket of
     lanes, in its most demanding form.
     """
-    found: dict[Configuration, list[Launch]] = {}
+    found: list[Launch] = []
     for lanes in table.buckets(precision, architecture):
         chosen = table.configuration(cell, hidden, precision, architecture, lanes)
-        again = table.step_configuration(precision, architecture, lanes)
         if direction == "forward":
-            found[chosen] = [
-                forward(chosen, cell, hidden, precision, has_bias=True, keep=True),
-                forward(again, cell, hidden, precision, has_bias=True, keep=True, recompute=True),
-            ]
+            again = table.step_configuration(precision, architecture, lanes)
+            found.append(forward(chosen, cell, hidden, precision, has_bias=True, keep=True))
+            found.append(forward(again, cell, hidden, precision, has_bias=True, keep=True, recompute=True))
         else:
-            found[chosen] = [backward(chosen, cell, hidden, precision, wants_stored=True, window=True)]
-    return [launch for launches in found.values() for launch in launches]
+            found.append(backward(chosen, cell, hidden, precision, wants_stored=True, window=True))
+    return [launch for k, launch in enumerate(found) if launch not in found[:k]]
