@@ -77,6 +77,19 @@ class ChoiceConfig:
 
 
 @dataclass
+class CollectorConfig:
+    """Who steps the environments.
+
+    Attributes:
+        name: the module of ``recurrl.collector``.
+        num_workers: processes that the environments divide among; 1 where there are none besides this one.
+    """
+
+    name: str
+    num_workers: int
+
+
+@dataclass
 class PolicyConfig:
     """The network around the cell.
 
@@ -164,7 +177,7 @@ class TrainConfig:
     recompute: ChoiceConfig
     precision: ChoiceConfig
     algorithm: AlgorithmConfig
-    collector: ChoiceConfig
+    collector: CollectorConfig
     logger: LoggerConfig
     policy: PolicyConfig
     checkpoint: CheckpointConfig

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from recurrl import checkpoint
-from recurrl.collector import make_collector
+from recurrl.collector import collection_metrics, make_collector
 from recurrl.config import NO_CELL, EnvConfig, TrainConfig
 from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
@@ -68,7 +68,7 @@ def train(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], repor
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
             report.backend = backend_in_use(policy)
             episodes.update(batch)
-            metrics |= report.iteration(config.frames_per_batch) | episodes.metrics()
+            metrics |= report.iteration(config.frames_per_batch) | episodes.metrics() | collection_metrics(collector)
             if is_due(config, report.frames, config.evaluation.every_frames):
                 metrics |= evaluation_metrics(evaluate(config.env, policy, config.evaluation.episodes, config.seed))
             trackers.log(report.frames, metrics)

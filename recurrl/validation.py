@@ -29,6 +29,7 @@ def check(config: TrainConfig) -> None:
     _check_device(config)
     _check_recurrence(config)
     _check_batches(config)
+    _check_workers(config)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -40,6 +41,7 @@ def _check_ranges(config: TrainConfig) -> None:
     algorithm = config.algorithm
     at_least_one = {
         "env.num_envs": config.env.num_envs,
+        "collector.num_workers": config.collector.num_workers,
         "cell.hidden_size": config.cell.hidden_size,
         "cell.num_layers": config.cell.num_layers,
         "total_frames": config.total_frames,
@@ -97,7 +99,7 @@ def _check_choices(config: TrainConfig) -> None:
         "algorithm.critic_loss": (config.algorithm.critic_loss, ("l2", "smooth_l1")),
         "backend.name": (config.backend.name, backend_names()),
         "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
-        "collector.name": (config.collector.name, ("single",)),
+        "collector.name": (config.collector.name, ("single", "multi_sync", "multi_async")),
         "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
         "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
         "recompute.name": (config.recompute.name, ("none", "full")),
@@ -176,6 +178,20 @@ def _check_batches(config: TrainConfig) -> None:
         config.total_frames >= frames,
         f"total_frames={config.total_frames} is less than one iteration of frames_per_batch={frames}. Give more "
         "total_frames, or a smaller frames_per_batch.",
+    )
+
+
+def _check_workers(config: TrainConfig) -> None:
+    name, workers, envs = config.collector.name, config.collector.num_workers, config.env.num_envs
+    _require(
+        name != "single" or workers == 1,
+        f"collector.num_workers={workers} was asked for, but collector=single collects in this process alone. Choose "
+        "collector=multi_sync or collector=multi_async.",
+    )
+    _require(
+        envs % workers == 0,
+        f"env.num_envs={envs} does not divide evenly among collector.num_workers={workers}. Give a multiple of "
+        f"{workers}, for example env.num_envs={max(1, round(envs / workers)) * workers}.",
     )
 
 

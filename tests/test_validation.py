@@ -301,3 +301,27 @@ def test_batches_that_do_not_work_out_are_refused_with_ones_that_do(refusal, cha
 )
 def test_what_such_a_refusal_advises_is_fine(checked, changes):
     checked(changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"collector.num_workers": 2},
+            "collector.num_workers=2 was asked for, but collector=single collects in this process alone. Choose "
+            "collector=multi_sync or collector=multi_async.",
+        ),
+        (
+            {"collector.name": "multi_sync", "collector.num_workers": 5},
+            "env.num_envs=32 does not divide evenly among collector.num_workers=5. Give a multiple of 5, for example "
+            "env.num_envs=30.",
+        ),
+        (
+            {"collector.name": "multi_async", "collector.num_workers": 0},
+            "collector.num_workers=0 is too small. Give a whole number of at least 1.",
+        ),
+    ],
+    ids=lambda value: changed(value) if isinstance(value, dict) else "",
+)
+def test_workers_that_do_not_work_out_are_refused(refusal, changes, sentence):
+    assert refusal(changes) == sentence

@@ -52,7 +52,8 @@ class Ours:
         set_process_state(config)
         policy = make_policy_for(config)
         self.learner = Learner(config, policy)
-        self.batches: Iterator[TensorDictBase] = iter(make_collector(config, policy))
+        self.collector = make_collector(config, policy)
+        self.batches: Iterator[TensorDictBase] = iter(self.collector)
 
     def collect(self) -> None:
         """One batch."""
