@@ -99,6 +99,19 @@ class RecomputeConfig:
 
 
 @dataclass
+class CollectorConfig:
+    """Who steps the environments.
+
+    Attributes:
+        name: the module of ``recurrl.collector``.
+        num_workers: processes that the environments divide among; 1 where there are none besides this one.
+    """
+
+    name: str
+    num_workers: int
+
+
+@dataclass
 class PolicyConfig:
     """The network around the cell.
 
@@ -247,7 +260,7 @@ class TrainConfig:
     recompute: RecomputeConfig
     precision: ChoiceConfig
     algorithm: AlgorithmConfig
-    collector: ChoiceConfig
+    collector: CollectorConfig
     logger: LoggerConfig
     policy: PolicyConfig
     checkpoint: CheckpointConfig

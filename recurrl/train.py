@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl import checkpoint
-from recurrl.collector import make_collector
+from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.carry import Carry
 from recurrl.config import NO_CELL, EnvConfig, TrainConfig
 from recurrl.envs import make_env, recurrent_modules
@@ -84,7 +84,7 @@ def train(
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
             report.backend = backend_in_use(policy)
             episodes.update(batch)
-            metrics |= report.iteration(config.frames_per_batch) | episodes.metrics()
+            metrics |= report.iteration(config.frames_per_batch) | episodes.metrics() | collection_metrics(collector)
             if is_due(config, report.frames, config.evaluation.every_frames):
                 metrics |= evaluation_metrics(evaluate(config.env, policy, config.evaluation.episodes, config.seed))
             if config.evaluation.memory and is_last(config, report.frames):

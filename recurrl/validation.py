@@ -40,6 +40,7 @@ def check(config: TrainConfig) -> None:
     _check_recurrence(config)
     _check_batches(config)
     _check_states(config)
+    _check_workers(config)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -70,6 +71,7 @@ def _check_ranges(config: TrainConfig) -> None:
     algorithm = config.algorithm
     at_least_one = {
         "env.num_envs": config.env.num_envs,
+        "collector.num_workers": config.collector.num_workers,
         "cell.hidden_size": config.cell.hidden_size,
         "cell.num_layers": config.cell.num_layers,
         "total_frames": config.total_frames,
@@ -141,7 +143,7 @@ def _check_choices(config: TrainConfig) -> None:
         "lr_schedule": (config.lr_schedule, ("linear", "adaptive")),
         "backend.name": (config.backend.name, backend_names()),
         "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
-        "collector.name": (config.collector.name, ("single",)),
+        "collector.name": (config.collector.name, ("single", "multi_sync", "multi_async")),
         "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
         "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
         "policy.image_encoder": (config.policy.image_encoder, ("nature", "impala")),
@@ -289,6 +291,25 @@ def _check_states(config: TrainConfig) -> None:
         config.slice_len < config.steps_per_row,
         f"state=burn_in has no steps to burn in with slice_len={config.slice_len}, which is a whole row: no slice has "
         "steps before it. Give a smaller slice_len, or a larger frames_per_batch.",
+    )
+
+
+def _check_workers(config: TrainConfig) -> None:
+    name, workers, envs = config.collector.name, config.collector.num_workers, config.env.num_envs
+    _require(
+        name != "single" or workers == 1,
+        f"collector.num_workers={workers} was asked for, but collector=single collects in this process alone. Choose "
+        "collector=multi_sync or collector=multi_async.",
+    )
+    _require(
+        name == "single" or not config.algorithm.resets_rows,
+        f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, which the "
+        f"workers of collector={name} are not. Choose collector=single, or algorithm=ppo.",
+    )
+    _require(
+        envs % workers == 0,
+        f"env.num_envs={envs} does not divide evenly among collector.num_workers={workers}. Give a multiple of "
+        f"{workers}, for example env.num_envs={max(1, round(envs / workers)) * workers}.",
     )
 
 

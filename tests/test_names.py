@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recurrl import envs, losses, tracking
+from recurrl import collector, envs, losses, tracking
 from recurrl.config import NO_CELL
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import backend_names, load_backend
@@ -79,6 +79,13 @@ def test_each_logger_is_a_yaml_and_a_module():
         importlib.import_module(f"recurrl.tracking.{found.name}") for found in pkgutil.iter_modules(tracking.__path__)
     ]
     assert options("logger") == {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")}
+
+
+def test_each_collector_is_a_yaml_and_a_module():
+    modules = [
+        importlib.import_module(f"recurrl.collector.{found.name}") for found in pkgutil.iter_modules(collector.__path__)
+    ]
+    assert options("collector") == {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")}
 
 
 def source(environment: str) -> object:

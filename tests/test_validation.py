@@ -433,3 +433,34 @@ def test_burning_in_is_refused_where_a_slice_is_a_whole_row(refusal):
     assert refusal({**BURN_IN, "slice_len": 32}).startswith(
         "state=burn_in has no steps to burn in with slice_len=32, which is a whole row: no slice has steps before it."
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"collector.num_workers": 2},
+            "collector.num_workers=2 was asked for, but collector=single collects in this process alone. Choose "
+            "collector=multi_sync or collector=multi_async.",
+        ),
+        (
+            {"collector.name": "multi_sync", "collector.num_workers": 5},
+            "env.num_envs=32 does not divide evenly among collector.num_workers=5. Give a multiple of 5, for example "
+            "env.num_envs=30.",
+        ),
+        (
+            {"collector.name": "multi_async", "collector.num_workers": 0},
+            "collector.num_workers=0 is too small. Give a whole number of at least 1.",
+        ),
+    ],
+    ids=lambda value: changed(value) if isinstance(value, dict) else "",
+)
+def test_workers_that_do_not_work_out_are_refused(refusal, changes, sentence):
+    assert refusal(changes) == sentence
+
+
+def test_groups_are_refused_where_workers_reset_on_their_own(refused):
+    assert refused("algorithm=grpo", "collector=multi_sync", "frames_per_batch=8_000", "slice_len=25") == (
+        "algorithm=grpo compares episodes of environments that are reset together, which the workers of "
+        "collector=multi_sync are not. Choose collector=single, or algorithm=ppo."
+    )

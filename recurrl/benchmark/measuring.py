@@ -7,8 +7,10 @@ import gc
 import platform
 import random
 import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -51,6 +53,48 @@ def peak_memory(run: Run, device: torch.device) -> float | None:
     before = _status("VmRSS")
     run()
     return (_status("VmHWM") - before) / 1e3
+
+
+@contextmanager
+def peak_proportional_memory(pid: int, every_s: float = 0.02) -> Iterator[Callable[[], float | None]]:
+    """Watches a process and those it started: what it gives, called afterwards, is the most MB they held together.
+
+    Proportional set size: a page that several processes share counts once. None outside Linux, which cannot tell.
+    """
+    found: list[float] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            found.append(sum(_proportional(each) for each in _family(pid)))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    if platform.system() == "Linux":
+        watcher.start()
+    try:
+        yield lambda: max(found) / 1e3 if found else None
+    finally:
+        ended.set()
+        if watcher.is_alive():
+            watcher.join()
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it started and they did."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except FileNotFoundError:  # it has ended
+        return []
+    return [pid, *(each for child in children for each in _family(int(child)))]
+
+
+def _proportional(pid: int) -> float:
+    """A process's proportional set size in kB."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return 0.0
+    return next((float(line.split()[1]) for line in lines if line.startswith("Pss:")), 0.0)
 
 
 def _status(field: str) -> float:

@@ -25,6 +25,12 @@ def make_collector(config: TrainConfig, policy: ActorCritic) -> BaseCollector:
     return collector
 
 
+def collection_metrics(collector: BaseCollector) -> dict[str, float]:
+    """What to log of how the last batch was collected."""
+    staleness = getattr(collector, "staleness", None)
+    return {} if staleness is None else {"collect/staleness": staleness}
+
+
 def acting(policy: ActorCritic) -> TensorDictModuleBase:
     """What a collector calls: the policy's acting, which leaves what learning needs and not what it passed through."""
     module = policy.acting()

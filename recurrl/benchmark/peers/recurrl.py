@@ -1,0 +1,69 @@
+"""This package's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hydra import compose, initialize_config_module
+from tensordict import TensorDictBase
+
+from recurrl.benchmark.peers import HIDDEN, Task
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig, typed
+from recurrl.learner import Learner
+from recurrl.train import make_policy_for, set_process_state
+from recurrl.validation import check
+
+
+def configuration(task: Task, *overrides: str) -> TrainConfig:
+    """The configuration of a task."""
+    with initialize_config_module("recurrl.configs", version_base=None):
+        composed = compose(
+            "train",
+            [
+                f"cell={task.cell}",
+                f"cell.hidden_size={task.hidden}",
+                f"policy.encoder_sizes=[{task.hidden}]",
+                f"env.mask={list(HIDDEN)}",
+                f"env.num_envs={task.envs}",
+                f"frames_per_batch={task.frames}",
+                f"slice_len={task.steps}",
+                f"minibatch_slices={task.envs // task.minibatches}",
+                f"total_frames={2**40}",
+                f"epochs={task.epochs}",
+                f"lr={task.lr}",
+                f"algorithm.gamma={task.gamma}",
+                f"algorithm.lmbda={task.lmbda}",
+                f"algorithm.clip_epsilon={task.clip}",
+                f"seed={task.seed}",
+                "device=cpu",
+                *overrides,
+            ],
+        )
+    config = typed(composed)
+    check(config)
+    return config
+
+
+class Ours:
+    """Collector and learner of a configuration."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        set_process_state(config)
+        policy = make_policy_for(config)
+        self.learner = Learner(config, policy)
+        self.collector = make_collector(config, policy)
+        self.batches: Iterator[TensorDictBase] = iter(self.collector)
+
+    def collect(self) -> None:
+        """One batch."""
+        self.batch = next(self.batches)
+
+    def learn(self) -> None:
+        """One update."""
+        self.learner.learn(self.batch, progress=0.0)
+
+
+def make(task: Task) -> Ours:
+    """The loop."""
+    return Ours(configuration(task))

@@ -1,0 +1,206 @@
+"""Training beside sb3-contrib's and TorchRL's own loop: frames/s of collection and learning, and peak memory.
+
+Masked CartPole, the same network and hyperparameters for all. Each loop has a process of its own; in the timed part
+they take turns, an iteration at a time, so that a machine that slows down slows all of them: compare ratios, not times.
+Memory is taken of each alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import multiprocessing
+
+from recurrl.benchmark.measuring import machine, peak_proportional_memory
+from recurrl.benchmark.peers import CELLS, NEEDS, Task
+
+OURS = "recurrl"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one loop with one cell at one number of environments: medians."""
+
+    loop: str
+    cell: str
+    envs: int
+    frames: int
+    collect_s: float
+    learn_s: float
+    megabytes: float | None
+
+    @property
+    def collected_per_s(self) -> float:
+        """Frames/s of collection alone."""
+        return self.frames / self.collect_s
+
+    @property
+    def frames_per_s(self) -> float:
+        """Frames/s of collection and learning together."""
+        return self.frames / (self.collect_s + self.learn_s)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``benchmark.py train``."""
+    parser.add_argument("--loops", default=",".join(CELLS), help="default: %(default)s")
+    parser.add_argument("--cells", default="gru,lstm", help="default: %(default)s")
+    parser.add_argument("--envs", default="8", help="numbers of environments, one or several. Default: %(default)s")
+    parser.add_argument("--steps", type=int, default=128, help="steps a row; default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--minibatches", type=int, default=4, help="of whole rows; default: %(default)s")
+    parser.add_argument("--hidden", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--lr", type=float, default=3e-4, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, each process; default: %(default)s")
+    parser.add_argument("--repetitions", type=int, default=25, help="counted iterations; default: %(default)s")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the part that takes memory")
+    parser.add_argument("--output", type=Path, help="folder for train.md and train.png; default: the table is printed")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures and writes the table, and with ``--output`` the plot."""
+    torch.set_num_threads(arguments.threads)
+    asked = arguments.loops.split(",")
+    missing = [loop for loop in asked if loop in NEEDS and importlib.util.find_spec(loop) is None]
+    for loop in missing:
+        sys.stderr.write(f"{loop} is not installed and is left out. To compare with it: pip install {NEEDS[loop]}\n")
+    figures = [
+        each
+        for envs in arguments.envs.split(",")
+        for each in _measure(
+            {
+                (loop, cell): _task(cell, int(envs), arguments)
+                for loop in asked
+                if loop not in missing
+                for cell in CELLS[loop]
+                if cell in arguments.cells.split(",")
+            },
+            arguments,
+        )
+    ]
+    notes = [f"Not installed, and so not compared: {loop} (pip install {NEEDS[loop]})." for loop in missing]
+    text = "\n\n".join([f"Measured on {machine(torch.device('cpu'))}.", *notes, table(figures)])
+    sys.stdout.write(text + "\n")
+    if arguments.output is not None:
+        from recurrl.benchmark.train_plot import plot
+
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / "train.md").write_text(text + "\n", encoding="utf-8")
+        plot(figures, arguments.output / "train.png")
+
+
+def _task(cell: str, envs: int, arguments: argparse.Namespace) -> Task:
+    names = ("steps", "epochs", "minibatches", "hidden", "lr")
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    return Task(cell=cell, envs=envs, gamma=0.99, lmbda=0.95, clip=0.2, seed=0, **settings)
+
+
+def _measure(tasks: Mapping[tuple[str, str], Task], arguments: argparse.Namespace) -> Iterator[Figures]:
+    threads = arguments.threads
+    memory = {key: None if arguments.no_memory else _memory(key[0], task, threads) for key, task in tasks.items()}
+    times = _times(tasks, threads, arguments.repetitions)
+    for (loop, cell), task in tasks.items():
+        collect_s, learn_s = map(statistics.median, zip(*times[loop, cell], strict=True))
+        yield Figures(loop, cell, task.envs, task.frames, collect_s, learn_s, memory[loop, cell])
+
+
+def _times(
+    tasks: Mapping[tuple[str, str], Task], threads: int, repetitions: int
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Seconds to collect and to learn, each iteration of each loop. The first two iterations are warm-up."""
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in tasks}
+    order = random.Random(0)
+    with ExitStack() as stack:
+        loops = {key: stack.enter_context(_process(key[0], task, threads)) for key, task in tasks.items()}
+        for repetition in range(-2, repetitions):
+            for key in order.sample(list(loops), len(loops)):
+                pipe, _ = loops[key]
+                seconds = _iteration(pipe)
+                if repetition >= 0:
+                    times[key].append(seconds)
+    return times
+
+
+def _memory(loop: str, task: Task, threads: int) -> float | None:
+    """The most MB that a loop's processes hold in its first iterations, shared pages in proportion."""
+    with _process(loop, task, threads) as (pipe, pid), peak_proportional_memory(pid) as peak:
+        for _ in range(3):
+            _iteration(pipe)
+    return peak()
+
+
+@contextmanager
+def _process(loop: str, task: Task, threads: int) -> Iterator[tuple[Connection, int]]:
+    """A process that has made the loop, and waits."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, loop, task, threads))
+    process.start()
+    assert process.pid is not None
+    theirs.close()
+    try:
+        ours.recv()
+        yield ours, process.pid
+        ours.send(False)
+    finally:
+        ours.close()
+        process.join(timeout=10)
+        if process.is_alive():
+            process.kill()
+
+
+def _iteration(pipe: Connection) -> tuple[float, float]:
+    pipe.send(True)
+    seconds: tuple[float, float] = pipe.recv()
+    return seconds
+
+
+def _serve(pipe: Connection, loop: str, task: Task, threads: int) -> None:
+    """Runs an iteration whenever it is told to."""
+    torch.set_num_threads(threads)
+    made = importlib.import_module(f"recurrl.benchmark.peers.{loop}").make(task)
+    pipe.send(True)
+    while pipe.recv():
+        began = time.perf_counter()
+        made.collect()
+        collected = time.perf_counter()
+        made.learn()
+        pipe.send((collected - began, time.perf_counter() - collected))
+
+
+def table(figures: list[Figures]) -> str:
+    """Medians, and recurrl's speed over each peer's with the same number of environments and the same cell."""
+    lines = [
+        "Frames/s of collection and learning together, of collection alone, milliseconds to learn from an iteration's "
+        "frames, peak MB. Ratios: recurrl's frames/s with the same cell over the loop's, together and of collection "
+        "alone.",
+        "",
+        "| envs | loop | cell | frames/s | collection | ms to learn | MB | recurrl / | collection |",
+        "|" + "---|" * 9,
+    ]
+    for each in figures:
+        megabytes = "" if each.megabytes is None else f"{each.megabytes:.0f}"
+        ours = [other for other in figures if (other.loop, other.cell, other.envs) == (OURS, each.cell, each.envs)]
+        ratios = " | "
+        if ours and each.loop != OURS:
+            together, collected = (
+                ours[0].frames_per_s / each.frames_per_s,
+                ours[0].collected_per_s / each.collected_per_s,
+            )
+            ratios = f"{together:.1f} | {collected:.1f}"
+        lines.append(
+            f"| {each.envs} | {each.loop} | {each.cell} | {each.frames_per_s:,.0f} | {each.collected_per_s:,.0f} "
+            f"| {1e3 * each.learn_s:.0f} | {megabytes} | {ratios} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""Workers that collect while learning goes on, with weights that are then a little older.
+
+Each part of a batch is collected with one version of the weights, and holds the log-probabilities of that version, by
+which the losses correct.
+
+Shape legend: N environments, T steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from queue import Empty
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torchrl._utils import _check_for_faulty_process
+from torchrl.collectors import MultiAsyncCollector
+
+from recurrl.collector.workers import Workers
+from recurrl.config import TrainConfig
+from recurrl.policy import ActorCritic
+
+_POLL_S = 0.2
+
+
+class Part(NamedTuple):
+    """The rows of one worker, and the version of the weights that they were collected with."""
+
+    rows: TensorDictBase
+    version: int
+
+
+class AsyncCollector(Workers, MultiAsyncCollector):
+    """Batches ``[N, T]``, rows in the order of the workers whichever was first.
+
+    A worker goes on as soon as its rows are taken, but is never more than one batch ahead of the slowest.
+
+    Attributes:
+        staleness: updates between the weights that the last batch was collected with and those it was handed out to,
+            on average over the workers.
+    """
+
+    staleness: float = 0.0
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Goes on for ever."""
+        with self._failing_as_the_worker():
+            # A checkpoint may have been loaded since the workers were started.
+            self.weights.publish(self._learning)
+            parts: list[deque[Part]] = [deque() for _ in range(self.num_workers)]
+            for worker in range(self.num_workers):
+                self._go_on(worker)
+            self.running = True
+            while True:
+                while not all(parts):
+                    self._receive(parts)
+                taken = [ready.popleft() for ready in parts]
+                for worker, ahead in enumerate(parts):
+                    if ahead:
+                        self._go_on(worker)
+                self.staleness = fmean(self.weights.version - part.version for part in taken)
+                yield torch.cat([part.rows for part in taken]).to(self._device)
+                self.weights.publish(self._learning)
+
+    def _receive(self, parts: list[deque[Part]]) -> None:
+        """Takes the rows of the next worker that is ready, which goes on unless it is ahead of others."""
+        try:
+            worker, _, rows = self._get_from_queue(timeout=_POLL_S)
+        except Empty:
+            _check_for_faulty_process(self.procs)
+            return
+        parts[worker].append(Part(rows, self.weights.used_by(worker)))
+        if len(parts[worker]) == 1:
+            self._go_on(worker)
+
+    def _go_on(self, worker: int) -> None:
+        self.pipes[worker].send((worker, "continue"))
+
+
+def make(config: TrainConfig, policy: ActorCritic) -> AsyncCollector:
+    """The collector.
+
+    Raises:
+        Exception: whatever a worker's environment or policy raised.
+    """
+    frames = config.frames_per_batch // config.collector.num_workers
+    return AsyncCollector(config, policy, frames_per_batch=frames)

@@ -1,0 +1,130 @@
+"""Collectors of several processes: rows, weights, staleness, errors, and what is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from failing_env import ArmError
+
+from recurrl.collector import collection_metrics, make_collector
+from recurrl.config import TrainConfig
+from recurrl.policy import VALUE, ActorCritic
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2", "collector.num_workers=2")
+FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
+
+
+def value_everything(policy: ActorCritic, value: float) -> None:
+    """Makes the critic say the same of every state, so that batches tell with which weights they were collected."""
+    with torch.no_grad():
+        policy.critic_head.module.weight.zero_()
+        policy.critic_head.module.bias.fill_(value)
+
+
+def make_policy(config: TrainConfig) -> ActorCritic:
+    set_process_state(config)
+    policy = make_policy_for(config)
+    value_everything(policy, 0.0)
+    return policy
+
+
+@pytest.mark.slow
+def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_a_single_collector(
+    compose: Compose,
+) -> None:
+    config = compose(*SMALL, "collector=multi_sync")
+    policy = make_policy(config)
+    collector = make_collector(config, policy)
+    try:
+        for iteration, batch in enumerate(islice(collector, 4)):
+            assert batch.batch_size == (4, 20)
+            assert (batch[VALUE] == iteration).all()
+            if iteration == 0:
+                first = batch["observation"][:, 0].clone()
+            value_everything(policy, iteration + 1.0)
+    finally:
+        collector.shutdown()
+    alone = compose(*SMALL, "collector=single", "collector.num_workers=1")
+    single = make_collector(alone, make_policy(alone))
+    assert torch.equal(next(iter(single))["observation"][:, 0], first)
+    single.shutdown()
+
+
+@pytest.mark.slow
+def test_asynchronous_workers_are_a_few_updates_behind_and_it_is_said_how_many(compose: Compose) -> None:
+    config = compose(*SMALL, "collector=multi_async")
+    policy = make_policy(config)
+    collector = make_collector(config, policy)
+    behind = []
+    try:
+        for iteration, batch in enumerate(islice(collector, 8)):
+            assert batch.batch_size == (4, 20)
+            by_worker = batch[VALUE].view(2, -1)
+            # A rollout has one version of the weights.
+            assert (by_worker == by_worker[:, :1]).all()
+            assert collection_metrics(collector) == {"collect/staleness": iteration - by_worker[:, 0].mean()}
+            behind.append(iteration - by_worker[:, 0].mean())
+            value_everything(policy, iteration + 1.0)
+    finally:
+        collector.shutdown()
+    assert 0 < max(behind) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 30], ids=["at the start", "later"])
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_a_workers_exception_arrives_as_itself_and_no_process_stays(collector: str, at: int, compose: Compose) -> None:
+    config = compose(*SMALL, *FAILING, f"collector={collector}", "collector.num_workers=2")
+    policy = make_policy_for(compose(*SMALL, *FAILING, "+env.kwargs.at=100"))
+    config.env.kwargs = {"at": at}
+    with pytest.raises(ArmError, match=r"^the arm is stuck$") as caught:
+        for _ in islice(make_collector(config, policy), 20):
+            pass
+    assert "in _observe" in str(caught.value.__cause__)
+    for process in multiprocessing.active_children():
+        process.join(timeout=5)
+    assert not multiprocessing.active_children()
+
+
+PROGRAM = """
+import time
+from recurrl.benchmark.peers import Task
+from recurrl.benchmark.peers.recurrl import Ours, configuration
+
+if __name__ == "__main__":
+    task = Task("gru", 2, 16, 1, 1, 8, 1e-3, 0.99, 0.95, 0.2, 0)
+    loop = Ours(configuration(task, "collector=multi_sync"))
+    loop.collect()
+    print(*[process.pid for process in loop.collector.procs], flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    main = subprocess.Popen([sys.executable, tmp_path / "program.py"], stdout=subprocess.PIPE, text=True)
+    assert main.stdout is not None
+    pids = next([int(pid) for pid in line.split()] for line in main.stdout if line[:1].isdigit())
+    main.send_signal(signal.SIGKILL)
+    main.wait()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
