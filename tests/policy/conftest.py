@@ -18,6 +18,7 @@ from recurrl.train import make_policy_for, set_process_state
 SMALL = (
     "device=cpu",
     "env=gym",
+    "env.packages=[tasks]",  # also in the processes of parallel environments
     "backend=reference",
     "cell.hidden_size=8",
     "policy.encoder_sizes=[8]",
