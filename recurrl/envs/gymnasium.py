@@ -76,6 +76,7 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvB
     if config.vectorization == "serial":
         return SerialEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
     if config.vectorization == "parallel":
+        _refuse_nested(config)
         return ParallelEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
     if config.vectorization == "gymnasium":
         # TorchRL resets finished environments itself; Gymnasium must not do so behind its back.
@@ -261,6 +262,23 @@ def _wrap(make_one: Callable[[], gymnasium.Env[Any, Any]]) -> EnvBase:
     env = make_one()
     _refuse_renamed(env.observation_space, env.spec)
     return GymWrapper(env, categorical_action_encoding=True)
+
+
+def _refuse_nested(config: EnvConfig) -> None:
+    """Refuses observations of several entries, which TorchRL's ParallelEnv does not reset one environment at a time.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    env = make_single(config)
+    space = env.observation_space
+    env.close()
+    if isinstance(space, spaces.Dict):
+        raise ConfigError(
+            f"{config.id} has observations of several entries (a mask of actions and the previous action or reward are "
+            "some too), which TorchRL's ParallelEnv cannot reset one environment at a time. Choose another "
+            "env.vectorization: inline or serial; or collector=multi_sync for several processes."
+        )
 
 
 def _refuse_renamed(space: spaces.Space[Any], spec: Any) -> None:

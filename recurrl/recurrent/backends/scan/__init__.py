@@ -53,6 +53,11 @@ def sequence(
         states_BTH = cell.parallel(x_gates_BTG, segments.starts_BT, stored_states_BTX)
         return states_BTH[0], tuple(segments.only_ends(state) for state in states_BTH)
     if torch.compiler.is_compiling():
+        if options.recompute != "none":
+            raise ValueError(
+                f"recompute={options.recompute} is not possible with backend=scan under torch.compile, whose scan "
+                "keeps what its backward pass needs. Choose recompute=none, or do not compile the module."
+            )
         return traced.run(cell, x_BTI, segments, stored_states_BTX, weights)
     packing = segments.packing
     entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
