@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recurrl.recurrent import RecurrentModule, backends, set_recurrent_mode
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends import triton as backend
-from recurrl.recurrent.backends.triton import maths, recurrence, table
+from recurrl.recurrent.backends.triton import launches, maths, recurrence, table
 from recurrl.recurrent.cells import load_cell
 from recurrl.recurrent.segments import Segments
 
@@ -542,3 +543,16 @@ def test_weights_stay_on_the_chip_where_they_fit(
     cell: str, hidden: int, precision: str, architecture: int, resident: bool
 ) -> None:
     assert table.configuration(cell, hidden, precision, architecture, 64).resident is resident
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_launch_of_the_table_says_all_that_the_compiler_asks(cell: str, direction: str) -> None:
+    for precision, architecture, hidden in product(table.PRECISIONS, table.ARCHITECTURES, [1, 64, 128, 1000]):
+        found = launches.all_launches(cell, hidden, precision, architecture, direction)
+        assert found
+        for launch in found:
+            annotations = launch.kernel.fn.__annotations__
+            assert set(launch.constants) == set(annotations)
+            assert set(annotations.values()) == {"tl.constexpr"}
+            assert set(launch.aligned) <= set(launch.signature) - set(annotations)
