@@ -113,6 +113,7 @@ class TensorRollout:
         self.env, marks = _parts(env)
         self.batch_NT = batch_NT
         self.policy_device = policy_device or self.env.device
+        self.policy = policy
         self.operations = operations(policy)
         self.observation_keys = list(self.env.observation_spec.keys(True, True))
         self.init_key, self.count_key, self.return_key, self.state_keys = marks
@@ -147,6 +148,8 @@ class TensorRollout:
             carrier: what the first step starts from; afterwards, what the next batch's does.
             next_trajectories: numbers the trajectories after some have ended; None where nobody wants the numbers.
         """
+        # Anew, because somebody may have exchanged the policy's parameters.
+        self.operations = operations(self.policy)
         carried = (*self.observation_keys, self.init_key, self.count_key, self.return_key, *self.state_keys)
         now: Tensors = {key: carrier.get(key) for key in carried}
         now.update(self._for_policy(now, (*self.observation_keys, self.init_key, *self.state_keys)))
