@@ -52,7 +52,7 @@ class LeanCollector(Collector):
         super().__init__(*args, **kwargs)
         try:
             self._check_options()
-            self._rollout = TensorRollout(self.env, self._wrapped_policy, self._final_rollout, self.policy_device)
+            self.tensor_rollout = TensorRollout(self.env, self._wrapped_policy, self._final_rollout, self.policy_device)
             self.why_general = None
             logger.info("Collection steps on plain tensors.")
         except UnknownPartError as reason:
@@ -83,12 +83,12 @@ class LeanCollector(Collector):
         if self.reset_at_each_iter:
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
-        self._rollout.run(self._carrier, self._next_trajectories if self.track_traj_ids else None)
+        self.tensor_rollout.run(self._carrier, self._next_trajectories if self.track_traj_ids else None)
         return self._maybe_set_truncated(self._final_rollout)
 
     def _autocasts(self) -> bool:
         # The recurrent layer's TensorDict module sees to its dtypes then.
-        return torch.is_autocast_enabled(self._rollout.policy_device.type)
+        return torch.is_autocast_enabled(self.tensor_rollout.policy_device.type)
 
     def _next_trajectories(self, ended: Tensors) -> Tensor:
         """The number of each environment's trajectory, after those that ended got new ones."""
@@ -114,6 +114,7 @@ class TensorRollout:
         self.env, marks = _parts(env)
         self.batch_NT = batch_NT
         self.policy_device = policy_device or self.env.device
+        self.policy = policy
         self.operations = operations(policy)
         self.observation_keys = list(self.env.observation_spec.keys(True, True))
         self.init_key, self.count_key, self.return_key, self.state_keys = marks
@@ -149,6 +150,8 @@ class TensorRollout:
             carrier: what the first step starts from; afterwards, what the next batch's does.
             next_trajectories: numbers the trajectories after some have ended; None where nobody wants the numbers.
         """
+        # Anew, because somebody may have exchanged the policy's parameters.
+        self.operations = operations(self.policy)
         carried = (*self.observation_keys, self.init_key, self.count_key, self.return_key, *self.state_keys)
         now: Tensors = {key: carrier.get(key) for key in carried}
         now.update(self._for_policy(now, (*self.observation_keys, self.init_key, *self.state_keys)))
@@ -157,8 +160,7 @@ class TensorRollout:
         steps: list[Tensors] = []
         nexts: list[Tensors] = []
         for _ in range(self.batch_NT.batch_size[-1]):
-            for operation in self.operations:
-                operation(now)
+            self.act(now)
             after: Tensors = dict(self.env.step_tensors(now["action"].to(self.env.device)))
             after[self.count_key] = now[self.count_key] + 1
             after[self.return_key] = now[self.return_key] + after["reward"]
@@ -168,7 +170,12 @@ class TensorRollout:
             now = self._following(now, after, next_trajectories)
         # Copies, because a reset of the collector writes into the carrier.
         carrier.update({key: value.clone() for key, value in now.items()})
-        self._store(steps, nexts)
+        self.store(steps, nexts)
+
+    def act(self, now: Tensors) -> None:
+        """Adds what the policy writes."""
+        for operation in self.operations:
+            operation(now)
 
     def _following(
         self, now: Tensors, after: Tensors, next_trajectories: Callable[[Tensors], Tensor] | None
@@ -196,7 +203,7 @@ class TensorRollout:
     def _for_policy(self, data: Tensors, keys: Iterable[NestedKey]) -> Tensors:
         return {key: data[key].to(self.policy_device) for key in keys}
 
-    def _store(self, steps: list[Tensors], nexts: list[Tensors]) -> None:
+    def store(self, steps: list[Tensors], nexts: list[Tensors]) -> None:
         """Writes each entry of the batch from those of its steps. Flags that no step sets are zero from the start."""
         for key, out in self.batch_NT.items(True, True):
             if key in steps[0]:

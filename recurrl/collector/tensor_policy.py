@@ -1,6 +1,6 @@
 """A policy of TensorDict modules as a list of operations on plain tensors: the same modules, without TensorDicts.
 
-Shape legend: N environments.
+Shape legend: N environments, A actions.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from tensordict.nn import (
     CompositeDistribution,
     ProbabilisticTensorDictModule,
@@ -18,9 +19,12 @@ from tensordict.nn import (
 )
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.nn import functional
 
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.layer import run_step
+from recurrl.recurrent.backends import step
+from recurrl.recurrent.layer import directions, weights_of
 
 Tensors = dict[NestedKey, Tensor]
 Operation = Callable[[Tensors], None]
@@ -76,12 +80,26 @@ def _recurrent(module: RecurrentModule) -> Operation:
     input_key, *state_keys, init_key = module.in_keys
     output_key, *new_state_keys = module.out_keys
 
+    cell, layers = module.cell, module.layers
+    if directions(layers) > 1 or layers.dropout > 0:
+        raise UnknownPartError("the policy has a recurrent layer in both directions, or with dropout")
+    weights = [weights_of(cell, layers, layer, 0) for layer in range(layers.num_layers)]
+
     def run(data: Tensors) -> None:
+        """As :func:`recurrl.recurrent.layer.run_step`, which sees to resets at every step, whether there are or not."""
         states = tuple(data[key] for key in state_keys)
-        data[output_key], new = run_step(
-            module.cell, module.layers, data[input_key], data[init_key].squeeze(-1), states
-        )
-        data.update(zip(new_state_keys, new, strict=True))
+        starts = data[init_key]
+        if starts.any():
+            states = tuple(torch.where(starts.unsqueeze(-1), 0.0, state) for state in states)
+        output = data[input_key]
+        new_states = []
+        for layer, weight in enumerate(weights):
+            x_gates = functional.linear(output, weight.w_ih, weight.b_ih)
+            new_states.append(step(cell, weight, x_gates, tuple(state[:, layer] for state in states)))
+            output = new_states[-1][0]
+        data[output_key] = output
+        for key, layered in zip(new_state_keys, zip(*new_states, strict=True), strict=True):
+            data[key] = layered[0].unsqueeze(1) if len(layered) == 1 else torch.stack(layered, 1)
 
     return run
 
@@ -95,8 +113,17 @@ def _sampling(module: ProbabilisticTensorDictModule) -> Operation:
 
     def run(data: Tensors) -> None:
         distribution = module.get_dist(data)
+        if type(distribution) is Categorical:
+            data[action_key], data[log_prob_key] = _sample_categorical(distribution.logits)
+            return
         action = distribution.rsample() if distribution.has_rsample else distribution.sample()
         data[action_key] = action
         data[log_prob_key] = distribution.log_prob(action)
 
     return run
+
+
+def _sample_categorical(logits_NA: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample and log-probability, as torch does from normalised logits, in half its time."""
+    action_N1 = torch.multinomial(functional.softmax(logits_NA, -1), 1, True)
+    return action_N1.squeeze(-1), logits_NA.gather(-1, action_N1).squeeze(-1)

@@ -122,8 +122,9 @@ class RemoteTraceback(Exception):  # noqa: N818  (it is no error of its own, but
 class Workers(MultiCollector):
     """Of TorchRL's collectors of several processes: what they are made of, and how they fail.
 
-    The environments divide evenly among the workers, which act on the CPU, each with a copy of the policy. Worker w
-    has the environments that a single collector has in its place, from the same seeds. All workers start side by side.
+    The environments divide evenly among the workers, which act on the CPU, each with a copy of the policy. Where each
+    environment has a seed of its own, they are those of a single collector, in its order. All workers start side by
+    side.
 
     Args:
         config: the run's configuration.

@@ -67,8 +67,9 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
         (("env=cartpole_novel", "env.max_episode_steps=17"), {"terminated", "truncated"}),
         (("env=pendulum_novel", "env.max_episode_steps=23"), {"truncated"}),
         (DISCRETE, {"terminated", "truncated"}),
+        (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
     ],
-    ids=["cartpole", "pendulum", "discrete"],
+    ids=["cartpole", "pendulum", "discrete", "in torch"],
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_batches_are_those_of_torchrls_collector_bit_for_bit(

@@ -1,0 +1,147 @@
+"""Where the time of an iteration goes: collection and learning, by part, with what each part takes of the whole.
+
+The parts are timed in place while training runs; what is left over is the loop around them. Any configuration can be
+profiled: python scripts/benchmark.py profile cell=lstm env.num_envs=8 frames_per_batch=1024
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_module
+
+from recurrl import advantage, learner
+from recurrl.benchmark.measuring import machine
+from recurrl.collector import make_collector
+from recurrl.collector.lean import LeanCollector
+from recurrl.config import TrainConfig, typed
+from recurrl.learner import Learner
+from recurrl.train import make_policy_for, set_process_state
+from recurrl.validation import check
+
+Times = dict[str, float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``benchmark.py profile``."""
+    parser.add_argument("overrides", nargs="*", help="of the configuration, as for training: key=value")
+    parser.add_argument("--iterations", type=int, default=10, help="counted ones; default: %(default)s")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Trains for some iterations and prints the table."""
+    with initialize_config_module("recurrl.configs", version_base=None):
+        config = typed(compose("train", [*arguments.overrides, "collector=single"]))
+    check(config)
+    times = profile(config, arguments.iterations)
+    text = f"Measured on {machine(torch.device(config.device))}.\n\n{table(times, config)}"
+    sys.stdout.write(text + "\n")
+
+
+def profile(config: TrainConfig, iterations: int) -> Times:
+    """Seconds an iteration, by part; a part's name is its path, ``whole/part``. Two iterations are warm-up."""
+    set_process_state(config)
+    policy = make_policy_for(config)
+    learning = Learner(config, policy)
+    collector = make_collector(config, policy)
+    assert isinstance(collector, LeanCollector)
+    batches = iter(collector)
+    times: Times = defaultdict(float)
+    with timed(_parts(collector, learning), times):
+        for iteration in range(-2, iterations):
+            if iteration == 0:
+                times.clear()
+            began = time.perf_counter()
+            batch = next(batches)
+            collected = time.perf_counter()
+            learning.learn(batch, progress=0.0)
+            times["collect"] += collected - began
+            times["learn"] += time.perf_counter() - collected
+    collector.shutdown()
+    return {name: seconds / iterations for name, seconds in times.items()}
+
+
+def _parts(collector: LeanCollector, learning: Learner) -> list[tuple[Any, str, str]]:
+    """Object, attribute and name of each part."""
+    parts: list[tuple[Any, str, str]] = [
+        (learner, "add_advantages", "learn/advantages"),
+        (advantage, "next_values", "learn/advantages/values that follow"),
+        (learning.buffer, "fill", "learn/buffer, filling"),
+        (learning.loss, "forward", "learn/loss, forward"),
+        (torch.Tensor, "backward", "learn/backward"),
+        (torch.nn.utils, "clip_grad_norm_", "learn/gradient norm"),
+        (learning.optimizer, "step", "learn/optimizer"),
+        (learning.policy, "observe", "learn/statistics"),
+    ]
+    if collector.why_general is None:
+        rollout = collector.tensor_rollout
+        parts += [
+            (rollout.env, "step_tensors", "collect/environments, steps"),
+            (rollout.env, "reset_tensors", "collect/environments, resets"),
+            (rollout, "act", "collect/policy"),
+            (rollout, "store", "collect/writing the batch"),
+        ]
+    return parts
+
+
+@contextmanager
+def timed(parts: list[tuple[Any, str, str]], times: Times) -> Iterator[None]:
+    """Adds the seconds that each part takes to its name."""
+    kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
+    for owner, name, label in parts:
+        setattr(owner, name, _timed(getattr(owner, name), label, times))
+    try:
+        yield
+    finally:
+        for owner, name, before in kept:
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+def _timed(function: Callable[..., Any], label: str, times: Times) -> Callable[..., Any]:
+    def run(*arguments: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*arguments, **options)
+        finally:
+            times[label] += time.perf_counter() - began
+
+    return run
+
+
+def table(times: Times, config: TrainConfig) -> str:
+    """Milliseconds an iteration, and percent of it."""
+    whole = times["collect"] + times["learn"]
+    frames = config.frames_per_batch
+    lines = [
+        f"{config.env.id}, {config.env.num_envs} environments, {frames} frames an iteration, cell {config.cell.name}: "
+        f"{frames / whole:,.0f} frames/s, {frames / times['collect']:,.0f} of collection alone.",
+        "",
+        "| part | ms | % |",
+        "|---|---|---|",
+    ]
+    for name in _in_order(times):
+        indent = "&emsp;" * name.count("/")
+        lines.append(
+            f"| {indent}{name.rpartition('/')[2]} | {1e3 * times[name]:.1f} | {100 * times[name] / whole:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _in_order(times: Times) -> Iterator[str]:
+    """Each part behind the whole that it is of, the largest first, and what is left of a whole last."""
+    for whole in sorted((name for name in times if "/" not in name), key=times.__getitem__, reverse=True):
+        yield whole
+        parts = [name for name in times if name.startswith(f"{whole}/") and name.count("/") == 1]
+        for part in sorted(parts, key=times.__getitem__, reverse=True):
+            yield part
+            yield from sorted(name for name in times if name.startswith(f"{part}/"))

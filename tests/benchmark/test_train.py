@@ -1,0 +1,60 @@
+"""``benchmark.py train`` and ``profile``: what they compare, and that their parts add up."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from recurrl.benchmark import main
+from recurrl.benchmark.profile import profile, table
+from recurrl.benchmark.train import Figures
+from recurrl.benchmark.train import table as train_table
+from recurrl.config import TrainConfig
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = ("env.num_envs=2", "frames_per_batch=32", "slice_len=8", "minibatch_slices=4", "epochs=1", "cell.hidden_size=8")
+
+
+def test_ratios_compare_the_same_cell_at_the_same_number_of_environments() -> None:
+    figures = [
+        Figures("recurrl", "lstm", 8, 1024, 0.05, 0.15, 400.0),
+        Figures("recurrl", "gru", 8, 1024, 9.0, 9.0, 400.0),
+        Figures("sb3_contrib", "lstm", 8, 1024, 0.2, 0.6, None),
+    ]
+    rows = train_table(figures).splitlines()
+    assert rows[-1] == "| 8 | sb3_contrib | lstm | 1,280 | 5,120 | 600 |  | 4.0 | 4.0 |"
+    assert rows[-3] == "| 8 | recurrl | lstm | 5,120 | 20,480 | 150 | 400 |  |  |"
+
+
+@pytest.mark.slow
+def test_a_peer_that_is_not_installed_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    threads = torch.get_num_threads()
+    small = ["--envs", "4", "--steps", "8", "--epochs", "1", "--hidden", "8", "--repetitions", "1", "--no-memory"]
+    main(["train", "--loops", "recurrl,sb3_contrib", "--cells", "gru", *small])
+    torch.set_num_threads(threads)
+    out, err = capsys.readouterr()
+    assert "pip install sb3-contrib" in err
+    assert "Not installed, and so not compared: sb3_contrib (pip install sb3-contrib)." in out
+    assert "| 4 | recurrl | gru |" in out
+
+
+def test_parts_of_an_iteration_are_no_more_than_the_whole_and_nothing_stays_patched(compose: Compose) -> None:
+    threads, backward = torch.get_num_threads(), torch.Tensor.backward
+    config = compose(*SMALL)
+    times = profile(config, 2)
+    torch.set_num_threads(threads)
+    for whole in ("collect", "learn"):
+        parts = [seconds for name, seconds in times.items() if name.count("/") == 1 and name.startswith(f"{whole}/")]
+        assert len(parts) >= 3
+        assert 0.3 * times[whole] < sum(parts) <= times[whole]
+    assert torch.Tensor.backward is backward
+    assert "| collect |" in table(times, config)
+    assert sys.modules["torch.nn.utils"].clip_grad_norm_.__name__ != "run"

@@ -1,0 +1,195 @@
+"""The memory tasks in torch are those of their definitions, step for step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torchrl.envs.utils import check_env_specs
+
+from recurrl.collector import single
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.envs.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
+from recurrl.train import make_policy_for
+
+Compose = Callable[..., TrainConfig]
+Reference = Callable[[MemoryTask, int], Callable[[int], tuple[list[float], float, bool]]]
+
+
+def t_maze(env: TMaze, i: int) -> Any:
+    """One environment by Bakker's text; a function from the action to observation, reward and end."""
+    north = int(env.way[i]) == 0
+    place, junction = env.start, env.length
+
+    def bits() -> list[float]:
+        if place == 0:
+            return [0, 1, 1] if north else [1, 1, 0]
+        return [0, 1, 0] if place == junction else [1, 0, 1]
+
+    def step(action: int) -> tuple[list[float], float, bool]:
+        nonlocal place
+        if place == junction and action in (0, 2):
+            return bits(), 4.0 if (action == 0) == north else -0.1, True
+        if action == 1 and place < junction:
+            place += 1
+            return bits(), 0.0, False
+        if action == 3 and place > 0:
+            place -= 1
+            return bits(), 0.0, False
+        return bits(), -0.1, False
+
+    return step
+
+
+def memory_chain(env: MemoryChain, i: int) -> Any:
+    """One environment as bsuite's text has it: the clock goes on after the observation is made."""
+    context, query, clock = env.context[i].tolist(), int(env.query[i]), 0
+
+    def step(action: int) -> tuple[list[float], float, bool]:
+        nonlocal clock
+        seen = [2 * bit - 1 if clock == 0 else 0 for bit in context]
+        observation = [1 - clock / env.length, query if clock == env.length - 1 else 0, *seen]
+        clock += 1
+        if clock - 1 < env.length:
+            return observation, 0.0, False
+        return observation, 1.0 if action == context[query] else -1.0, True
+
+    return step
+
+
+def repeat_previous(env: RepeatPrevious, i: int) -> Any:
+    """One environment as POPGym's text has it: a deck, and a hand that is looked back into."""
+    deck = env.cards[i].tolist()
+    assert sorted(deck) == sorted([0, 1, 2, 3] * (env.count // 4))
+    hand = [deck.pop(0)]
+
+    def step(action: int) -> tuple[list[float], float, bool]:
+        last = len(deck) == 1
+        unit = 1 / (env.count - env.k)
+        reward = 0.0 if len(hand) < env.k else unit if action == hand[-env.k] else -unit
+        hand.append(deck.pop(0))
+        return [hand[-1]], reward, last
+
+    return step
+
+
+CASES = [
+    (lambda n: TMaze(n, 3, max_steps=25), t_maze),
+    (lambda n: TMaze(n, 4, active=True, max_steps=25), t_maze),
+    (lambda n: MemoryChain(n, 1), memory_chain),
+    (lambda n: MemoryChain(n, 6, bits=3), memory_chain),
+    (lambda n: RepeatPrevious(n), repeat_previous),
+    (lambda n: RepeatPrevious(n, k=1, max_steps=9), repeat_previous),
+    (lambda n: RepeatPrevious(n, k=32, decks=2), repeat_previous),
+]
+IDS = ["passive", "active", "chain 1", "chain of 3 bits", "repeat", "repeat now, truncated", "repeat, medium"]
+
+
+@pytest.mark.parametrize(("make", "reference"), CASES, ids=IDS)
+def test_every_step_is_that_of_the_definition(make: Callable[[int], MemoryTask], reference: Reference) -> None:
+    count = 6
+    env = make(count)
+    env.set_seed(1)
+    actions = torch.Generator().manual_seed(0)
+    env.reset_tensors(None)
+    plain = [reference(env, i) for i in range(count)]
+    steps, ends = [0] * count, 0
+    for _ in range(150):
+        action = torch.randint(env.action_spec.space.n, (count,), generator=actions)
+        after = env.step_tensors(action)
+        for i in range(count):
+            observation, reward, terminated = plain[i](int(action[i]))
+            steps[i] += 1
+            truncated = not terminated and steps[i] == env.max_steps
+            assert after["observation"][i].flatten().tolist() == pytest.approx(observation)
+            assert float(after["reward"][i]) == pytest.approx(reward)
+            flags = [bool(after[name][i]) for name in ("terminated", "truncated", "done")]
+            assert flags == [terminated, truncated, terminated or truncated]
+        if after["done"].any():
+            env.reset_tensors(after["done"])
+            for i in after["done"].flatten().nonzero().flatten().tolist():
+                plain[i], steps[i] = reference(env, i), 0
+                ends += 1
+    assert ends >= count
+
+
+def test_repeat_previous_is_popgyms() -> None:
+    pytest.importorskip("popgym")
+    from popgym.envs.repeat_previous import RepeatPreviousEasy
+
+    theirs = RepeatPreviousEasy()
+    first, _ = theirs.reset(seed=0)
+    actions = [step % 4 for step in range(51)]
+    played = [theirs.step(action) for action in actions]
+    ours = RepeatPrevious(1)
+    ours.reset_tensors(None)
+    ours.cards[0] = torch.tensor([first, *(step[0] for step in played)])
+    for action, (observation, reward, terminated, _, _) in zip(actions, played, strict=True):
+        after = ours.step_tensors(torch.tensor([action]))
+        assert int(after["observation"]) == observation
+        assert float(after["reward"]) == pytest.approx(reward)
+        assert bool(after["terminated"]) == terminated
+
+
+@pytest.mark.parametrize("env", ["t_maze", "t_maze_active", "memory_chain", "repeat_previous_torch"])
+def test_a_task_is_an_environment_of_torchrl_and_is_collected_from_on_plain_tensors(env: str, compose: Compose) -> None:
+    config = compose(f"env={env}", "env.num_envs=4", "frames_per_batch=240", "cell.hidden_size=8")
+    made = make_env(config.env, 3, seed=0)
+    check_env_specs(made)
+    collector = single.make(config, make_policy_for(config))
+    assert collector.why_general is None
+    batch = list(islice(collector, 2))[-1]
+    assert batch["next", "done"].any()
+    assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])
+    collector.shutdown()
+
+
+def test_the_same_seed_gives_the_same_episodes_and_another_does_not() -> None:
+    def episodes(seed: int) -> torch.Tensor:
+        env = RepeatPrevious(5)
+        env.set_seed(seed)
+        env.reset_tensors(None)
+        env.reset_tensors(torch.tensor([[True], [False], [True], [False], [False]]))
+        return env.cards
+
+    assert torch.equal(episodes(3), episodes(3))
+    assert not torch.equal(episodes(3), episodes(4))
+
+
+def test_a_reset_of_some_leaves_the_others_as_they_are() -> None:
+    env = MemoryChain(3, 5, bits=4)
+    env.reset_tensors(None)
+    env.step_tensors(torch.zeros(3, dtype=torch.int64))
+    context, time = env.context.clone(), env.time.clone()
+    env.reset_tensors(torch.tensor([[False], [True], [False]]))
+    assert torch.equal(env.context[[0, 2]], context[[0, 2]])
+    assert env.time.tolist() == [int(time[0]), 0, int(time[2])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"env.id": "y_maze"},
+            "env.id=y_maze is no memory task. Choose one of: t_maze, memory_chain, repeat_previous.",
+        ),
+        (
+            {"env.kwargs": {"lenght": 3}},
+            "env.id=t_maze does not take env.kwargs.lenght. It takes: length, active, device.",
+        ),
+        (
+            {"env.mask": [0]},
+            "env=t_maze runs all its environments in one, and hides what is to be hidden by itself. Leave env.mask, "
+            "env.packages and env.vectorization as they are.",
+        ),
+    ],
+)
+def test_what_a_task_cannot_do_is_refused(
+    changes: dict[str, object], sentence: str, compose: Compose, refusal: Callable[[dict[str, object]], str]
+) -> None:
+    config = compose("env=t_maze").env
+    assert refusal({"env": config, **changes}) == sentence
