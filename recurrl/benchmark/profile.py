@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_module
 
-from recurrl import advantage, learner
+from recurrl import advantage
 from recurrl.benchmark.measuring import machine
 from recurrl.collector import make_collector
 from recurrl.collector.lean import LeanCollector
@@ -71,10 +71,12 @@ def profile(config: TrainConfig, iterations: int) -> Times:
 def _parts(collector: LeanCollector, learning: Learner) -> list[tuple[Any, str, str]]:
     """Object, attribute and name of each part."""
     parts: list[tuple[Any, str, str]] = [
-        (learner, "add_advantages", "learn/advantages"),
+        (learning.algorithm, "prepare", "learn/advantages"),
         (advantage, "next_values", "learn/advantages/values that follow"),
         (learning.buffer, "fill", "learn/buffer, filling"),
-        (learning.loss, "forward", "learn/loss, forward"),
+        (learning.states, "enter", "learn/states that slices start from"),
+        (learning.states, "drift", "learn/drift of the states"),
+        (learning.algorithm.loss, "forward", "learn/loss, forward"),
         (torch.Tensor, "backward", "learn/backward"),
         (torch.nn.utils, "clip_grad_norm_", "learn/gradient norm"),
         (learning.optimizer, "step", "learn/optimizer"),

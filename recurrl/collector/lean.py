@@ -50,6 +50,10 @@ class LeanCollector(Collector):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._choose_path()
+
+    def _choose_path(self) -> None:
+        self._transforms = _transforms(self.env)
         try:
             self._check_options()
             self.tensor_rollout = TensorRollout(self.env, self._wrapped_policy, self._final_rollout, self.policy_device)
@@ -76,6 +80,8 @@ class LeanCollector(Collector):
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
         """``frames_per_batch`` frames of rows ``[N, T]``, going on where the last rollout ended."""
+        if _transforms(self.env) != self._transforms:
+            self._choose_path()
         if self.why_general is not None or self._should_use_random_frames() or self._autocasts():
             return super().rollout()
         if self.pre_collect_hook is not None:
@@ -232,10 +238,9 @@ def _parts(env: EnvBase) -> tuple[TensorEnv, tuple[NestedKey, NestedKey, NestedK
     if not isinstance(env, TransformedEnv) or not isinstance(env.base_env, TensorEnv):
         kind = type(env.base_env if isinstance(env, TransformedEnv) else env).__name__
         raise UnknownPartError(f"the environment is of type {kind}, which steps on TensorDicts")
-    transforms: list[Transform] = list(env.transform) if isinstance(env.transform, Compose) else [env.transform]
     found: dict[type, Transform] = {}
     states: list[NestedKey] = []
-    for transform in transforms:
+    for transform in _transforms(env):
         if not _is_known(transform) or type(transform) in found:
             raise UnknownPartError(f"the environment has the transform {transform}")
         if type(transform) is TensorDictPrimer:
@@ -247,6 +252,13 @@ def _parts(env: EnvBase) -> tuple[TensorEnv, tuple[NestedKey, NestedKey, NestedK
         raise UnknownPartError(f"the environment has no {' and no '.join(sorted(kind.__name__ for kind in missing))}")
     keys = (found[InitTracker].init_key, found[StepCounter].step_count_key, found[RewardSum].out_keys[0], states)
     return env.base_env, keys
+
+
+def _transforms(env: EnvBase) -> list[Transform]:
+    transform = env.transform if isinstance(env, TransformedEnv) else None
+    if isinstance(transform, Compose):
+        return list(transform)
+    return [] if transform is None else [transform]
 
 
 def _is_known(transform: Transform) -> bool:
