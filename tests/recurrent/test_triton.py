@@ -408,13 +408,13 @@ class NoLookAtTheData(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("recompute", ["none", "chunk"])
-@pytest.mark.parametrize("largest_resident", [128, 0], ids=["resident", "step by step"])
+@pytest.mark.parametrize("choose", ["configuration", "step_configuration"], ids=["resident", "step by step"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_nothing_looks_at_the_data_while_a_graph_is_captured(
-    cell: str, largest_resident: int, recompute: str, monkeypatch: pytest.MonkeyPatch
+    cell: str, choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lanes are rows then, with starts in their middle."""
-    monkeypatch.setattr(table, "largest_resident", lambda *_: largest_resident)
+    monkeypatch.setattr(table, "configuration", getattr(table, choose))
     module = make(cell, 6, bidirectional=True, **WAYS[recompute])
     data = batch(module, 3, 5, "random")
     expected = everything(module, data, module.state_keys)
