@@ -464,3 +464,12 @@ def test_groups_are_refused_where_workers_reset_on_their_own(refused):
         "algorithm=grpo compares episodes of environments that are reset together, which the workers of "
         "collector=multi_sync are not. Choose collector=single, or algorithm=ppo."
     )
+
+
+def test_groups_are_refused_where_environments_share_their_random_numbers(recurrl_train, tmp_path):
+    outcome = recurrl_train(
+        *("algorithm=grpo", "env=t_maze", "env.num_envs=8", "algorithm.group_size=4", "frames_per_batch=400"),
+        *("slice_len=25", "minibatch_slices=4"),
+        cwd=tmp_path,
+    )
+    assert outcome.error.startswith("env=t_maze draws the episodes of all its environments from one generator, so that")

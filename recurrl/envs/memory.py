@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchrl.data import Categorical, TensorSpec, Unbounded
 
 from recurrl.config import EnvConfig
+from recurrl.environment_state import UnsavableError
 from recurrl.envs._tensors import TensorEnv
 from recurrl.errors import ConfigError
+from recurrl.groups import Groups
 
 
 def check(config: EnvConfig) -> None:
@@ -37,12 +40,22 @@ def check(config: EnvConfig) -> None:
         )
 
 
-def make(config: EnvConfig, num_envs: int) -> TensorEnv:
+def episode_limit(config: EnvConfig) -> int | None:
+    """The steps after which an episode is truncated; None where there is no limit."""
+    return config.max_episode_steps
+
+
+def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> TensorEnv:
     """The configured task, ``num_envs`` times.
 
     Raises:
-        ConfigError: an argument out of its range.
+        ConfigError: an argument out of its range, or groups, whose members would have to start alike.
     """
+    if groups is not None:
+        raise ConfigError(
+            f"env={config.name} draws the episodes of all its environments from one generator, so that those of a "
+            "group cannot start alike, as algorithm=grpo needs. Choose algorithm=ppo, or a task of Gymnasium's."
+        )
     try:
         return TASKS[config.id](num_envs, max_steps=config.max_episode_steps, **config.kwargs)
     except ValueError as error:
@@ -102,6 +115,19 @@ class MemoryTask(TensorEnv):
             "reward": reward.unsqueeze(-1),
             **{name: flag.unsqueeze(-1) for name, flag in flags.items()},
         }
+
+    def episodes(self) -> dict[str, Any]:
+        """All tensors, and the generator."""
+        tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {"tensors": tensors, "generator": self._generator.get_state()}
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Takes them over."""
+        if any(getattr(self, name).shape != value.shape for name, value in state["tensors"].items()):
+            raise UnsavableError("another number of environments was saved, or a task with other arguments")
+        for name, value in state["tensors"].items():
+            setattr(self, name, value.to(self.device))
+        self._generator.set_state(state["generator"])
 
     def draw(self, high: int, *shape: int) -> Tensor:
         """Integers from 0 to ``high`` − 1."""

@@ -22,6 +22,7 @@ CASES = {
     "without memory": ("cell=none",),
     "previous action": ("env.previous_action=true", "env.previous_reward=true"),
     "torchrl's path": ("policy.bounded_action=tanh", "env=pendulum_novel"),
+    "in torch": ("env=repeat_previous_torch",),
     "groups": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10"),
 }
 
