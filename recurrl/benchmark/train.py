@@ -8,7 +8,9 @@ Memory is taken of each alone.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import logging
 import random
 import statistics
 import sys
@@ -170,6 +172,7 @@ def _serve(pipe: Connection, loop: str, task: Task, threads: int) -> None:
     """Runs an iteration whenever it is told to."""
     torch.set_num_threads(threads)
     made = importlib.import_module(f"recurrl.benchmark.peers.{loop}").make(task)
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it says what it does on standard output
     pipe.send(True)
     while pipe.recv():
         began = time.perf_counter()
