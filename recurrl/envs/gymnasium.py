@@ -150,7 +150,7 @@ class InlineEnv(TensorEnv):
         try:
             for i in which:
                 self._take(i, self._envs[i].reset()[0])
-        except EnvironmentFaultError:
+        except (ConfigError, EnvironmentFaultError):
             raise
         except Exception as error:
             raise self._raised(i, "reset", error) from error
@@ -171,7 +171,7 @@ class InlineEnv(TensorEnv):
             for i, env in enumerate(self._envs):
                 observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
                 self._take(i, observation)
-        except EnvironmentFaultError:
+        except (ConfigError, EnvironmentFaultError):
             raise
         except Exception as error:
             raise self._raised(i, "step", error) from error
@@ -202,7 +202,9 @@ class InlineEnv(TensorEnv):
     def _take(self, i: int, observation: Any) -> None:
         for key, values in self._last.items():
             entry = np.asarray(reduce(getitem, key, observation) if self._composite_observation else observation)
-            if entry.shape != values.shape[1:] or not np.can_cast(entry.dtype, values.dtype, "same_kind"):
+            # A number may stand for a vector of one, which is what its specification is.
+            fits = entry.shape == values.shape[1:] or (entry.ndim == 0 and values.shape[1:] == (1,))
+            if not fits or not np.can_cast(entry.dtype, values.dtype, "same_kind"):
                 raise EnvironmentFaultError(
                     f"{self._name(i)} gave the observation {key!r} the shape {entry.shape} and the dtype {entry.dtype},"
                     f" but its space has {values.shape[1:]} and {values.dtype}. Let the environment return what its "
@@ -225,7 +227,8 @@ class InlineEnv(TensorEnv):
 
     def _raised(self, i: int, call: str, error: Exception) -> EnvironmentFaultError:
         return EnvironmentFaultError(
-            f"{self._name(i)} raised {type(error).__name__} in {call}: {error}. HYDRA_FULL_ERROR=1 shows where."
+            f"{self._name(i)} raised {type(error).__name__} in {call}: {str(error).rstrip('.')}. "
+            "HYDRA_FULL_ERROR=1 shows where."
         )
 
     def _name(self, i: int) -> str:
