@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ class Learner:
     """
 
     def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
-        self._device = device = torch.device(config.device)
+        device = torch.device(config.device)
         self.config = config
         self.policy = policy
         self.algorithm = make_algorithm(config, policy)
@@ -99,33 +98,21 @@ class Learner:
         return metrics
 
     def _epochs(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._device))
-        count = 0
+        steps: list[dict[str, Tensor]] = []
         target_kl = self.config.algorithm.target_kl
         for epoch in range(self.config.epochs):
             if epoch > 0 and self.states.refreshes:
                 self._prepare(batch_NT, reward_NT)
-            steps = []
+            before = len(steps)
             for minibatch in self.buffer.epoch():
                 self.states.enter(minibatch)
-                values = self._step(minibatch, first=count == 0)
-                steps.append(values)
-                for name, value in values.items():
-                    sums[name] = sums[name] + value
-                count += 1
+                steps.append(self._step(minibatch, first=not steps))
             self._refuse_endless_skipping()
-            if target_kl is not None and _mean(steps, "policy/kl_approx") > target_kl:
+            if target_kl is not None and _means(steps[before:])["policy/kl_approx"] > target_kl:
                 break
-        self.algorithm.end_iteration(_mean(steps, "policy/kl"))
-        skipped = float(sums.pop(SKIPPED))
-        metrics = {name: float(total) / max(count - skipped, 1) for name, total in sums.items()}
-        metrics |= self.states.drift(minibatch)
-        return {
-            **metrics,
-            SKIPPED: skipped,
-            "optim/lr": self.optimizer.param_groups[0]["lr"],
-            "optim/steps": float(count),
-        }
+        self.algorithm.end_iteration(_means(steps[before:])["policy/kl"])
+        metrics = _means(steps) | self.states.drift(minibatch)
+        return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(len(steps))}
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
         output: Any = self.algorithm.loss(minibatch)
@@ -143,9 +130,7 @@ class Learner:
         self.optimizer.step()
         self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
         values = {name: output[key].detach().mean() for key, name in DIAGNOSTICS.items() if key in output}
-        values["optim/grad_norm"] = norm
-        # What a skipped step says counts for nothing.
-        return {**{name: torch.where(finite, value, 0.0) for name, value in values.items()}, SKIPPED: (~finite).float()}
+        return {**values, "optim/grad_norm": norm, SKIPPED: (~finite).float()}
 
     def _refuse_endless_skipping(self) -> None:
         skipped = int(self._skipped_in_a_row)
@@ -173,5 +158,15 @@ class Learner:
             group["lr"] = lr
 
 
-def _mean(steps: list[dict[str, Tensor]], name: str) -> float:
-    return float(torch.stack([values[name] for values in steps]).mean())
+def _means(steps: list[dict[str, Tensor]]) -> dict[str, float]:
+    """What steps say, on average over those that were not skipped, and how many were.
+
+    Shape legend: S steps, M values of a step.
+    """
+    names = list(steps[0])
+    table_SM = torch.stack([torch.stack(list(values.values())) for values in steps])
+    skipped_S1 = table_SM[:, names.index(SKIPPED)].unsqueeze(1)
+    skipped = float(skipped_S1.sum())
+    sums_M = table_SM.masked_fill(skipped_S1 > 0, 0.0).sum(0)
+    means = (sums_M / max(len(steps) - skipped, 1)).tolist()
+    return {**dict(zip(names, means, strict=True)), SKIPPED: skipped}
