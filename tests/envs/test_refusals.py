@@ -77,3 +77,15 @@ def test_an_environment_that_lacks_a_package_is_refused_with_what_gymnasium_says
     assert "env.id=HalfCheetah-v5" in outcome.error
     assert 'pip install "gymnasium[mujoco]"' in outcome.error
     assert "Traceback" not in outcome.err
+
+
+def test_an_environment_whose_constructor_raises_is_refused_with_what_it_raised(recurrl_train, register, tmp_path):
+    def without_a_licence() -> None:
+        raise OSError("no licence for the simulator")
+
+    outcome = recurrl_train("env=gym", f"env.id={register(without_a_licence)}", cwd=tmp_path)
+    assert outcome.code == 1
+    assert outcome.error == (
+        "env.id=Registered-v0 cannot be made: it raised OSError: no licence for the simulator. HYDRA_FULL_ERROR=1 "
+        "shows where."
+    )
