@@ -24,11 +24,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED, checkpoint, envs, losses
 from recurrl.collector import make_collector
-from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed
+from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed, value_of
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
 from recurrl.replay_check import check_replay
 from recurrl.report import Report
+from recurrl.resources import sentence, shortages_as_sentences
 from recurrl.signals import Interrupted, stop_request
 from recurrl.tracking.csv import FILE_NAME
 from recurrl.tracking.summary import write_summary
@@ -48,13 +49,15 @@ def main() -> None:
     full_error = "HYDRA_FULL_ERROR" in os.environ
     # Without it Hydra prints errors itself, a traceback with each.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # On a full disk each line of the log would print a traceback.
+    logging.raiseExceptions = full_error
     try:
         _check_overrides(sys.argv[1:])
         _jobs()
-    except (ConfigError, RunError, HydraException) as error:
+    except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {sentence(error) if isinstance(error, OSError) else error}")
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
@@ -205,7 +208,7 @@ def _run(composed: DictConfig) -> None:
     started = time.time() if _finished else STARTED
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     run_dir = Path(HydraConfig.get().runtime.output_dir)
-    name = " ".join(HydraConfig.get().overrides.task) or "(defaults)"
+    name = " ".join(_given_overrides()) or "(defaults)"
     report = Report(started=started)
     try:
         _check_unused(run_dir, composed)
@@ -213,13 +216,14 @@ def _run(composed: DictConfig) -> None:
         _finished.append((name, f"{type(error).__name__}: {error}"))
         raise
     try:
-        effective = _with_resumed(composed, run_dir)
-        config = typed(effective)
-        report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-        _check(config)
-        checkpoint.check_resume(config, run_dir)
-        with stop_request() as request:
-            train(config, run_dir, _plain(effective), report, request)
+        with shortages_as_sentences():
+            effective = _with_resumed(composed, run_dir)
+            config = typed(effective)
+            report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
+            _check(config)
+            checkpoint.check_resume(config, run_dir)
+            with stop_request() as request:
+                train(config, run_dir, _plain(effective), report, request)
         report.status = "completed"
     except KeyboardInterrupt:
         report.status = "interrupted"
@@ -228,9 +232,26 @@ def _run(composed: DictConfig) -> None:
         report.error = f"{type(error).__name__}: {error}"
         raise
     finally:
-        write_summary(run_dir, report.summary())
         _finished.append((name, report.error))
+        _record(report, run_dir)
     logger.info(_closing_line(report, run_dir))
+
+
+def _record(report: Report, run_dir: Path) -> None:
+    """Writes the summary. Where that fails too, the error that is raised is the one that the run failed with."""
+    try:
+        write_summary(run_dir, report.summary())
+    except OSError as error:
+        if report.error is None:
+            raise RunError(f"summary.json cannot be written. {sentence(error)}") from error
+        sys.stderr.write(f"summary.json cannot be written: {error}\n")
+
+
+def _given_overrides() -> list[str]:
+    """The job's overrides as they were given: an interpolation in one is about the run's configuration, not Hydra's."""
+    given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(given, list)
+    return [str(override) for override in given]
 
 
 def _check(config: TrainConfig) -> None:
@@ -243,9 +264,10 @@ def _check(config: TrainConfig) -> None:
 
 def _check_unused(run_dir: Path, composed: DictConfig) -> None:
     """Refuses a directory that holds another run, before anything of that run is overwritten."""
-    if not (run_dir / FILE_NAME).exists() or composed.resume == checkpoint.AUTO:
+    resume = value_of(composed, "resume")
+    if not (run_dir / FILE_NAME).exists() or resume == checkpoint.AUTO:
         return
-    if composed.resume is None or run_directory_of(Path(str(composed.resume))).resolve() != run_dir.resolve():
+    if resume is None or run_directory_of(Path(str(resume))).resolve() != run_dir.resolve():
         raise ConfigError(
             f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
             f"hydra.run.dir=..., or go on with that run with resume={run_dir}."
@@ -270,8 +292,9 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
 
     What results is recorded in the run directory, for those who resume or evaluate this run.
     """
-    source = None if composed.resume is None else Path(str(composed.resume))
-    if composed.resume == checkpoint.AUTO:
+    resume = value_of(composed, "resume")
+    source = None if resume is None else Path(str(resume))
+    if resume == checkpoint.AUTO:
         source = checkpoint.newest(run_dir)
         logger.info(
             "resume=auto: %s", f"going on from {source}" if source else f"{run_dir} holds no checkpoint, starting anew"
@@ -280,11 +303,11 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
         OmegaConf.save(composed, run_dir / CONFIG_FILE)
         return composed
     effective = _saved_config(source)
-    for override in OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task)):
+    for override in OverridesParser.create().parse_overrides(_given_overrides()):
         key = override.key_or_group
         if key == "experiment":
             raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
-        before, after = OmegaConf.select(effective, key), OmegaConf.select(composed, key)
+        before, after = value_of(effective, key), value_of(composed, key)
         if key != "resume" and before != after:
             logger.info("going on with %s=%s, which was %s", key, after, before)
         OmegaConf.update(effective, key, after, merge=False, force_add=True)

@@ -323,6 +323,18 @@ def typed(config: DictConfig) -> TrainConfig:
     return result
 
 
+def value_of(config: DictConfig, key: str) -> Any:
+    """One value of a composed configuration; None where it is not given.
+
+    Raises:
+        ConfigError: it refers to a key that does not exist.
+    """
+    try:
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_untypable(error, config)) from error
+
+
 def _untypable(error: OmegaConfBaseException, config: DictConfig) -> str:
     key = getattr(error, "full_key", None)
     reason = str(error).splitlines()[0].rstrip(".")

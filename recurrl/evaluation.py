@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
@@ -18,6 +19,10 @@ from recurrl.policy import ActorCritic
 # Added to the run's seed, so that evaluation does not replay the episodes the policy learnt from.
 SEED_OFFSET = 1_000_003
 
+MOST_STEPS = 100_000
+"""Episodes that have not ended by then count with the return they have: one without a limit may never end."""
+
+logger = logging.getLogger(__name__)
 
 # What becomes of the recurrent states between two steps of an evaluation: with either of the latter two the policy has
 # to do without its memory, or with another episode's.
@@ -54,16 +59,29 @@ def _returns(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, s
     try:
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             current = env.reset()
-            while None in returns[:episodes]:
+            for _ in range(MOST_STEPS):
                 _disturb(current, policy.state_keys, states, generator)
                 acted = acting(current.to(device)).to(env.device)
                 stepped, current = env.step_and_maybe_reset(acted)
                 for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
                     if returns[i] is None:
                         returns[i] = float(stepped["next", EPISODE_RETURN][i])
+                if None not in returns[:episodes]:
+                    break
+            else:
+                _warn_of_endless(config, returns[:episodes].count(None), episodes)
+                returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
     finally:
         env.close()
     return [value for value in returns[:episodes] if value is not None]
+
+
+def _warn_of_endless(config: EnvConfig, endless: int, episodes: int) -> None:
+    logger.warning(
+        "%d of %d evaluation episodes of %s had not ended after %d steps, and count with the return they had by then. "
+        "Give env.max_episode_steps.",
+        *(endless, episodes, config.id, MOST_STEPS),
+    )
 
 
 def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, generator: torch.Generator) -> None:

@@ -23,6 +23,10 @@ GRPO_OPTIONS = (
     *("group_size", "advantage", "divide_by_std", "drop_flat_groups", "aggregation"),
     *("kl_to_ref_coeff", "ref_refresh_updates", "kl_to_inference_coeff", "kl_mask_threshold"),
 )
+MOST_STEPS, MOST_COPIES, MOST_FEATURES, MOST_LAYERS, MOST_WORKERS = 10**12, 2**16, 2**16, 2**8, 2**10
+"""Beyond these a number is a slip of the hand, and would only show once memory or threads run out."""
+MOST_LR, MOST_SCALE = 1.0, 1e6
+"""Beyond these the weights, or what the environment is given, soon are no numbers."""
 MAY_BE_NULL = ("clip_value", "ref_refresh_updates", "kl_mask_threshold")
 
 
@@ -69,29 +73,30 @@ def _check_algorithm(algorithm: AlgorithmConfig) -> None:
 
 def _check_ranges(config: TrainConfig) -> None:
     algorithm = config.algorithm
-    at_least_one = {
-        "env.num_envs": config.env.num_envs,
-        "collector.num_workers": config.collector.num_workers,
-        "cell.hidden_size": config.cell.hidden_size,
-        "cell.num_layers": config.cell.num_layers,
-        "total_frames": config.total_frames,
-        "frames_per_batch": config.frames_per_batch,
-        "slice_len": config.slice_len,
-        "epochs": config.epochs,
-        "minibatch_slices": config.minibatch_slices,
-        "evaluation.episodes": config.evaluation.episodes,
-        "env.max_episode_steps": config.env.max_episode_steps,
-        "checkpoint.every_frames": config.checkpoint.every_frames,
-        "checkpoint.keep_last": config.checkpoint.keep_last,
-        "evaluation.every_frames": config.evaluation.every_frames,
-        "burn_in_len": config.burn_in_len,
-        "max_skipped_steps": config.max_skipped_steps,
-        "num_threads": config.num_threads,
-        "algorithm.ref_refresh_updates": algorithm.ref_refresh_updates,
-        **{f"policy.encoder_sizes[{i}]": size for i, size in enumerate(config.policy.encoder_sizes)},
+    counts = {
+        "env.num_envs": (config.env.num_envs, MOST_COPIES),
+        "collector.num_workers": (config.collector.num_workers, MOST_WORKERS),
+        "cell.hidden_size": (config.cell.hidden_size, MOST_FEATURES),
+        "cell.num_layers": (config.cell.num_layers, MOST_LAYERS),
+        "total_frames": (config.total_frames, MOST_STEPS),
+        "frames_per_batch": (config.frames_per_batch, MOST_STEPS),
+        "slice_len": (config.slice_len, MOST_STEPS),
+        "epochs": (config.epochs, MOST_STEPS),
+        "minibatch_slices": (config.minibatch_slices, MOST_STEPS),
+        "evaluation.episodes": (config.evaluation.episodes, MOST_COPIES),
+        "env.max_episode_steps": (config.env.max_episode_steps, MOST_STEPS),
+        "checkpoint.every_frames": (config.checkpoint.every_frames, MOST_STEPS),
+        "checkpoint.keep_last": (config.checkpoint.keep_last, MOST_STEPS),
+        "evaluation.every_frames": (config.evaluation.every_frames, MOST_STEPS),
+        "burn_in_len": (config.burn_in_len, MOST_STEPS),
+        "max_skipped_steps": (config.max_skipped_steps, MOST_STEPS),
+        "num_threads": (config.num_threads, MOST_WORKERS),
+        "algorithm.ref_refresh_updates": (algorithm.ref_refresh_updates, MOST_STEPS),
+        **{f"policy.encoder_sizes[{i}]": (size, MOST_FEATURES) for i, size in enumerate(config.policy.encoder_sizes)},
     }
-    for key, value in at_least_one.items():
+    for key, (value, most) in counts.items():
         _require(value is None or value >= 1, f"{key}={value} is too small. Give a whole number of at least 1.")
+        _require(value is None or value <= most, f"{key}={value} is too large. Give a whole number of at most {most}.")
     between_zero_and_one = {
         "algorithm.gamma": algorithm.gamma,
         "algorithm.lmbda": algorithm.lmbda,
@@ -103,6 +108,11 @@ def _check_ranges(config: TrainConfig) -> None:
         _require(
             fraction is None or 0 <= fraction <= 1, f"{key}={fraction} is out of range. Give a number from 0 to 1."
         )
+    not_above = {
+        "lr": (config.lr, MOST_LR),
+        "env.reward_scale": (config.env.reward_scale, MOST_SCALE),
+        "policy.initial_std": (config.policy.initial_std, MOST_SCALE),
+    }
     positive = {
         "lr": config.lr,
         "env.reward_scale": config.env.reward_scale,
@@ -121,6 +131,8 @@ def _check_ranges(config: TrainConfig) -> None:
             number is None or (number > 0 and math.isfinite(number)),
             f"{key}={number} is out of range. Give a finite number above 0.",
         )
+    for key, (number, limit) in not_above.items():
+        _require(number <= limit, f"{key}={number} is too large. Give a number of at most {limit:g}.")
     not_negative = {
         "algorithm.entropy_coeff": algorithm.entropy_coeff,
         "algorithm.critic_coeff": algorithm.critic_coeff,
@@ -314,4 +326,5 @@ def _check_workers(config: TrainConfig) -> None:
 
 
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*low, *(number // divisor for divisor in low)})

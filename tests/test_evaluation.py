@@ -103,3 +103,19 @@ def test_shuffling_gives_everybody_all_the_states_of_somebody_else() -> None:
 def test_a_policy_without_memory_has_nothing_to_lose(compose: Compose) -> None:
     config = compose("cell=none", "cell.hidden_size=4", "device=cpu")
     assert memory_metrics(config.env, make_policy_for(config), 2, 0) == {}
+
+
+class Endless(Cue):
+    """Pays one at each step, for ever."""
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_it_is_said(
+    compose: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose("env=gym", f"env.id={register(Endless)}", "device=cpu")
+    monkeypatch.setattr("recurrl.evaluation.MOST_STEPS", 7)
+    assert evaluate(config.env, make_policy_for(config), 2, 0) == [7.0, 7.0]
+    assert "2 of 2 evaluation episodes of Registered-v0 had not ended after 7 steps" in caplog.text

@@ -169,6 +169,42 @@ def test_a_count_below_one_is_refused(refusal, key, value):
         assert refusal({key: value}) == f"{key}={value} is too small. Give a whole number of at least 1."
 
 
+COUNTS = {
+    "env.num_envs": 2**16,
+    "evaluation.episodes": 2**16,
+    "cell.hidden_size": 2**16,
+    "policy.encoder_sizes": 2**16,
+    "cell.num_layers": 2**8,
+    "num_threads": 2**10,
+    "frames_per_batch": 10**12,
+    "epochs": 10**12,
+}
+"""The largest of each that is taken."""
+
+
+@pytest.mark.parametrize(("key", "most"), COUNTS.items())
+def test_a_count_that_no_machine_could_serve_is_refused_with_the_largest_one(refusal, key, most):
+    for value in (most + 1, 10**30):
+        whole = {key: [value] if key == "policy.encoder_sizes" else value}
+        named = "policy.encoder_sizes[0]" if key == "policy.encoder_sizes" else key
+        assert refusal(whole) == f"{named}={value} is too large. Give a whole number of at most {most}."
+
+
+@pytest.mark.parametrize(("key", "most"), [("lr", "1"), ("env.reward_scale", "1e+06"), ("policy.initial_std", "1e+06")])
+def test_a_scale_by_which_numbers_would_overflow_is_refused(refusal, key, most):
+    assert refusal({key: 1e300}) == f"{key}=1e+300 is too large. Give a number of at most {most}."
+
+
+def test_the_divisors_that_a_refusal_names_are_found_at_once_even_of_a_huge_number(refusal):
+    error = refusal({"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7})
+    assert error.startswith("slice_len=7 does not divide a row of 1000000000000 steps. Give one of: 1, 2, 4, 5, 8, 10,")
+
+
+@pytest.mark.parametrize("key", ["seed", "resume", "logger.project", "env.id"])
+def test_an_interpolation_of_a_key_that_does_not_exist_is_refused(refused, key):
+    assert "'nonesuch'" in refused(f"{key}=${{nonesuch}}")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "advice"),
     [(key, value, advice) for advice, (keys, bad) in RANGES.items() for key in keys for value in bad],

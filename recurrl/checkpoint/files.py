@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
@@ -28,6 +29,14 @@ class _StateAdapter(StateDictAdapter):
 
     def __init__(self) -> None:
         super().__init__(payload_format="torch")
+
+    def save(self, component: Any, path: Path, *, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        path.mkdir(parents=True, exist_ok=True)
+        state = component.state_dict(*args, **kwargs)
+        # Of a path torch's own writer would say nothing of a full disk but "unexpected pos".
+        with (path / self.state_torch).open("wb") as file:
+            torch.save(state, file)
+        return state
 
     def load(self, component: Any, path: Path, **options: Any) -> Any:
         if not (path / self.state_torch).is_file():

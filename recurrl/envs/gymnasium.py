@@ -111,8 +111,10 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"env.id={config.id} needs a package: {error}.") from error
     except TypeError as error:
         if not config.kwargs:
-            raise
+            raise EnvironmentFaultError(_not_made(config, error)) from error
         raise ConfigError(f"env.id={config.id} does not take env.kwargs={config.kwargs}: {error}.") from error
+    except Exception as error:
+        raise EnvironmentFaultError(_not_made(config, error)) from error
     check_spaces(config.id, env)
     if config.mask:
         env = HideObservations(env, config.mask)
@@ -124,6 +126,12 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     if config.previous_action or config.previous_reward:
         env = PreviousStep(env, config.previous_action, config.previous_reward)
     return under_one_key(env)
+
+
+def _not_made(config: EnvConfig, error: Exception) -> str:
+    return (
+        f"env.id={config.id} cannot be made: it raised {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows where."
+    )
 
 
 class InlineEnv(TensorEnv):

@@ -83,3 +83,15 @@ def test_observations_of_several_entries_are_refused_in_torchrls_processes(recur
     outcome = recurrl_train(*tiny, "env.previous_action=true", "env.vectorization=parallel", cwd=tmp_path)
     assert outcome.error.startswith("CartPole-v1 has observations of several entries (a mask of actions and the")
     assert "Choose another env.vectorization: inline or serial" in outcome.error
+
+
+def test_an_environment_whose_constructor_raises_is_refused_with_what_it_raised(recurrl_train, register, tmp_path):
+    def without_a_licence() -> None:
+        raise OSError("no licence for the simulator")
+
+    outcome = recurrl_train("env=gym", f"env.id={register(without_a_licence)}", cwd=tmp_path)
+    assert outcome.code == 1
+    assert outcome.error == (
+        "env.id=Registered-v0 cannot be made: it raised OSError: no licence for the simulator. HYDRA_FULL_ERROR=1 "
+        "shows where."
+    )

@@ -1,0 +1,57 @@
+"""What the machine lacks or refuses, such as space on a disk, memory or a permission, as a sentence."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from recurrl.errors import RunError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_OUT_OF_MEMORY = "DefaultCPUAllocator: "
+"""How torch's error begins, without a class of its own, where memory runs out on the CPU."""
+
+
+@contextmanager
+def shortages_as_sentences() -> Iterator[None]:
+    """Raises an error of the operating system, or one for lack of memory, as one that is printed as a sentence.
+
+    Raises:
+        RunError: such an error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(sentence(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise RunError(_too_large(error)) from error
+    except RuntimeError as error:
+        if _OUT_OF_MEMORY not in str(error):
+            raise
+        raise RunError(_too_large(error)) from error
+
+
+def sentence(error: OSError) -> str:
+    """What the operating system reports, and what to do."""
+    reason = error.strerror or str(error)
+    where = f" for {error.filename}" if error.filename else ""
+    if error.errno in _FULL:
+        return (
+            f"The disk is full: {reason}{where}. Checkpoints written before are whole. Free some space, then go on "
+            "with resume=auto in the same hydra.run.dir."
+        )
+    if error.errno in _FORBIDDEN:
+        return f"The operating system refuses it: {reason}{where}. Give a directory to write to with hydra.run.dir=..."
+    return f"The operating system reports {type(error).__name__}: {reason}{where}. HYDRA_FULL_ERROR=1 shows where."
+
+
+def _too_large(error: Exception) -> str:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return (
+        f"There is not enough memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, "
+        "cell.hidden_size, policy.encoder_sizes or env.num_envs; recompute=full also needs less."
+    )

@@ -1,0 +1,147 @@
+"""Random command lines for ``recurrl-train``: every key and group, with values that are right, at an edge, or wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import is_dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import recurrl.configs
+
+from recurrl.config import TrainConfig, key_paths
+
+SMALL = (
+    *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
+    *("slice_len=4", "minibatch_slices=4", "epochs=2", "cell.hidden_size=8", "policy.encoder_sizes=[8]"),
+    *("evaluation.episodes=2", "evaluation.memory=false"),
+)
+"""What is drawn over: two iterations in a fraction of a second."""
+
+GRPO = (*SMALL, "algorithm=grpo", "algorithm.group_size=2")
+
+ODD = (
+    *(
+        "null",
+        "''",
+        "nonesuch",
+        "true",
+        "false",
+        "0",
+        "-1",
+        "1",
+        "1.5",
+        "nan",
+        "inf",
+        "-inf",
+        "1e400",
+        "-0.0",
+        "1e-320",
+    ),
+    *(str(10**18), str(2**63), str(10**30), str(-(10**18)), "[]", "[1,2]", "[null]", "[[1]]", "{a:1}", "{}", "???"),
+    *("${seed}", "${nonesuch}", "'1_0'", "'é\u2028'", "'a b'", "0x10", "'../..'", "'\\n'"),
+)
+"""For every key, whatever its type."""
+
+INTEGERS = ("0", "1", "2", "3", "4", "5", "8", "16", "32", "64", "-1", "65537", str(10**12))
+FLOATS = (
+    "0",
+    "1e-45",
+    "1e-30",
+    "1e-8",
+    "0.1",
+    "0.5",
+    "0.999",
+    "1",
+    "1.0001",
+    "2",
+    "1e3",
+    "1e8",
+    "1e30",
+    "1e38",
+    "1e300",
+)
+STRINGS = {
+    "env.source": ("gymnasium", "_spaces", "os"),
+    "env.vectorization": ("inline", "serial", "gymnasium"),
+    "env.id": (
+        *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "FrozenLake-v1"),
+        *("Taxi-v3", "CliffWalking-v1", "Ant-v4", "CartPole-v0", "CartPole", "LunarLander-v3", "ALE/Pong-v5"),
+        *("phys2d/CartPole-v1", "GymV21Environment-v0", "tabular/Blackjack-v0", "CarRacing-v3", "HalfCheetah-v5"),
+    ),
+    "state": ("stored", "zero", "burn_in", "refresh"),
+    "lr_schedule": ("linear", "adaptive"),
+    "algorithm.objective": ("clip", "kl", "plain"),
+    "algorithm.critic": ("shared", "recurrent", "feedforward"),
+    "algorithm.critic_loss": ("l2", "smooth_l1"),
+    "algorithm.normalize_advantage": ("none", "minibatch", "batch"),
+    "algorithm.advantage": ("outcome", "process"),
+    "algorithm.aggregation": ("step", "episode"),
+    "policy.image_encoder": ("nature", "impala"),
+    "policy.bounded_action": ("clip", "tanh"),
+    "logger.mode": ("auto", "online", "offline", "disabled"),
+    "resume": ("auto", "/", ".", "/dev/null", "~", "nonesuch/checkpoints"),
+    "device": ("auto", "cpu", "cpu:0", "cpu:1", "cuda", "cuda:0", "cuda:99", "meta", "mps", "cpu:-1"),
+}
+LISTS = {
+    "policy.encoder_sizes": ("[]", "[1]", "[8,4]", "[0]", "[-1]", f"[{10**18}]", "[8,null]", "[1.5]", "[a]"),
+    "env.mask": ("[]", "[0]", "[0,0]", "[1,3]", "[0,1,2,3]", "[99]", "[-1]", f"[{10**18}]", "[1.0]", "[a]"),
+    "env.packages": ("[]", "[popgym]", "[nonesuch]", "['']", "['.']", "['a b']", "[gymnasium.envs]", "[os.nonesuch]"),
+    "env.kwargs": (
+        "{}",
+        "{render_mode:human}",
+        "{render_mode:nonesuch}",
+        "{x:1}",
+        "{g:nan}",
+        "{sutton_barto_reward:true}",
+    ),
+}
+SLOW_TO_START = ("multi_sync", "multi_async", "parallel", "triton", "wandb")
+"""Choices that start processes, or run in an interpreter: they have tests of their own."""
+
+
+def leaf_types() -> dict[str, Any]:
+    """The type of each key that takes a value."""
+
+    def type_of(path: str) -> Any:
+        return reduce(lambda kind, name: get_type_hints(kind)[name], path.split("."), TrainConfig)
+
+    return {path: type_of(path) for path in key_paths(TrainConfig) if not is_dataclass(type_of(path))}
+
+
+def group_choices() -> dict[str, list[str]]:
+    """The choices of each group."""
+    folders = [path for path in Path(recurrl.configs.__path__[0]).iterdir() if any(path.glob("*.yaml"))]
+    return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in sorted(folders)}
+
+
+def draw(draws: random.Random) -> list[str]:
+    """A command line: the small run, and one to four things changed in it."""
+    base = draws.choice((SMALL, SMALL, SMALL, GRPO))
+    return [*base, *(_override(draws) for _ in range(draws.choice((1, 1, 2, 2, 3, 4))))]
+
+
+def _override(draws: random.Random) -> str:
+    groups, types = group_choices(), leaf_types()
+    if draws.random() < 0.12:
+        group = draws.choice(sorted(groups))
+        return f"{group}={draws.choice([*groups[group], 'nonesuch', 'null', '[gru,lstm]', ''])}"
+    if draws.random() < 0.03:
+        return draws.choice(
+            ("nonesuch=1", "+nonesuch=1", "~seed", "~env", "~algorithm.gamma", "+seed=1", "++seed=1", "seed")
+        )
+    key = draws.choice(sorted(types))
+    return f"{key}={_value(draws, key, types[key])}"
+
+
+def _value(draws: random.Random, key: str, kind: Any) -> str:
+    if draws.random() < 0.25:
+        return draws.choice(ODD)
+    if key in STRINGS or key in LISTS:
+        return draws.choice(STRINGS.get(key) or LISTS[key])
+    if kind in (int, int | None):
+        return draws.choice(INTEGERS)
+    if kind in (float, float | None):
+        return draws.choice(FLOATS)
+    return draws.choice(("true", "false") if kind is bool else ODD)
