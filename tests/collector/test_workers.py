@@ -18,6 +18,7 @@ from failing_env import ArmError
 
 from recurrl.collector import collection_metrics, make_collector
 from recurrl.config import TrainConfig
+from recurrl.errors import EnvironmentFaultError
 from recurrl.policy import VALUE, ActorCritic
 from recurrl.train import make_policy_for, set_process_state
 
@@ -84,13 +85,21 @@ def test_asynchronous_workers_are_a_few_updates_behind_and_it_is_said_how_many(c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [0, 30], ids=["at the start", "later"])
+@pytest.mark.parametrize(
+    ("at", "kind", "says"),
+    [
+        pytest.param(0, ArmError, r"^the arm is stuck$", id="at the start"),
+        pytest.param(30, EnvironmentFaultError, r"Environment 0 of 2 .* raised ArmError in step: the arm", id="later"),
+    ],
+)
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
-def test_a_workers_exception_arrives_as_itself_and_no_process_stays(collector: str, at: int, compose: Compose) -> None:
+def test_a_workers_exception_arrives_as_itself_and_no_process_stays(
+    collector: str, at: int, kind: type[Exception], says: str, compose: Compose
+) -> None:
     config = compose(*SMALL, *FAILING, f"collector={collector}", "collector.num_workers=2")
     policy = make_policy_for(compose(*SMALL, *FAILING, "+env.kwargs.at=100"))
     config.env.kwargs = {"at": at}
-    with pytest.raises(ArmError, match=r"^the arm is stuck$") as caught:
+    with pytest.raises(kind, match=says) as caught:
         for _ in islice(make_collector(config, policy), 20):
             pass
     assert "in _observe" in str(caught.value.__cause__)

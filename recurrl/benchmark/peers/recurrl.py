@@ -29,7 +29,7 @@ def configuration(task: Task, *overrides: str) -> TrainConfig:
                 f"frames_per_batch={task.frames}",
                 f"slice_len={task.steps}",
                 f"minibatch_slices={task.envs // task.minibatches}",
-                f"total_frames={2**40}",
+                f"total_frames={10**12}",
                 f"epochs={task.epochs}",
                 f"lr={task.lr}",
                 f"algorithm.gamma={task.gamma}",
