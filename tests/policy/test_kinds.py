@@ -201,8 +201,9 @@ QUICK = [("vector", "discrete", ""), ("vector", "bounded", ""), ("dict", "dict",
 def test_a_recurrent_policy_learns_what_needs_memory(
     observation: str, action: str, override: str, configure: Configure
 ) -> None:
-    # Convolutions want smaller steps, and a squashed Gaussian more of them to come near enough.
-    overrides = [override, "lr=1e-3" if "image" in observation else "total_frames=14400"] if override else []
+    # Convolutions want smaller steps, and they and a squashed Gaussian more of them to come near enough.
+    steps = ["lr=1e-3", "total_frames=19200"] if "image" in observation else ["total_frames=14400"]
+    overrides = [override, *steps] if override else []
     assert learnt(configure(CUE, *LEARNING, *overrides, observation=observation, action=action)) > 0.9
 
 
