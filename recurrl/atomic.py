@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+_SUFFIX = ".tmp"
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[TextIO]:
@@ -19,7 +21,7 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
     Raises:
         OSError: the directory does not exist, cannot be written to, or is full.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             yield file
@@ -28,3 +30,9 @@ def atomic_write(path: Path) -> Iterator[TextIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what writes left in a folder that did not end, such as those of a killed process."""
+    for temporary in folder.glob(f".*{_SUFFIX}"):
+        temporary.unlink()

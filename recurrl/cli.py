@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED, checkpoint, envs, losses
+from recurrl.atomic import atomic_write, remove_unfinished
 from recurrl.collector import make_collector
 from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed, value_of
 from recurrl.errors import ConfigError, RunError
@@ -217,6 +218,7 @@ def _run(composed: DictConfig) -> None:
         raise
     try:
         with shortages_as_sentences():
+            remove_unfinished(run_dir)
             effective = _with_resumed(composed, run_dir)
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
@@ -300,7 +302,7 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
             "resume=auto: %s", f"going on from {source}" if source else f"{run_dir} holds no checkpoint, starting anew"
         )
     if source is None:
-        OmegaConf.save(composed, run_dir / CONFIG_FILE)
+        _save_config(composed, run_dir)
         return composed
     effective = _saved_config(source)
     for override in OverridesParser.create().parse_overrides(_given_overrides()):
@@ -311,9 +313,15 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
         if key != "resume" and before != after:
             logger.info("going on with %s=%s, which was %s", key, after, before)
         OmegaConf.update(effective, key, after, merge=False, force_add=True)
-    OmegaConf.save(effective, run_dir / CONFIG_FILE)
-    OmegaConf.save(effective, run_dir / ".hydra" / CONFIG_FILE)
+    _save_config(effective, run_dir)
+    _save_config(effective, run_dir / ".hydra")
     return effective
+
+
+def _save_config(config: DictConfig, folder: Path) -> None:
+    # Atomically, for a run that goes on depends on it.
+    with atomic_write(folder / CONFIG_FILE) as file:
+        OmegaConf.save(config, file)
 
 
 def _saved_config(path: Path) -> DictConfig:

@@ -246,8 +246,13 @@ class InlineEnv(TensorEnv):
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed
         # gives the same episodes whichever way the environments are run.
-        for env in self._envs:
-            env.reset(seed=seed)
+        for i, env in enumerate(self._envs):
+            try:
+                env.reset(seed=seed)
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise self._raised(i, "reset", error) from error
             seed = None if seed is None else int(seed_generator(seed))
 
     def close(self, **kwargs: Any) -> None:

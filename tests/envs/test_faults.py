@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset")
+FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset", "first reset")
 
 
 class Faulty(gymnasium.Env[Any, Any]):
@@ -25,7 +25,7 @@ class Faulty(gymnasium.Env[Any, Any]):
         self.fault, self.steps = fault, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        if self.fault == "reset" and self.steps:
+        if self.fault == "first reset" or (self.fault == "reset" and self.steps):
             raise KeyError("no map")
         return np.zeros(2, np.float32), {}
 
@@ -58,6 +58,7 @@ SENTENCES = {
     "shape": "gave the observation 'observation' the shape (1,) and the dtype float64, but its space has (2,) and",
     "dtype": "gave the observation 'observation' the shape (2,) and the dtype <U1, but its space has (2,) and float32.",
     "reset": "raised KeyError in reset: 'no map'.",
+    "first reset": "raised KeyError in reset: 'no map'.",
 }
 
 
@@ -69,8 +70,8 @@ def test_a_fault_ends_the_run_with_a_sentence_that_names_the_environment_and_its
         *tiny, "env=gym", "env.id=Faulty-v0", f"+env.kwargs.fault={fault}", "hydra.run.dir=run", cwd=tmp_path
     )
     assert outcome.code == 1
-    which, step = (0, 1) if fault == "reset" else (1, 3)
-    assert f"Environment {which} of 4 (Faulty-v0), at step {step}, {SENTENCES[fault]}" in outcome.error
+    place = {"reset": "0 of 4 (Faulty-v0), at step 1", "first reset": "0 of 1 (Faulty-v0), at step 0"}
+    assert f"Environment {place.get(fault, '1 of 4 (Faulty-v0), at step 3')}, {SENTENCES[fault]}" in outcome.error
     assert "Traceback" not in outcome.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
