@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 
@@ -46,3 +47,10 @@ class SliceBuffer:
         """Minibatches ``[minibatch_slices, slice_len]`` that together hold every frame once, in random order."""
         for _ in range(len(self._buffer) // self._buffer.batch_size):
             yield self._buffer.sample()
+
+
+def segment_ends(batch_NT: TensorDictBase, slice_len: int) -> Tensor:
+    """``[N, T]``: true where an episode ends, or the slice of ``slice_len`` steps that the row is cut into."""
+    ends_NT: Tensor = batch_NT["next", "done"].squeeze(-1).clone()
+    ends_NT[:, slice_len - 1 :: slice_len] = True
+    return ends_NT

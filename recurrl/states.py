@@ -13,10 +13,12 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.envs import ExplorationType, set_exploration_type
 
+from recurrl.buffer import segment_ends
 from recurrl.config import BURN_IN, REFRESH, ZERO, TrainConfig
 from recurrl.policy import VALUE, ActorCritic
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.recurrent.module import IS_INIT
+from recurrl.recurrent.segments import Segments
 
 
 class SliceStates:
@@ -73,8 +75,7 @@ class SliceStates:
                 self._enter(slices_NK, pieces[-1]["next"][:, -1])
             pieces.append(self._run(slices_NK.copy()).select(VALUE, "next", strict=False))
         replayed_NT: TensorDictBase = torch.cat(pieces, 1)
-        ends_NT = batch_NT["next", "done"].squeeze(-1).clone()
-        ends_NT[:, self._slice_len - 1 :: self._slice_len] = True
+        ends_NT = segment_ends(batch_NT, self._slice_len)
         for key in self._keys:
             now, then = replayed_NT["next", key], batch_NT["next", key]
             batch_NT.set(key, rows_NT[key])
@@ -115,7 +116,7 @@ class SliceStates:
         now = self._run(slices_SK.select(*self._acting.in_keys))["next"].detach()
         then = self._recorded_SK[slices_SK["index"][:, 0]]
         starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
-        ends = torch.cat((starts[:, 1:], torch.ones_like(starts[:, :1])), 1)
+        ends = Segments.from_is_init(starts).ends_BT
         difference = torch.cat([(now[key] - then[key])[ends].flatten() for key in self._keys])
         recorded = torch.cat([then[key][ends].flatten() for key in self._keys])
         return {"state/drift": float(difference.norm() / recorded.norm())}

@@ -60,10 +60,12 @@ def save(run_dir: Path, frames: int, return_mean: float | None, of: Mapping[str,
 def prune(run_dir: Path, keep_last: int | None) -> None:
     """Removes all checkpoints but the last ``keep_last`` (None: all) and the one with the best evaluation."""
     found = files.checkpoints_in(run_dir / FOLDER)
-    returns = {path: files.metadata(path)["return_mean"] for path in found if files.damage(path) is None}
-    evaluated = [path for path, value in returns.items() if value is not None]
-    best = max(evaluated, key=lambda path: (returns[path], path), default=None)
-    for path in [] if keep_last is None else found[:-keep_last]:
+    if keep_last is None or len(found) <= keep_last:
+        return
+    whole = {path: values for path in found if (values := files.metadata_if_whole(path)) is not None}
+    returns = {path: values["return_mean"] for path, values in whole.items() if values["return_mean"] is not None}
+    best = max(returns, key=lambda path: (returns[path], path), default=None)
+    for path in found[:-keep_last]:
         if path != best:
             files.remove(path)
 
@@ -134,8 +136,7 @@ def load(path: Path, into: Mapping[str, Stateful]) -> int:
     Raises:
         ConfigError: the checkpoint is damaged, or does not fit the configuration.
     """
-    files.read(path, into)
-    return frames_of(path)
+    return int(files.read(path, into)["frames"])
 
 
 def load_policy(path: Path, policy: ActorCritic) -> None:

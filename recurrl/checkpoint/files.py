@@ -72,13 +72,16 @@ def write(path: Path, components: Mapping[str, Any], metadata: Mapping[str, Any]
         _remove_unfinished(folder)
 
 
-def read(path: Path, components: Mapping[str, Any]) -> None:
+def read(path: Path, components: Mapping[str, Any]) -> dict[str, Any]:
     """Gives each component its state from the checkpoint, whose other components are left alone.
+
+    Returns:
+        What ``write`` was given beside the components.
 
     Raises:
         ConfigError: the checkpoint is damaged, or does not fit the components.
     """
-    verify(path)
+    found = metadata(path)
     try:
         _checkpoint(components).load(path)
     except CheckpointError as error:
@@ -86,6 +89,7 @@ def read(path: Path, components: Mapping[str, Any]) -> None:
             f"The checkpoint {path} does not fit this configuration: {error} Resume with the settings its run had "
             "(network, environment), or start anew without resume."
         ) from error
+    return found
 
 
 def metadata(path: Path) -> dict[str, Any]:
@@ -95,6 +99,15 @@ def metadata(path: Path) -> dict[str, Any]:
         ConfigError: the checkpoint is damaged.
     """
     verify(path)
+    return _unverified_metadata(path)
+
+
+def metadata_if_whole(path: Path) -> dict[str, Any] | None:
+    """The same; None if the checkpoint is damaged."""
+    return _unverified_metadata(path) if damage(path) is None else None
+
+
+def _unverified_metadata(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = Checkpoint.manifest(path)["metadata"]
     return found
 

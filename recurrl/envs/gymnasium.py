@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 from operator import getitem
 from typing import Any, cast
@@ -150,18 +151,14 @@ class InlineEnv(TensorEnv):
         }
         self._composite_observation = isinstance(first.observation_space, spaces.Dict)
         self._steps = 0
+        self._at = 0
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""
         which = range(len(self._envs)) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
-        i = 0
-        try:
-            for i in which:
-                self._take(i, self._envs[i].reset()[0])
-        except (ConfigError, EnvironmentFaultError):
-            raise
-        except Exception as error:
-            raise self._raised(i, "reset", error) from error
+        with self._blamed("reset"):
+            for self._at in which:
+                self._take(self._at, self._envs[self._at].reset()[0])
         return self._observations()
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
@@ -174,15 +171,11 @@ class InlineEnv(TensorEnv):
         terminated = np.empty((count, 1), bool)
         truncated = np.empty((count, 1), bool)
         self._steps += 1
-        i = 0
-        try:
+        with self._blamed("step"):
             for i, env in enumerate(self._envs):
+                self._at = i
                 observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
                 self._take(i, observation)
-        except (ConfigError, EnvironmentFaultError):
-            raise
-        except Exception as error:
-            raise self._raised(i, "step", error) from error
         self._check_finite("reward", reward)
         return {
             **self._observations(),
@@ -233,11 +226,18 @@ class InlineEnv(TensorEnv):
                 "the episode before."
             )
 
-    def _raised(self, i: int, call: str, error: Exception) -> EnvironmentFaultError:
-        return EnvironmentFaultError(
-            f"{self._name(i)} raised {type(error).__name__} in {call}: {str(error).rstrip('.')}. "
-            "HYDRA_FULL_ERROR=1 shows where."
-        )
+    @contextmanager
+    def _blamed(self, call: str) -> Iterator[None]:
+        """Says of what an environment raises in a call which one it was: the one that ``_at`` is the index of."""
+        try:
+            yield
+        except (ConfigError, EnvironmentFaultError):
+            raise
+        except Exception as error:
+            raise EnvironmentFaultError(
+                f"{self._name(self._at)} raised {type(error).__name__} in {call}: {str(error).rstrip('.')}. "
+                "HYDRA_FULL_ERROR=1 shows where."
+            ) from error
 
     def _name(self, i: int) -> str:
         spec = self._envs[i].spec
@@ -246,14 +246,11 @@ class InlineEnv(TensorEnv):
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed
         # gives the same episodes whichever way the environments are run.
-        for i, env in enumerate(self._envs):
-            try:
+        with self._blamed("reset"):
+            for i, env in enumerate(self._envs):
+                self._at = i
                 env.reset(seed=seed)
-            except ConfigError:
-                raise
-            except Exception as error:
-                raise self._raised(i, "reset", error) from error
-            seed = None if seed is None else int(seed_generator(seed))
+                seed = None if seed is None else int(seed_generator(seed))
 
     def close(self, **kwargs: Any) -> None:
         """Closes every environment."""

@@ -14,6 +14,7 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.envs import ExplorationType, set_exploration_type
 
+from recurrl.buffer import segment_ends
 from recurrl.config import TrainConfig
 from recurrl.errors import ReplayError
 from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
@@ -114,7 +115,7 @@ def _comparisons(
         )
         yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], recorded_NT, step)
         # In sequence mode states are known where segments end only; elsewhere they are zero.
-        ends = expand_as_right(_segment_ends(batch_NT, slice_len), recorded_NT)
+        ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
         sequence = "In sequence mode the cell computes something else than step by step. Choose another backend."
         yield _Comparison("state", ("next", key), at_ends_NT, recorded_NT, sequence)
@@ -125,12 +126,6 @@ def _comparisons(
     yield _Comparison("log-probability", LOG_PROB, replayed_NT["log_prob"], batch_NT[LOG_PROB], network)
     if batch_NT.get(VALUE) is not None:
         yield _Comparison("value", VALUE, sequence_NT[VALUE], batch_NT[VALUE], network)
-
-
-def _segment_ends(batch_NT: TensorDictBase, slice_len: int) -> Tensor:
-    ends_NT = batch_NT["next", "done"].squeeze(-1).clone()
-    ends_NT[:, slice_len - 1 :: slice_len] = True
-    return ends_NT
 
 
 def _sentence(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
