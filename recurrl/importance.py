@@ -30,6 +30,17 @@ def check_one_a_step(log_weight: Tensor, shape: Sequence[int]) -> None:
         )
 
 
+def clipped_gain(log_weight: Tensor, advantage: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """PPO's surrogate, min(ρ A, clip(ρ, 1 − low, 1 + high) A), and where ρ is outside of that range.
+
+    Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation 7; with two bounds, Yu et al. 2025,
+    https://arxiv.org/abs/2503.14476.
+    """
+    clipped = log_weight.clamp((-low).log1p(), high.log1p())
+    gain = torch.minimum(log_weight.exp() * advantage, clipped.exp() * advantage)
+    return gain, clipped != log_weight
+
+
 def kl_from_log_weight(log_weight: Tensor) -> Tensor:
     """An estimate of KL(collecting policy ‖ policy) from each action alone: ρ − 1 − log ρ for the ratio ρ.
 

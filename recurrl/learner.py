@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -55,11 +53,12 @@ class Learner:
         self.config = config
         self.policy = policy
         self.algorithm = make_algorithm(config, policy)
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        self._parameters = list(policy.parameters())
+        self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, eps=1e-5, fused=True)
         self.reward_scaler = RewardScaler(
             config.env.num_envs, config.algorithm.gamma, config.env.reward_scale, config.env.normalize_reward
         ).to(device)
-        self.buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, device)
+        self.buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices)
         self.states = SliceStates(config, policy)
         self._skipped_in_a_row = torch.zeros((), device=device)
 
@@ -115,7 +114,7 @@ class Learner:
         return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(len(steps))}
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
-        output: Any = self.algorithm.loss(minibatch)
+        output = self.algorithm.loss(minibatch)
         if self.config.lr_schedule == "adaptive" and not first:
             # The first step's minibatch comes from the policy itself: its KL of zero says nothing of the rate.
             self._adapt_lr(float(output["kl"]))
@@ -123,13 +122,13 @@ class Learner:
         loss = sum(output[name] for name in LOSSES if name in output)
         loss.backward()
         limit = self.config.algorithm.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), float("inf") if limit is None else limit)
+        norm = nn.utils.clip_grad_norm_(self._parameters, float("inf") if limit is None else limit)
         finite = loss.detach().isfinite() & norm.isfinite()
         # The fused optimizer leaves everything as it is where this is one, without asking the device for it.
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
-        values = {name: output[key].detach().mean() for key, name in DIAGNOSTICS.items() if key in output}
+        values = {name: output[key].detach() for key, name in DIAGNOSTICS.items() if key in output}
         return {**values, "optim/grad_norm": norm, SKIPPED: (~finite).float()}
 
     def _refuse_endless_skipping(self) -> None:

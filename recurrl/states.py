@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.envs import ExplorationType, set_exploration_type
@@ -46,7 +47,7 @@ class SliceStates:
         self._burn_in_len = config.burn_in_len or 0
         self._slice_len = config.slice_len
         self._slices_per_row = config.steps_per_row // config.slice_len
-        self._acting = policy.acting()
+        self._acting, self._trunks = policy.acting(), policy.trunks()
         self._keys = policy.state_keys
 
     def take(self, batch_NT: TensorDictBase) -> None:
@@ -73,7 +74,7 @@ class SliceStates:
             slices_NK = rows_NT[:, begin : begin + self._slice_len]
             if pieces:
                 self._enter(slices_NK, pieces[-1]["next"][:, -1])
-            pieces.append(self._run(slices_NK.copy()).select(VALUE, "next", strict=False))
+            pieces.append(self._run(slices_NK.copy(), self._acting).select(VALUE, "next", strict=False))
         replayed_NT: TensorDictBase = torch.cat(pieces, 1)
         ends_NT = segment_ends(batch_NT, self._slice_len)
         for key in self._keys:
@@ -98,7 +99,7 @@ class SliceStates:
             # The slices of a row lie one after the other. All are run, also those that have none before them: a number
             # of rows that differs from call to call would be a new shape each time.
             before_SB = self._slices_SK[(index_S - 1).clamp_min(0)][:, -self._burn_in_len :]
-            warmed_S = self._run(before_SB)["next"][:, -1]
+            warmed_S = self._run(before_SB, self._trunks)["next"][:, -1]
             self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
     def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
@@ -113,7 +114,7 @@ class SliceStates:
         if not self._keys:
             return {}
         # With gradients, though none are asked for: the computation that learning has just run, by the same backend.
-        now = self._run(slices_SK.select(*self._acting.in_keys))["next"].detach()
+        now = self._run(slices_SK.select(*self._acting.in_keys), self._trunks)["next"].detach()
         then = self._recorded_SK[slices_SK["index"][:, 0]]
         starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
         ends = Segments.from_is_init(starts).ends_BT
@@ -131,7 +132,8 @@ class SliceStates:
             stored = slices_SK[key][:, 0]
             slices_SK[key][:, 0] = torch.where(expand_as_right(write_S, stored), entering_S[key], stored)
 
-    def _run(self, slices_SK: TensorDictBase) -> Any:
-        """The policy over slices, each from its first state; without a random number."""
+    @staticmethod
+    def _run(slices_SK: TensorDictBase, network: TensorDictModuleBase) -> Any:
+        """A network over slices, each from its first state; without a random number."""
         with set_recurrent_mode(True), set_exploration_type(ExplorationType.DETERMINISTIC):
-            return self._acting(slices_SK)
+            return network(slices_SK)

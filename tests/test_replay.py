@@ -49,7 +49,7 @@ def make(config: TrainConfig) -> tuple[ActorCritic, Any]:
 def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, compose: Compose) -> None:
     config = compose(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *SMALL)
     policy, collector = make(config)
-    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, torch.device("cpu"))
+    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices)
     resets = mid_slice = 0
     for _, batch in zip(range(3), collector, strict=False):  # episodes run on from batch to batch
         buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
@@ -79,7 +79,7 @@ def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(compose: Compose) -
     batch = next(iter(collector))
     collector.shutdown()
     batch["recurrent_state"].zero_()
-    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices, torch.device("cpu"))
+    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices)
     buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
     with pytest.raises(AssertionError, match="not close"):
         assert_replays(policy, next(buffer.epoch()))

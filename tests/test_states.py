@@ -159,7 +159,7 @@ def epoch_of(states: SliceStates, rows: Rows) -> list[TensorDictBase]:
     if states.refreshes:
         states.refresh(rows.batch)
     count = rows.batch.shape[0] * rows.slices_per_row
-    buffer = SliceBuffer(count, rows.slice_len, count, torch.device("cpu"))
+    buffer = SliceBuffer(count, rows.slice_len, count)
     buffer.fill(rows.batch, rows.batch.exclude("next").keys())
     minibatches = list(buffer.epoch())
     for minibatch in minibatches:

@@ -26,9 +26,9 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
-from recurrl.collector.tensor_policy import Tensors, UnknownPartError, leaves, operations
 from recurrl.envs import TensorEnv
 from recurrl.keys import path_of
+from recurrl.policy.on_tensors import Tensors, UnknownPartError, leaves, operations
 
 logger = logging.getLogger(__name__)
 _TRAJECTORY = ("collector", "traj_ids")
@@ -108,7 +108,7 @@ class TensorRollout:
 
     Args:
         env: a :class:`TensorEnv` with transforms that mark episode starts, count steps, sum rewards and carry states.
-        policy: a sequence of TensorDict modules, see :mod:`recurrl.collector.tensor_policy`.
+        policy: a sequence of TensorDict modules, see :mod:`recurrl.policy.on_tensors`.
         batch_NT: the memory of one batch; its entries are what is stored.
         policy_device: where the policy lives; None for where the environment does.
 

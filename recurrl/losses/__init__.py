@@ -18,8 +18,8 @@ class Algorithm(Protocol):
     """What the learner asks of an algorithm.
 
     Attributes:
-        loss: TorchRL's loss module over the policy's own parameters; called with a minibatch, it returns the entries
-            ``loss_*``, whose sum is to be minimised, and diagnostics.
+        loss: a module over the policy's own parameters; called with a minibatch, it returns the entries ``loss_*``,
+            whose sum is to be minimised, and diagnostics, all of them scalars.
         keys: the entries of a batch that the loss reads.
     """
 

@@ -21,7 +21,7 @@ from torchrl.objectives import PPOLoss
 
 from recurrl.advantage import ADVANTAGE, COUNTED, COUNTED_LENGTH, add_group_advantages, advantage_metrics
 from recurrl.config import TrainConfig, given
-from recurrl.importance import check_one_a_step, effective_sample_fraction, kl_from_log_weight
+from recurrl.importance import check_one_a_step, clipped_gain, effective_sample_fraction, kl_from_log_weight
 from recurrl.policy import ACTION, LOG_PROB, ActorCritic
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.schedule import anneal
@@ -170,7 +170,8 @@ class GRPOLoss(PPOLoss):
         if self.aggregation == "episode":
             weight = weight / tensordict.get(keys.counted_length).clamp(min=1)
 
-        output = TensorDict({"loss_objective": self._aggregated(self._objective(log_weight, advantage), weight)})
+        gain, outside = clipped_gain(log_weight, advantage, self.clip_epsilon_low, self.clip_epsilon_high)
+        output = TensorDict({"loss_objective": self._aggregated(-gain, weight)})
         if self.entropy_bonus:
             entropy = self._get_entropy(distribution, adv_shape=advantage.shape[:-1])
             output["loss_entropy"] = self._aggregated(-self.entropy_coeff * entropy, weight)
@@ -184,20 +185,12 @@ class GRPOLoss(PPOLoss):
             kl = kl_from_log_weight(-log_weight)
             output["loss_kl_to_inference"] = self._aggregated(self.kl_to_inference_coeff * kl, weight)
             output["kl_to_inference"] = _mean(kl, counted)
-        return output.update(self._diagnostics(log_weight, counted))
+        return output.update(_diagnostics(log_weight, outside, counted))
 
     def log_prob(self, tensordict: TensorDictBase) -> Tensor:
         """Log-probabilities ``[B, T]`` that the policy gives the actions in ``tensordict``, which stays as it is."""
         log_prob, _, _ = self._get_cur_log_prob(tensordict.clone(False))
         return log_prob
-
-    def _objective(self, log_weight: Tensor, advantage: Tensor) -> Tensor:
-        clipped = log_weight.clamp(*self._clip_bounds)
-        return -torch.minimum(log_weight.exp() * advantage, clipped.exp() * advantage)
-
-    @property
-    def _clip_bounds(self) -> tuple[Tensor, Tensor]:
-        return (-self.clip_epsilon_low).log1p(), self.clip_epsilon_high.log1p()
 
     def _aggregated(self, value: Tensor, weight: Tensor) -> Tensor:
         """``[B, T, 1]`` values by the weights of their steps: their mean, their sum, or each step's ``[B, T]``."""
@@ -209,16 +202,6 @@ class GRPOLoss(PPOLoss):
             return total
         # Where nothing counts the sum is zero, and so shall be the mean.
         return total / torch.where(weight.sum() > 0, weight.sum(), 1.0)
-
-    @torch.no_grad()
-    def _diagnostics(self, log_weight: Tensor, counted: Tensor) -> dict[str, Tensor]:
-        outside = log_weight != log_weight.clamp(*self._clip_bounds)
-        return {
-            "clip_fraction": _mean(outside.to(log_weight.dtype), counted),
-            "kl_approx": _mean(-log_weight, counted),
-            "kl": _mean(kl_from_log_weight(log_weight), counted),
-            "ESS": effective_sample_fraction(log_weight, counted),
-        }
 
 
 class GRPO:
@@ -306,6 +289,16 @@ def _make_loss(config: TrainConfig, policy: ActorCritic) -> GRPOLoss:
     )
     loss.set_keys(action=ACTION, sample_log_prob=LOG_PROB)
     return loss
+
+
+@torch.no_grad()
+def _diagnostics(log_weight: Tensor, outside: Tensor, counted: Tensor) -> dict[str, Tensor]:
+    return {
+        "clip_fraction": _mean(outside.to(log_weight.dtype), counted),
+        "kl_approx": _mean(-log_weight, counted),
+        "kl": _mean(kl_from_log_weight(log_weight), counted),
+        "ESS": effective_sample_fraction(log_weight, counted),
+    }
 
 
 def _mean(value: Tensor, counted: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Proximal policy optimisation by TorchRL's losses: clipped, with a KL penalty, or plain.
+"""Proximal policy optimisation: clipped, with a KL penalty, or plain.
 
 Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
 
-Shape legend: N environments, T steps.
+Shape legend: N environments, T steps, S slices, K steps of a slice.
 """
 
 from __future__ import annotations
@@ -11,80 +11,131 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
-from torchrl.objectives import ClipPPOLoss, PPOLoss
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.nn import functional
 
 from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
-from recurrl.config import TrainConfig, given
-from recurrl.importance import check_one_a_step, effective_sample_fraction, kl_from_log_weight
+from recurrl.config import AlgorithmConfig, TrainConfig, given
+from recurrl.importance import check_one_a_step, clipped_gain, effective_sample_fraction, kl_from_log_weight
 from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
+from recurrl.policy.on_tensors import Replay
 from recurrl.schedule import anneal
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
 KL_COEFF_FACTOR = 2.0
 KL_TOLERANCE = 1.5
+DISTANCES = {"l2": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
 
 
-class WithKL(PPOLoss):
-    """Adds to what a loss of TorchRL returns: ``kl``, and ``ESS`` where it has none.
+class PPOLoss(nn.Module):
+    """PPO's losses of a minibatch of slices, over the policy's own parameters, which run once.
 
-    ``kl`` is the mean of ρ − 1 − log ρ over the probability ratios ρ: without bias, as ``kl_approx`` (the mean of
-    −log ρ), and of less variance and never negative (Schulman 2020, http://joschu.net/blog/kl-approx.html).
-    """
+    For a step with advantage A, ratio ρ = π(a) / π_collecting(a), value V and value target R::
 
-    def _log_weight(self, tensordict: TensorDictBase, adv_shape: torch.Size) -> Any:
-        result = super()._log_weight(tensordict, adv_shape)
-        check_one_a_step(result[0], (*adv_shape, 1))
-        # Kept for forward, so that the network runs once.
-        self._last_log_weight = result[0]
-        return result
+        loss_objective  = −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)    objective "clip"
+                          −ρ A                                           objectives "plain" and "kl"
+        loss_kl         = kl_coeff · (ρ − 1 − log ρ)                     objective "kl"
+        loss_entropy    = −entropy_coeff · H(π)
+        loss_critic     = critic_coeff · d(V, R)
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The losses and diagnostics of a minibatch."""
-        output: TensorDictBase = super().forward(tensordict)
-        log_weight = self._last_log_weight
-        del self._last_log_weight
-        return self._complete(output, log_weight)
-
-    def _complete(self, output: TensorDictBase, log_weight: Tensor) -> TensorDictBase:
-        with torch.no_grad():
-            if "ESS" not in output:
-                output.set("ESS", effective_sample_fraction(log_weight, torch.ones_like(log_weight, dtype=torch.bool)))
-            output.set("kl", kl_from_log_weight(log_weight).mean())
-        return output
-
-
-class ClippedLoss(WithKL, ClipPPOLoss):
-    """The clipped objective."""
-
-
-class PlainLoss(WithKL):
-    """The ratio times the advantage, and nothing that holds the policy back."""
-
-
-class KLPenaltyLoss(WithKL):
-    """The plain objective, and a penalty on the KL from the policy that collected to this one.
-
-    TorchRL's ``KLPENPPOLoss`` would run the network twice a minibatch and change the penalty's weight at each; the
-    paper does once an iteration.
+    each on average over the steps, with d by ``critic_loss``. With ``clip_value`` c, d is the larger of d(V, R) and
+    that of a value that moved from the stored one by c at most. The other outputs are diagnostics without a gradient.
 
     Args:
-        kl_coeff: weight of the penalty at the start.
+        config: the algorithm's.
+        policy: the policy to improve, with a critic.
+
+    Raises:
+        UnknownPartError: the policy holds a module of a kind that is known on TensorDicts only.
     """
 
+    clip_epsilon_low: Tensor
+    clip_epsilon_high: Tensor
+    entropy_coeff: Tensor
     kl_coeff: Tensor
 
-    def __init__(self, *args: Any, kl_coeff: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.register_coeff_buffer("kl_coeff", kl_coeff)
+    def __init__(self, config: AlgorithmConfig, policy: ActorCritic) -> None:
+        super().__init__()
+        self._config = config
+        self._replay = Replay(policy)
+        self._distance = DISTANCES[given(config.critic_loss)]
+        low, high = config.clip_range
+        for name, value in (
+            ("clip_epsilon_low", low),
+            ("clip_epsilon_high", high),
+            ("entropy_coeff", config.entropy_coeff),
+            ("kl_coeff", given(config.kl_coeff)),
+        ):
+            # In double precision; a tensor of no dimensions leaves the losses in that of the network.
+            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
-    def _complete(self, output: TensorDictBase, log_weight: Tensor) -> TensorDictBase:
-        output.set("loss_kl", self.kl_coeff * kl_from_log_weight(log_weight).mean())
-        return super()._complete(output, log_weight)
+    def forward(self, slices_SK: TensorDictBase) -> dict[str, Tensor]:
+        """The losses and diagnostics of a minibatch.
+
+        Raises:
+            KeyError: an entry is missing.
+            ValueError: the policy gives more than one log-probability a step.
+        """
+        advantage = slices_SK[ADVANTAGE]
+        if self._config.normalize_advantage == "minibatch":
+            advantage = standardized(advantage)
+        distribution, value = self._replay(slices_SK)
+        assert value is not None
+        log_weight = (distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]).unsqueeze(-1)
+        check_one_a_step(log_weight, advantage.shape)
+        return {
+            **self._objective(log_weight, advantage),
+            **self._entropy(distribution),
+            **self._critic(value, slices_SK),
+            **_diagnostics(log_weight.detach()),
+        }
+
+    def _objective(self, log_weight: Tensor, advantage: Tensor) -> dict[str, Tensor]:
+        if self._config.objective == "clip":
+            gain, outside = clipped_gain(log_weight, advantage, self.clip_epsilon_low, self.clip_epsilon_high)
+            return {"loss_objective": -gain.mean(), "clip_fraction": outside.to(gain.dtype).mean()}
+        output = {"loss_objective": -(log_weight.exp() * advantage).mean()}
+        if self._config.objective == "kl":
+            output["loss_kl"] = self.kl_coeff * kl_from_log_weight(log_weight).mean()
+        return output
+
+    def _entropy(self, distribution: Distribution) -> dict[str, Tensor]:
+        # Without a weight the entropy is for the log, and spares its way back.
+        with torch.set_grad_enabled(self._config.entropy_coeff != 0):
+            entropy: Tensor = distribution.entropy().mean()
+        return {"loss_entropy": -self.entropy_coeff * entropy, "entropy": entropy.detach()}
+
+    def _critic(self, value: Tensor, slices_SK: TensorDictBase) -> dict[str, Tensor]:
+        target, limit = slices_SK[VALUE_TARGET], self._config.clip_value
+        if limit is None:
+            return {"loss_critic": given(self._config.critic_coeff) * self._distance(value, target)}
+        stored = slices_SK[VALUE]
+        moved = value - stored
+        clipped = moved.clamp(-limit, limit)
+        distance = torch.maximum(
+            self._distance(value, target, reduction="none"), self._distance(stored + clipped, target, reduction="none")
+        )
+        return {
+            "loss_critic": given(self._config.critic_coeff) * distance.mean(),
+            "value_clip_fraction": (clipped != moved).to(value.dtype).mean(),
+        }
+
+
+@torch.no_grad()
+def _diagnostics(log_weight: Tensor) -> dict[str, Tensor]:
+    """``kl_approx`` is the mean of −log ρ; ``kl``, of ρ − 1 − log ρ, has less variance and is never negative (Schulman
+    2020, http://joschu.net/blog/kl-approx.html).
+    """
+    return {
+        "kl_approx": -log_weight.mean(),
+        "kl": kl_from_log_weight(log_weight).mean(),
+        "ESS": effective_sample_fraction(log_weight, torch.ones_like(log_weight, dtype=torch.bool)),
+    }
 
 
 class PPO:
-    """Generalised advantage estimates and one of PPO's losses.
+    """Generalised advantage estimates and PPO's losses.
 
     Args:
         config: the run's configuration.
@@ -96,7 +147,7 @@ class PPO:
         self.config, self._policy, self._desired_kl = algorithm, policy, config.desired_kl
         read = (*policy.acting().in_keys, "is_init", ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET)
         self.keys = list(dict.fromkeys(read))
-        self.loss = _make_loss(config, policy).to(config.device)
+        self.loss = PPOLoss(algorithm, policy).to(config.device)
         self._schedules = {"entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction)}
         if algorithm.objective == "clip":
             for name, start in zip(("clip_epsilon_low", "clip_epsilon_high"), algorithm.clip_range, strict=True):
@@ -124,7 +175,7 @@ class PPO:
 
     def end_iteration(self, kl: float) -> None:
         """Raises or lowers the weight of a KL penalty."""
-        if not isinstance(self.loss, KLPenaltyLoss):
+        if self.config.objective != "kl":
             return
         if kl > self._desired_kl * KL_TOLERANCE:
             self.loss.kl_coeff *= KL_COEFF_FACTOR
@@ -133,43 +184,14 @@ class PPO:
 
     def state_dict(self) -> dict[str, Any]:
         """The weight of a KL penalty."""
-        return {"kl_coeff": self.loss.kl_coeff} if isinstance(self.loss, KLPenaltyLoss) else {}
+        return {"kl_coeff": self.loss.kl_coeff} if self.config.objective == "kl" else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
-        if isinstance(self.loss, KLPenaltyLoss):
+        if self.config.objective == "kl":
             self.loss.kl_coeff.copy_(state["kl_coeff"])
 
 
 def make_algorithm(config: TrainConfig, policy: ActorCritic) -> PPO:
     """The configured variant of PPO."""
     return PPO(config, policy)
-
-
-def _make_loss(config: TrainConfig, policy: ActorCritic) -> WithKL:
-    """The configured loss; a critic that shares the trunk is a head that reads the features the actor's pass leaves.
-
-    Not functional: the loss computes with the policy's own parameters, which spares a swap of parameters a call.
-    """
-    algorithm = config.algorithm
-    arguments: dict[str, Any] = {
-        "entropy_bonus": True,
-        "entropy_coeff": algorithm.entropy_coeff,
-        "critic_coeff": algorithm.critic_coeff,
-        "loss_critic_type": algorithm.critic_loss,
-        # Of each step over the rows of a minibatch, which is none of the batch; PPO.prepare has that.
-        "log_explained_variance": False,
-        "normalize_advantage": algorithm.normalize_advantage == "minibatch",
-        "clip_value": algorithm.clip_value,
-        "functional": False,
-    }
-    networks = (policy.actor(), policy.critic())
-    loss: WithKL
-    if algorithm.objective == "clip":
-        loss = ClippedLoss(*networks, clip_epsilon=algorithm.clip_range, **arguments)
-    elif algorithm.objective == "kl":
-        loss = KLPenaltyLoss(*networks, kl_coeff=given(algorithm.kl_coeff), **arguments)
-    else:
-        loss = PlainLoss(*networks, **arguments)
-    loss.set_keys(advantage=ADVANTAGE, value_target=VALUE_TARGET, value=VALUE, action=ACTION, sample_log_prob=LOG_PROB)
-    return loss

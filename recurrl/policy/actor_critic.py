@@ -76,6 +76,10 @@ class ActorCritic(nn.Module):
             return self.critic_head
         return TensorDictSequential(self.critic_trunk, self.critic_head)
 
+    def trunks(self) -> TensorDictSequential:
+        """What writes the features and the new states, of the actor and of a critic with a trunk of its own."""
+        return TensorDictSequential(self.trunk, *([] if self.critic_trunk is None else [self.critic_trunk]))
+
     def value(self, tensordict: TensorDictBase) -> Tensor:
         """Values ``[B, 1]`` of the states in ``tensordict``.
 
@@ -95,9 +99,8 @@ class ActorCritic(nn.Module):
 
     def observe(self, observation: Tensor | TensorDictBase) -> None:
         """Takes observations into the running statistics, where the policy has any."""
-        for trunk in (self.trunk, self.critic_trunk):
-            if trunk is not None:
-                observe(trunk[0], observation)
+        for trunk in self.trunks():
+            observe(trunk[0], observation)
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> ActorCritic:

@@ -307,18 +307,36 @@ class RecurrentModule(TensorDictModuleBase):
         lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
         x = self._needed(tensordict, self.in_keys[0]).reshape(*lead, -1)
         is_init = self._needed(tensordict, self.in_keys[-1]).reshape(lead)
-        run = self._sequence if sequence else self._step
-        if torch.is_autocast_enabled(x.device.type):
-            # The layer computes in the dtype of its weights, whatever the layers before it wrote.
-            dtype = next(self.layers.named_parameters())[1].dtype
-            with torch.autocast(x.device.type, enabled=False):
-                x = x.to(dtype)
-                output, new_states = run(x, is_init, tuple(s.to(dtype) for s in self._states(tensordict, x)))
-        else:
-            output, new_states = run(x, is_init, self._states(tensordict, x))
+        output, new_states = self.run(x, is_init, self._states(tensordict, x), sequence)
         for key, value in zip(self.out_keys, (output, *new_states), strict=True):
             tensordict.set(key, value.reshape(*batch, *value.shape[len(lead) :]))
         return tensordict
+
+    def run(
+        self, x: Tensor, is_init: Tensor, states: tuple[Tensor, ...], sequence: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What a call computes, on plain tensors.
+
+        Args:
+            x: ``[B, T, I]``, or ``[B, I]`` for one step.
+            is_init: ``[B, T]``, or ``[B]``.
+            states: the stored ones, ``[B, T, L·D, X]`` each, or ``[B, L·D, X]``.
+            sequence: whether these are sequences or steps.
+
+        Returns:
+            The output and the new states, shaped likewise.
+
+        Raises:
+            ValueError: the backend cannot run here.
+        """
+        compute = self._sequence if sequence else self._step
+        device = x.device.type
+        if not torch.is_autocast_enabled(device):
+            return compute(x, is_init, states)
+        # The layer computes in the dtype of its weights, whatever the layers before it wrote.
+        dtype = next(self.layers.named_parameters())[1].dtype
+        with torch.autocast(device, enabled=False):
+            return compute(x.to(dtype), is_init, tuple(state.to(dtype) for state in states))
 
     def _step(self, x_BI: Tensor, is_init_B: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         return run_step(self.cell, self.layers, x_BI, is_init_B, states)

@@ -90,7 +90,7 @@ def found(compose: Callable[..., TrainConfig], actions: str, overrides: tuple[st
 
 GOLDEN: dict[tuple[str, ...], dict[str, float]] = {
     ("discrete", "algorithm.entropy_coeff=0.25"): {
-        "loss_objective": -0.0995283218728,
+        "loss_objective": -0.0995283196232,
         "loss_entropy": -0.150525151097,
         "loss_critic": 0.271290620912,
         "gradient": 0.437003991776,
@@ -114,7 +114,7 @@ GOLDEN: dict[tuple[str, ...], dict[str, float]] = {
         "algorithm.clip_value=0.25",
         "algorithm.normalize_advantage=minibatch",
     ): {
-        "loss_objective": -0.0357449708244,
+        "loss_objective": -0.0357449677414,
         "loss_entropy": 0.0,
         "loss_critic": 0.130317714809,
         "gradient": 0.485394191799,

@@ -1,6 +1,6 @@
 """A policy of TensorDict modules as a list of operations on plain tensors: the same modules, without TensorDicts.
 
-Shape legend: N environments, A actions.
+Shape legend: N environments, A actions, S slices, K steps of a slice.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import (
     CompositeDistribution,
     ProbabilisticTensorDictModule,
@@ -19,9 +20,11 @@ from tensordict.nn import (
 )
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution
 from torch.nn import functional
 
+from recurrl.keys import VALUE
+from recurrl.policy.actor_critic import ActorCritic
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import step
 from recurrl.recurrent.layer import directions, weights_of
@@ -41,7 +44,37 @@ def operations(policy: nn.Module) -> list[Operation]:
     Raises:
         UnknownPartError: the policy holds a module of another kind than those below, which may do anything.
     """
-    return [_operation(module) for module in leaves(policy)]
+    return [_operation(module, _recurrent_step) for module in leaves(policy)]
+
+
+class Replay:
+    """What a policy makes of slices ``[S, K]`` that it learns from, each from the states stored at its first step.
+
+    Args:
+        policy: the policy; it computes with its own parameters, as they are at the time of the call.
+
+    Raises:
+        UnknownPartError: the policy holds a module of a kind that is known on TensorDicts only.
+    """
+
+    def __init__(self, policy: ActorCritic) -> None:
+        acting = policy.acting()
+        self._operations = [
+            _operation(module, _recurrent_sequence) for module in leaves(acting) if module is not policy.sampler
+        ]
+        self._sampler = policy.sampler
+        self._keys = list(acting.in_keys)
+
+    def __call__(self, slices_SK: TensorDictBase) -> tuple[Distribution, Tensor | None]:
+        """The distributions of the actions, and the values ``[S, K, 1]`` if there is a critic.
+
+        Raises:
+            KeyError: an entry is missing.
+        """
+        data = {key: slices_SK[key] for key in self._keys}
+        for operation in self._operations:
+            operation(data)
+        return self._sampler.get_dist(data), data.get(VALUE)
 
 
 def leaves(policy: Any) -> Iterator[TensorDictModuleBase]:
@@ -54,9 +87,9 @@ def leaves(policy: Any) -> Iterator[TensorDictModuleBase]:
         yield from leaves(module)
 
 
-def _operation(module: nn.Module) -> Operation:
+def _operation(module: nn.Module, recurrent: Callable[[RecurrentModule], Operation]) -> Operation:
     if isinstance(module, RecurrentModule):
-        return _recurrent(module)
+        return recurrent(module)
     if type(module) is ProbabilisticTensorDictModule:
         return _sampling(module)
     if type(module) is TensorDictModule:
@@ -76,7 +109,19 @@ def _network(module: TensorDictModule) -> Operation:
     return run
 
 
-def _recurrent(module: RecurrentModule) -> Operation:
+def _recurrent_sequence(module: RecurrentModule) -> Operation:
+    input_key, *state_keys, init_key = module.in_keys
+    output_key = module.out_keys[0]
+
+    def run(data: Tensors) -> None:
+        starts = data[init_key]
+        states = tuple(data[key] for key in state_keys)
+        data[output_key], _ = module.run(data[input_key], starts.reshape(starts.shape[:2]), states, sequence=True)
+
+    return run
+
+
+def _recurrent_step(module: RecurrentModule) -> Operation:
     input_key, *state_keys, init_key = module.in_keys
     output_key, *new_state_keys = module.out_keys
 
