@@ -8,25 +8,20 @@ Memory is taken of each alone.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-import logging
 import random
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import multiprocessing
 
+from recurrl.benchmark.loops import RemoteLoop, remote_loop
 from recurrl.benchmark.measuring import machine, peak_proportional_memory
-from recurrl.benchmark.peers import CELLS, NEEDS, Task
+from recurrl.benchmark.peers import CELLS, NEEDS, Task, not_installed
 
 OURS = "recurrl"
 
@@ -74,9 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measures and writes the table, and with ``--output`` the plot."""
     torch.set_num_threads(arguments.threads)
     asked = arguments.loops.split(",")
-    missing = [loop for loop in asked if loop in NEEDS and importlib.util.find_spec(loop) is None]
-    for loop in missing:
-        sys.stderr.write(f"{loop} is not installed and is left out. To compare with it: pip install {NEEDS[loop]}\n")
+    missing = not_installed(asked)
     figures = [
         each
         for envs in arguments.envs.split(",")
@@ -124,11 +117,10 @@ def _times(
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in tasks}
     order = random.Random(0)
     with ExitStack() as stack:
-        loops = {key: stack.enter_context(_process(key[0], task, threads)) for key, task in tasks.items()}
+        loops = {key: stack.enter_context(remote_loop(key[0], task, threads)) for key, task in tasks.items()}
         for repetition in range(-2, repetitions):
             for key in order.sample(list(loops), len(loops)):
-                pipe, _ = loops[key]
-                seconds = _iteration(pipe)
+                seconds = _iteration(loops[key])
                 if repetition >= 0:
                     times[key].append(seconds)
     return times
@@ -136,50 +128,15 @@ def _times(
 
 def _memory(loop: str, task: Task, threads: int) -> float | None:
     """The most MB that a loop's processes hold in its first iterations, shared pages in proportion."""
-    with _process(loop, task, threads) as (pipe, pid), peak_proportional_memory(pid) as peak:
+    with remote_loop(loop, task, threads) as remote, peak_proportional_memory(remote.pid) as peak:
         for _ in range(3):
-            _iteration(pipe)
+            _iteration(remote)
     return peak()
 
 
-@contextmanager
-def _process(loop: str, task: Task, threads: int) -> Iterator[tuple[Connection, int]]:
-    """A process that has made the loop, and waits."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, loop, task, threads))
-    process.start()
-    assert process.pid is not None
-    theirs.close()
-    try:
-        ours.recv()
-        yield ours, process.pid
-        ours.send(False)
-    finally:
-        ours.close()
-        process.join(timeout=10)
-        if process.is_alive():
-            process.kill()
-
-
-def _iteration(pipe: Connection) -> tuple[float, float]:
-    pipe.send(True)
-    seconds: tuple[float, float] = pipe.recv()
-    return seconds
-
-
-def _serve(pipe: Connection, loop: str, task: Task, threads: int) -> None:
-    """Runs an iteration whenever it is told to."""
-    torch.set_num_threads(threads)
-    made = importlib.import_module(f"recurrl.benchmark.peers.{loop}").make(task)
-    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it says what it does on standard output
-    pipe.send(True)
-    while pipe.recv():
-        began = time.perf_counter()
-        made.collect()
-        collected = time.perf_counter()
-        made.learn()
-        pipe.send((collected - began, time.perf_counter() - collected))
+def _iteration(loop: RemoteLoop) -> tuple[float, float]:
+    """Seconds to collect and to learn."""
+    return loop.call("collect")[0], loop.call("learn")[0]
 
 
 def table(figures: list[Figures]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from hydra import compose, initialize_config_module
 from tensordict import TensorDictBase
@@ -10,6 +11,7 @@ from tensordict import TensorDictBase
 from recurrl.benchmark.peers import HIDDEN, Task
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig, typed
+from recurrl.evaluation import evaluate
 from recurrl.learner import Learner
 from recurrl.train import make_policy_for, set_process_state
 from recurrl.validation import check
@@ -29,7 +31,12 @@ def configuration(task: Task, *overrides: str) -> TrainConfig:
                 f"frames_per_batch={task.frames}",
                 f"slice_len={task.steps}",
                 f"minibatch_slices={task.envs // task.minibatches}",
-                f"total_frames={10**12}",
+                f"total_frames={task.total_frames or 10**12}",
+                f"lr_final_fraction={task.lr_final_fraction}",
+                f"env.reward_scale={task.reward_scale}",
+                f"env.normalize_observation={task.normalize}",
+                f"env.normalize_reward={task.normalize_reward}",
+                f"algorithm.clip_final_fraction={task.clip_final_fraction}",
                 f"epochs={task.epochs}",
                 f"lr={task.lr}",
                 f"algorithm.gamma={task.gamma}",
@@ -49,6 +56,7 @@ class Ours:
     """Collector and learner of a configuration."""
 
     def __init__(self, config: TrainConfig) -> None:
+        self.config, self.frames = config, 0
         set_process_state(config)
         policy = make_policy_for(config)
         self.learner = Learner(config, policy)
@@ -61,7 +69,13 @@ class Ours:
 
     def learn(self) -> None:
         """One update."""
-        self.learner.learn(self.batch, progress=0.0)
+        self.learner.learn(self.batch, progress=min(self.frames / self.config.total_frames, 1.0))
+        self.frames += self.config.frames_per_batch
+
+    def evaluate(self, episodes: int) -> float:
+        """As a run does."""
+        config = self.config
+        return fmean(evaluate(config.env, self.learner.policy, episodes, config.seed))
 
 
 def make(task: Task) -> Ours:

@@ -10,12 +10,23 @@ from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.envs import Compose, EnvBase, GymWrapper, InitTracker, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    ExplorationType,
+    GymWrapper,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    set_exploration_type,
+)
 from torchrl.modules import GRUModule, LSTMModule, OneHotCategorical, set_recurrent_mode
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from recurrl.benchmark.peers import ACTIONS, OBSERVATION_SIZE, Task, masked_cartpole
+from recurrl.benchmark.peers import ACTIONS, LONGEST_EPISODE, OBSERVATION_SIZE, Task, falling, masked_cartpole
 
 CELLS = {"gru": GRUModule, "lstm": LSTMModule}
 
@@ -37,13 +48,10 @@ class TorchRLLoop:
         )
         critic = Sequential(trunk, TensorDictModule(nn.Linear(task.hidden, 1), ["features"], ["state_value"]))
 
-        def make_env() -> EnvBase:
-            return TransformedEnv(
-                GymWrapper(masked_cartpole()), Compose(InitTracker(), memory.make_tensordict_primer())
-            )
-
-        env = TransformedEnv(SerialEnv(task.envs, make_env), Compose(StepCounter(), RewardSum()))
+        self.memory, self.actor = memory, actor
+        env = self.make_env(task.envs, task.reward_scale)
         env.set_seed(task.seed)
+        self.frames = 0
         self.batches = iter(Collector(env, actor, frames_per_batch=task.frames, total_frames=-1, trust_policy=True))
         self.advantage = GAE(
             gamma=task.gamma,
@@ -59,12 +67,25 @@ class TorchRLLoop:
             batch_size=task.envs // task.minibatches,
         )
 
+    def make_env(self, count: int, reward_scale: float = 1.0) -> EnvBase:
+        """So many environments, one after the other."""
+
+        def make_one() -> EnvBase:
+            transforms = Compose(InitTracker(), self.memory.make_tensordict_primer())
+            return TransformedEnv(GymWrapper(masked_cartpole(reward_scale)), transforms)
+
+        return TransformedEnv(SerialEnv(count, make_one), Compose(StepCounter(), RewardSum()))
+
     def collect(self) -> None:
         """One batch of rows."""
         self.batch: TensorDictBase = next(self.batches)
+        self.frames += self.task.frames
 
     def learn(self) -> None:
         """Advantages from a pass of the critic, then epochs of minibatches of whole rows."""
+        if self.task.total_frames is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = falling(self.task.lr, self.task.lr_final_fraction, self.frames / self.task.total_frames)
         with set_recurrent_mode(True):
             with torch.no_grad():
                 self.advantage(self.batch)
@@ -76,6 +97,16 @@ class TorchRLLoop:
                 nn.utils.clip_grad_norm_(self.loss.parameters(), 0.5)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def evaluate(self, episodes: int) -> float:
+        """The first episode of so many environments."""
+        env = self.make_env(episodes)
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            rows = env.rollout(LONGEST_EPISODE, self.actor, break_when_any_done=False)
+        env.close()
+        first = rows["next", "done"].long().argmax(1, keepdim=True)
+        return float(rows["next", "episode_reward"].gather(1, first).mean())
 
 
 def make(task: Task) -> TorchRLLoop:

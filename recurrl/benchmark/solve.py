@@ -1,0 +1,191 @@
+"""Time to a return of masked CartPole: recurrl's default run beside sb3-contrib and TorchRL's own loop.
+
+Each peer has the hyperparameters of recurrl's default run, as far as it has them; sb3-contrib also those that its users
+publish for this task (rl-zoo). Seconds are of collection and learning, without start-up and evaluations. Each loop has
+a process of its own and they take turns, an iteration at a time; a loop is done when an evaluation reaches the return,
+or when its frames or seconds are used up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from hydra import compose, initialize_config_module
+
+from recurrl.benchmark.loops import RemoteLoop, remote_loop
+from recurrl.benchmark.measuring import machine
+from recurrl.benchmark.peers import Task, not_installed
+from recurrl.config import TrainConfig, given, typed
+
+T = TypeVar("T")
+DEFAULT = "default run"
+RL_ZOO = Task(
+    cell="lstm",
+    envs=8,
+    steps=32,
+    epochs=20,
+    minibatches=1,
+    hidden=64,
+    lr=1e-3,
+    gamma=0.98,
+    lmbda=0.8,
+    clip=0.2,
+    seed=0,
+    lr_final_fraction=0.0,
+    clip_final_fraction=0.0,
+    total_frames=100_000,
+    normalize=True,
+    normalize_reward=True,
+)
+"""https://github.com/DLR-RM/rl-baselines3-zoo, CartPoleNoVel-v1, in this network."""
+
+
+@dataclass
+class Attempt:
+    """How far one loop with one seed has come."""
+
+    loop: str
+    settings: str
+    seed: int
+    frames: int = 0
+    seconds: float = 0.0
+    best: float = -float("inf")
+    solved: bool = False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``benchmark.py solve``."""
+    parser.add_argument("--loops", default="recurrl,sb3_contrib,torchrl", help="default: %(default)s")
+    parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
+    parser.add_argument("--target", type=float, default=475, help="the return; default: %(default)s")
+    parser.add_argument("--every-frames", type=int, default=4096, help="between evaluations; default: %(default)s")
+    parser.add_argument("--episodes", type=int, default=20, help="an evaluation; default: %(default)s")
+    parser.add_argument("--limit-s", type=float, default=180, help="seconds each may take; default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="of torch, each process; default: %(default)s")
+    parser.add_argument("--output", type=Path, help="folder for solve.md; default: the table is printed")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measures and writes the table."""
+    torch.set_num_threads(arguments.threads)
+    asked = arguments.loops.split(",")
+    missing = not_installed(asked)
+    tasks = {key: task for key, task in contenders(default_task()).items() if key[0] in set(asked) - set(missing)}
+    attempts = [attempt for seed in arguments.seeds.split(",") for attempt in _attempts(tasks, int(seed), arguments)]
+    text = f"Measured on {machine(torch.device('cpu'))}.\n\n{table(attempts, arguments.target)}\n"
+    sys.stdout.write(text)
+    if arguments.output is not None:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / "solve.md").write_text(text, encoding="utf-8")
+
+
+def default_task() -> Task:
+    """The default run as a task for all loops."""
+    with initialize_config_module("recurrl.configs", version_base=None):
+        config: TrainConfig = typed(compose("train"))
+    return Task(
+        cell=config.cell.name,
+        envs=config.env.num_envs,
+        steps=config.steps_per_row,
+        epochs=config.epochs,
+        minibatches=config.slices_per_batch // config.minibatch_slices,
+        hidden=config.cell.hidden_size,
+        lr=config.lr,
+        gamma=config.algorithm.gamma,
+        lmbda=given(config.algorithm.lmbda),
+        clip=config.algorithm.clip_epsilon,
+        seed=config.seed,
+        lr_final_fraction=config.lr_final_fraction,
+        clip_final_fraction=config.algorithm.clip_final_fraction,
+        total_frames=config.total_frames,
+        reward_scale=config.env.reward_scale,
+        normalize=config.env.normalize_observation,
+    )
+
+
+def contenders(default: Task) -> dict[tuple[str, str], Task]:
+    """Loop and settings of each, and what they come to."""
+    return {
+        ("recurrl", DEFAULT): default,
+        ("sb3_contrib", DEFAULT): replace(default, cell="lstm"),
+        ("sb3_contrib", "rl-zoo"): RL_ZOO,
+        ("torchrl", DEFAULT): default,
+    }
+
+
+def _attempts(tasks: Mapping[tuple[str, str], Task], seed: int, arguments: argparse.Namespace) -> list[Attempt]:
+    attempts = []
+    with ExitStack() as stack:
+        running: list[tuple[Attempt, Task, RemoteLoop]] = []
+        for (loop, settings), task in tasks.items():
+            seeded = replace(task, seed=seed)
+            remote = stack.enter_context(remote_loop(loop, seeded, arguments.threads))
+            running.append((Attempt(loop, settings, seed), seeded, remote))
+        attempts = [attempt for attempt, _, _ in running]
+        while running:
+            for attempt, task, remote in running:
+                _iterate(attempt, task, remote, arguments)
+            running = [each for each in running if not _done(each[0], each[1], arguments.limit_s)]
+    return attempts
+
+
+def _iterate(attempt: Attempt, task: Task, remote: RemoteLoop, arguments: argparse.Namespace) -> None:
+    attempt.seconds += remote.call("collect")[0] + remote.call("learn")[0]
+    before, attempt.frames = attempt.frames, attempt.frames + task.frames
+    due = attempt.frames // arguments.every_frames > before // arguments.every_frames
+    if due or _done(attempt, task, arguments.limit_s):
+        _, mean = remote.call("evaluate", arguments.episodes)
+        attempt.best = max(attempt.best, mean)
+        attempt.solved = mean >= arguments.target
+
+
+def _done(attempt: Attempt, task: Task, limit_s: float) -> bool:
+    used_up = attempt.frames + task.frames > given(task.total_frames) or attempt.seconds > limit_s
+    return attempt.solved or used_up
+
+
+def table(attempts: list[Attempt], target: float) -> str:
+    """Frames and seconds of each loop by seed, and the median seconds over those of recurrl."""
+    ours = _median_seconds([each for each in attempts if each.loop == "recurrl"])
+    lines = [
+        f"Frames and seconds until an evaluation reached {target:g}; where none did, the best one, after all frames or "
+        "seconds.",
+        "",
+        "| loop | settings | " + " | ".join(f"seed {seed}" for seed in _unique(each.seed for each in attempts)),
+    ]
+    lines[-1] += " | median s | over recurrl's |"
+    lines.append("|" + "---|" * (lines[-1].count("|") - 1))
+    for loop, settings in _unique((each.loop, each.settings) for each in attempts):
+        found = [each for each in attempts if (each.loop, each.settings) == (loop, settings)]
+        median = _median_seconds(found)
+        more = "> " if sum(each.solved for each in found) <= len(found) / 2 else ""
+        cells = [
+            loop,
+            settings,
+            *map(_cell, found),
+            f"{more}{median:.1f}",
+            f"{more}{median / ours:.1f}" if ours else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _median_seconds(attempts: list[Attempt]) -> float:
+    return statistics.median(each.seconds for each in attempts) if attempts else 0.0
+
+
+def _cell(attempt: Attempt) -> str:
+    reached = "" if attempt.solved else f"(best {attempt.best:.0f}) "
+    return f"{reached}{attempt.frames:,} in {attempt.seconds:.1f} s"
+
+
+def _unique(values: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(values))
