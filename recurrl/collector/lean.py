@@ -27,7 +27,8 @@ from torchrl.envs import (
 )
 
 from recurrl.envs import TensorEnv
-from recurrl.keys import path_of
+from recurrl.errors import NonFiniteError
+from recurrl.keys import LOG_PROB, path_of
 from recurrl.policy.on_tensors import Tensors, UnknownPartError, leaves, operations
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class TensorRollout:
         self.policy_device = policy_device or self.env.device
         self.policy = policy
         self.operations = operations(policy)
+        self._moves = self.policy_device != self.env.device
         self.observation_keys = list(self.env.observation_spec.keys(True, True))
         self.init_key, self.count_key, self.return_key, self.state_keys = marks
         self._check_entries(policy)
@@ -158,16 +160,15 @@ class TensorRollout:
         """
         # Anew, because somebody may have exchanged the policy's parameters.
         self.operations = operations(self.policy)
-        carried = (*self.observation_keys, self.init_key, self.count_key, self.return_key, *self.state_keys)
-        now: Tensors = {key: carrier.get(key) for key in carried}
-        now.update(self._for_policy(now, (*self.observation_keys, self.init_key, *self.state_keys)))
+        now = self._starting(carrier)
         if next_trajectories is not None:
             now[_TRAJECTORY] = carrier.get(_TRAJECTORY)
         steps: list[Tensors] = []
         nexts: list[Tensors] = []
         for _ in range(self.batch_NT.batch_size[-1]):
             self.act(now)
-            after: Tensors = dict(self.env.step_tensors(now["action"].to(self.env.device)))
+            action = now["action"]
+            after: Tensors = dict(self.env.step_tensors(action.to(self.env.device) if self._moves else action))
             after[self.count_key] = now[self.count_key] + 1
             after[self.return_key] = now[self.return_key] + after["reward"]
             # Without what the policy passed through: memory that is free at once is still in the cache.
@@ -177,6 +178,16 @@ class TensorRollout:
         # Copies, because a reset of the collector writes into the carrier.
         carrier.update({key: value.clone() for key, value in now.items()})
         self.store(steps, nexts)
+        self._check_log_probs()
+
+    def _starting(self, carrier: TensorDictBase) -> Tensors:
+        """What the first step starts from."""
+        now: Tensors = {key: carrier.get(key) for key in (*self.observation_keys, self.count_key, self.return_key)}
+        now.update(self._for_policy(now, self.observation_keys))
+        now[self.init_key] = is_init = carrier.get(self.init_key).to(self.policy_device)
+        for key in self.state_keys:
+            now[key] = _reset(carrier.get(key).to(self.policy_device), is_init)
+        return now
 
     def act(self, now: Tensors) -> None:
         """Adds what the policy writes."""
@@ -199,7 +210,7 @@ class TensorRollout:
             following[self.count_key] = after[self.count_key].masked_fill(done, 0)
             following[self.return_key] = after[self.return_key].masked_fill(done, 0.0)
             for key, state in states.items():
-                states[key] = torch.where(is_init.view(-1, *[1] * (state.ndim - 1)), 0.0, state)
+                states[key] = _reset(state, is_init)
             if next_trajectories is not None:
                 following[_TRAJECTORY] = next_trajectories(after)
         following.update(states)
@@ -207,7 +218,7 @@ class TensorRollout:
         return following
 
     def _for_policy(self, data: Tensors, keys: Iterable[NestedKey]) -> Tensors:
-        return {key: data[key].to(self.policy_device) for key in keys}
+        return {key: data[key].to(self.policy_device) for key in keys} if self._moves else {}
 
     def store(self, steps: list[Tensors], nexts: list[Tensors]) -> None:
         """Writes each entry of the batch from those of its steps. Flags that no step sets are zero from the start."""
@@ -216,6 +227,19 @@ class TensorRollout:
                 _stack_into(out, [step[key] for step in steps])
             elif isinstance(key, tuple) and key[0] == "next" and _rest(key) in nexts[0]:
                 _stack_into(out, [after[_rest(key)] for after in nexts])
+
+    def _check_log_probs(self) -> None:
+        log_probs_NT = self.batch_NT.get(LOG_PROB, None)
+        if log_probs_NT is not None and not log_probs_NT.isfinite().all():
+            raise NonFiniteError(
+                "The policy gave its actions probabilities that are not finite. A smaller lr or "
+                "algorithm.max_grad_norm may help; so may normalised or clipped observations."
+            )
+
+
+def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
+    """Zeros where an episode starts. A select, not a product: what is not finite must not survive."""
+    return torch.where(is_init_N1.view(-1, *[1] * (state_N.ndim - 1)), 0.0, state_N)
 
 
 def _next(key: NestedKey) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import getitem
 from typing import Any, cast
@@ -25,6 +24,7 @@ from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from recurrl.config import EnvConfig
 from recurrl.environment_state import UnsavableError, restore, state_of
+from recurrl.envs._faults import Faults
 from recurrl.envs._spaces import check_spaces, leaves, spec_under
 from recurrl.envs._tensors import TensorEnv
 from recurrl.envs._wrappers import (
@@ -150,15 +150,18 @@ class InlineEnv(TensorEnv):
             for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
         }
         self._composite_observation = isinstance(first.observation_space, spaces.Dict)
-        self._steps = 0
-        self._at = 0
+        # What changes from step to step is in an object of its own: to set an attribute of an EnvBase takes as long as
+        # a light environment's step.
+        self._faults = Faults(first.spec.id if first.spec else None, count)
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""
         which = range(len(self._envs)) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
-        with self._blamed("reset"):
-            for self._at in which:
-                self._take(self._at, self._envs[self._at].reset()[0])
+        faults = self._faults
+        with faults.blamed("reset"):
+            for i in which:
+                faults.at = i
+                self._take(i, self._envs[i].reset()[0])
         return self._observations()
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
@@ -170,13 +173,14 @@ class InlineEnv(TensorEnv):
         reward = np.empty((count, 1), np.float32)
         terminated = np.empty((count, 1), bool)
         truncated = np.empty((count, 1), bool)
-        self._steps += 1
-        with self._blamed("step"):
+        faults, take = self._faults, self._take
+        faults.steps += 1
+        with faults.blamed("step"):
             for i, env in enumerate(self._envs):
-                self._at = i
+                faults.at = i
                 observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
-                self._take(i, observation)
-        self._check_finite("reward", reward)
+                take(i, observation)
+        faults.check_finite("reward", reward)
         return {
             **self._observations(),
             "reward": torch.from_numpy(reward),
@@ -203,52 +207,21 @@ class InlineEnv(TensorEnv):
     def _take(self, i: int, observation: Any) -> None:
         for key, values in self._last.items():
             entry = np.asarray(reduce(getitem, key, observation) if self._composite_observation else observation)
-            # A number may stand for a vector of one, which is what its specification is.
-            fits = entry.shape == values.shape[1:] or (entry.ndim == 0 and values.shape[1:] == (1,))
-            if not fits or not np.can_cast(entry.dtype, values.dtype, "same_kind"):
-                raise EnvironmentFaultError(
-                    f"{self._name(i)} gave the observation {key!r} the shape {entry.shape} and the dtype {entry.dtype},"
-                    f" but its space has {values.shape[1:]} and {values.dtype}. Let the environment return what its "
-                    "observation_space says."
-                )
+            if entry.dtype != values.dtype or entry.shape != values.shape[1:]:
+                self._faults.check_fits(key, entry, values.shape[1:], values.dtype)
             values[i] = entry
 
     def _observations(self) -> dict[NestedKey, Tensor]:
         for key, values in self._last.items():
-            self._check_finite(f"value of observation {key!r}", values)
+            self._faults.check_finite(f"value of observation {key!r}", values)
         return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
-
-    def _check_finite(self, what: str, values: np.ndarray[Any, Any]) -> None:
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            i = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise EnvironmentFaultError(
-                f"{self._name(i)} gave a {what} that is not finite: {values[i]}. Let the environment clip it, or end "
-                "the episode before."
-            )
-
-    @contextmanager
-    def _blamed(self, call: str) -> Iterator[None]:
-        """Says of what an environment raises in a call which one it was: the one that ``_at`` is the index of."""
-        try:
-            yield
-        except (ConfigError, EnvironmentFaultError):
-            raise
-        except Exception as error:
-            raise EnvironmentFaultError(
-                f"{self._name(self._at)} raised {type(error).__name__} in {call}: {str(error).rstrip('.')}. "
-                "HYDRA_FULL_ERROR=1 shows where."
-            ) from error
-
-    def _name(self, i: int) -> str:
-        spec = self._envs[i].spec
-        return f"Environment {i} of {len(self._envs)} ({spec.id if spec else 'unregistered'}), at step {self._steps},"
 
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed
         # gives the same episodes whichever way the environments are run.
-        with self._blamed("reset"):
+        with self._faults.blamed("reset"):
             for i, env in enumerate(self._envs):
-                self._at = i
+                self._faults.at = i
                 env.reset(seed=seed)
                 seed = None if seed is None else int(seed_generator(seed))
 

@@ -22,9 +22,11 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 from torch.nn import functional
+from torch.nn.modules.module import _has_any_global_hook
 
 from recurrl.keys import VALUE
 from recurrl.policy.actor_critic import ActorCritic
+from recurrl.policy.distributions import categorical
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import step
 from recurrl.recurrent.layer import directions, weights_of
@@ -40,6 +42,9 @@ class UnknownPartError(Exception):
 
 def operations(policy: nn.Module) -> list[Operation]:
     """What calling ``policy`` on one step does, sampling its actions, in order.
+
+    But for two things, for the sake of speed: recurrent states are not reset, they have to be zero where an episode
+    starts; and nobody looks whether probabilities are finite, so that has to be seen to by their logarithms.
 
     Raises:
         UnknownPartError: the policy holds a module of another kind than those below, which may do anything.
@@ -100,13 +105,37 @@ def _operation(module: nn.Module, recurrent: Callable[[RecurrentModule], Operati
 def _network(module: TensorDictModule) -> Operation:
     if module._kwargs is not None or module.method is not None or module.inplace is not True:
         raise UnknownPartError(f"the policy calls {type(module.module).__name__} in a way of its own")
-    network, in_keys, out_keys = module.module, module.in_keys, module.out_keys
+    network, in_keys, out_keys = _flat(module.module), module.in_keys, module.out_keys
 
     def run(data: Tensors) -> None:
         outputs = network(*[data[key] for key in in_keys])
         data.update(zip(out_keys, outputs if isinstance(outputs, tuple) else (outputs,), strict=True))
 
     return run
+
+
+def _flat(network: nn.Module) -> Callable[..., Any]:
+    """A network as a function of its own: what torch does around every module takes as long as a small one."""
+    if type(network) not in (nn.Sequential, nn.Linear, nn.Tanh) or _has_hooks(network):
+        return network
+    if isinstance(network, nn.Linear):
+        # Its parameters as they are at the call: somebody may exchange them.
+        return lambda value: functional.linear(value, network.weight, network.bias)
+    if isinstance(network, nn.Tanh):
+        return torch.tanh
+    layers = [_flat(layer) for layer in network.children()]
+
+    def run(value: Any) -> Any:
+        for layer in layers:
+            value = layer(value)
+        return value
+
+    return run
+
+
+def _has_hooks(network: nn.Module) -> bool:
+    own = network._forward_pre_hooks or network._forward_hooks or network._compiled_call_impl
+    return bool(own or _has_any_global_hook())
 
 
 def _recurrent_sequence(module: RecurrentModule) -> Operation:
@@ -122,7 +151,7 @@ def _recurrent_sequence(module: RecurrentModule) -> Operation:
 
 
 def _recurrent_step(module: RecurrentModule) -> Operation:
-    input_key, *state_keys, init_key = module.in_keys
+    input_key, *state_keys, _ = module.in_keys
     output_key, *new_state_keys = module.out_keys
 
     cell, layers = module.cell, module.layers
@@ -131,20 +160,17 @@ def _recurrent_step(module: RecurrentModule) -> Operation:
     weights = [weights_of(cell, layers, layer, 0) for layer in range(layers.num_layers)]
 
     def run(data: Tensors) -> None:
-        """As :func:`recurrl.recurrent.layer.run_step`, which sees to resets at every step, whether there are or not."""
-        states = tuple(data[key] for key in state_keys)
-        starts = data[init_key]
-        if starts.any():
-            states = tuple(torch.where(starts.unsqueeze(-1), 0.0, state) for state in states)
+        """As :func:`recurrl.recurrent.layer.run_step`, but for resets."""
+        layered = zip(*[data[key].unbind(1) for key in state_keys], strict=True)
         output = data[input_key]
         new_states = []
-        for layer, weight in enumerate(weights):
+        for weight, states in zip(weights, layered, strict=True):
             x_gates = functional.linear(output, weight.w_ih, weight.b_ih)
-            new_states.append(step(cell, weight, x_gates, tuple(state[:, layer] for state in states)))
+            new_states.append(step(cell, weight, x_gates, states))
             output = new_states[-1][0]
         data[output_key] = output
-        for key, layered in zip(new_state_keys, zip(*new_states, strict=True), strict=True):
-            data[key] = layered[0].unsqueeze(1) if len(layered) == 1 else torch.stack(layered, 1)
+        for key, layers_N in zip(new_state_keys, zip(*new_states, strict=True), strict=True):
+            data[key] = layers_N[0].unsqueeze(1) if len(layers_N) == 1 else torch.stack(layers_N, 1)
 
     return run
 
@@ -155,11 +181,19 @@ def _sampling(module: ProbabilisticTensorDictModule) -> Operation:
     if module.num_samples is not None or not module.return_log_prob:
         raise UnknownPartError("the policy samples in a way of its own")
     (action_key,), log_prob_key = module.dist_sample_keys, module.log_prob_key
+    if module.distribution_class is categorical and list(module.dist_keys) == ["logits"]:
+        (logits_key,) = module.in_keys
+
+        def choose(data: Tensors) -> None:
+            logits_NA = data[logits_key]
+            data[action_key], data[log_prob_key] = _choice(logits_NA - logits_NA.logsumexp(-1, keepdim=True))
+
+        return choose
 
     def run(data: Tensors) -> None:
         distribution = module.get_dist(data)
         if type(distribution) is Categorical:
-            data[action_key], data[log_prob_key] = _sample_categorical(distribution.logits)
+            data[action_key], data[log_prob_key] = _choice(distribution.logits)
             return
         action = distribution.rsample() if distribution.has_rsample else distribution.sample()
         data[action_key] = action
@@ -168,7 +202,12 @@ def _sampling(module: ProbabilisticTensorDictModule) -> Operation:
     return run
 
 
-def _sample_categorical(logits_NA: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample and log-probability, as torch does from normalised logits, in half its time."""
-    action_N1 = torch.multinomial(functional.softmax(logits_NA, -1), 1, True)
-    return action_N1.squeeze(-1), logits_NA.gather(-1, action_N1).squeeze(-1)
+def _choice(log_probs_NA: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample and log-probability from all log-probabilities, the same as torch's Categorical gives.
+
+    The smallest of exponential variables with these rates is each with its probability: what torch.multinomial does for
+    one sample, after longer looks at the probabilities.
+    """
+    probs_NA = functional.softmax(log_probs_NA, -1)
+    action_N1 = probs_NA.div_(torch.empty_like(probs_NA).exponential_()).argmax(-1, keepdim=True)
+    return action_N1.squeeze(-1), log_probs_NA.gather(-1, action_N1).squeeze(-1)

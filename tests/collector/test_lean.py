@@ -18,6 +18,7 @@ from recurrl.collector import single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
+from recurrl.errors import NonFiniteError
 from recurrl.policy import ActorCritic
 from recurrl.train import make_policy_for, set_process_state
 
@@ -110,6 +111,26 @@ def test_either_way_goes_on_where_the_other_ended(compose: Compose) -> None:
 
     for ours, theirs in zip(batches(config, LeanCollector, other_way), batches(config, Collector), strict=True):
         assert_identical(ours, theirs)
+
+
+def test_hooks_on_the_policys_networks_are_called(compose: Compose) -> None:
+    collector, policy = make(compose(*SMALL), LeanCollector)
+    called: list[str] = []
+    for name in ("actor_head", "critic_head"):
+        network = getattr(policy, name).module
+        network.register_forward_hook(lambda *_, name=name: called.append(name))
+    next(iter(collector))
+    collector.shutdown()
+    assert called == ["actor_head", "critic_head"] * 40
+
+
+def test_a_policy_whose_probabilities_are_no_numbers_ends_the_collection(compose: Compose) -> None:
+    collector, policy = make(compose(*SMALL), LeanCollector)
+    with torch.no_grad():
+        policy.actor_head.module.bias[0] = float("nan")
+    with pytest.raises(NonFiniteError, match="gave its actions probabilities that are not finite"):
+        next(iter(collector))
+    collector.shutdown()
 
 
 class Doubled(TensorDictModule):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
@@ -140,12 +140,14 @@ def test_encoder_and_cell_run_once_a_minibatch(
     objective: str, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm, policy, batch = make(compose, f"algorithm.objective={objective}")
-    calls = []
-    policy.trunk[0].module.register_forward_hook(lambda *_: calls.append("encoder"))
-    run = RecurrentModule.run
+    calls: list[nn.Parameter | str] = []
+    linear, run = functional.linear, RecurrentModule.run
+    monkeypatch.setattr(functional, "linear", lambda x, w, b: (calls.append(w), linear(x, w, b))[1])
     monkeypatch.setattr(RecurrentModule, "run", lambda *a, **k: (calls.append("cell"), run(*a, **k))[1])
     algorithm.loss(batch)
-    assert calls == ["encoder", "cell"]
+    encoder = next(policy.trunk[0].parameters())
+    assert sum(call is encoder for call in calls) == 1
+    assert calls.count("cell") == 1
 
 
 @pytest.mark.parametrize("discrete", [True, False])
