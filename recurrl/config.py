@@ -217,11 +217,13 @@ class LoggerConfig:
         name: ``csv``, ``tensorboard`` or ``wandb``.
         project: wandb's project.
         mode: wandb's mode: ``auto`` (online with a login, else offline), ``online`` or ``offline``.
+        id: wandb's id of the run; null is that of the run that is gone on with, or a new one.
     """
 
     name: str
     project: str | None
     mode: str | None
+    id: str | None
 
 
 @dataclass
