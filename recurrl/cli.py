@@ -58,7 +58,10 @@ def main() -> None:
     except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
-        sys.exit(f"error: {sentence(error) if isinstance(error, OSError) else error}")
+        # Hydra's error for a choice that does not exist is one of the operating system too.
+        if isinstance(error, OSError) and not isinstance(error, HydraException):
+            sys.exit(f"error: {sentence(error)}")
+        sys.exit(f"error: {error}")
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -217,11 +218,13 @@ class LoggerConfig:
         name: ``csv``, ``tensorboard`` or ``wandb``.
         project: wandb's project.
         mode: wandb's mode: ``auto`` (online with a login, else offline), ``online`` or ``offline``.
+        id: wandb's id of the run; null is that of the run that is gone on with, or a new one.
     """
 
     name: str
     project: str | None
     mode: str | None
+    id: str | None
 
 
 @dataclass
@@ -318,9 +321,22 @@ def typed(config: DictConfig) -> TrainConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(_untypable(error, config)) from error
     assert isinstance(result, TrainConfig)
+    _check_lists(result)
     if result.device == AUTO:
         result.device = "cuda" if torch.cuda.is_available() else "cpu"
     return result
+
+
+def _check_lists(config: TrainConfig) -> None:
+    """Refuses what is no plain value within a list, which OmegaConf lets through."""
+    for key in key_paths(TrainConfig):
+        value = reduce(getattr, key.split("."), config)
+        nested = [item for item in value if isinstance(item, list | dict)] if isinstance(value, list) else []
+        if nested:
+            raise ConfigError(
+                f"The configuration key {key!r} takes a list of plain values, and {nested[0]} is none. Give "
+                f"{key}=[...], with commas between its values."
+            )
 
 
 def value_of(config: DictConfig, key: str) -> Any:
@@ -344,8 +360,9 @@ def _untypable(error: OmegaConfBaseException, config: DictConfig) -> str:
         return f"The configuration key {key!r} has to be a list. Give {key}=[...], with commas between its values."
     if "could not be converted to Integer" in reason:
         # A list is given as a whole, so the advice is about all of it.
-        whole_key = str(key).partition("[")[0]
-        whole = _as_integers(OmegaConf.select(config, whole_key))
+        whole_key, place, _ = str(key).partition("[")
+        value = OmegaConf.select(config, whole_key)
+        whole = _as_integers(value) if isinstance(value, ListConfig) == bool(place) else None
         if whole is not None:
             return (
                 f"The configuration key {whole_key!r} takes whole numbers, written without a point or an exponent. "

@@ -78,7 +78,8 @@ class Learner:
         ended_NT[:, -1] |= self.config.algorithm.resets_rows
         reward_NT = self.reward_scaler(after["reward"].squeeze(-1), ended_NT)
         self.states.take(batch_NT)
-        metrics = self._prepare(batch_NT, reward_NT)
+        metrics = self.states.norms(batch_NT)
+        metrics |= self._prepare(batch_NT, reward_NT)
         if COUNTED in batch_NT and not batch_NT[COUNTED].any():
             # A step would follow the optimizer's momentum alone.
             metrics["optim/steps"] = 0.0

@@ -56,6 +56,17 @@ class SliceStates:
         self._slices_SK = inputs.reshape(-1, self._slice_len)
         self._recorded_SK = batch_NT["next"].select(*self._keys).reshape(-1, self._slice_len)
 
+    def norms(self, batch_NT: TensorDictBase) -> dict[str, float]:
+        """Euclidean norms of the states that steps began with, each on average over the batch; nothing without states.
+
+        Args:
+            batch_NT: rows of an iteration, as they were collected.
+        """
+        if not self._keys:
+            return {}
+        means = torch.stack([batch_NT[key].flatten(2).norm(dim=-1).mean() for key in self._keys]).tolist()
+        return {f"state/{key}_norm": mean for key, mean in zip(self._keys, means, strict=True)}
+
     @property
     def refreshes(self) -> bool:
         """Whether states, and with them values and advantages, are computed anew before each epoch."""

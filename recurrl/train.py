@@ -59,12 +59,12 @@ def train(
     logger.info(describe(config, policy))
 
     with ExitStack() as stack:
-        trackers = make_trackers(config, run_dir, settings)
+        start = checkpoint.to_resume(config, run_dir)
+        trackers = make_trackers(config, run_dir, settings, None if start is None else checkpoint.resumed(start))
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         collector = make_collector(config, policy)
         stack.callback(collector.shutdown)
         saved = checkpoint.components(learner, episodes=episodes, carry=Carry(collector))
-        start = checkpoint.to_resume(config, run_dir)
         if start is not None:
             report.frames = checkpoint.load(start, saved)
         progress = Progress(config.total_frames)
@@ -94,7 +94,8 @@ def train(
             report.take(metrics)
             ending = request.made
             if ending or is_due(config, report.frames, config.checkpoint.every_frames):
-                path = checkpoint.save(run_dir, report.frames, metrics.get("eval/return_mean"), saved)
+                return_mean = metrics.get("eval/return_mean")
+                path = checkpoint.save(run_dir, report.frames, return_mean, saved, trackers.ids)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
                 report.checkpoint = str(path.relative_to(run_dir))
         plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from recurrl.config import BURN_IN, NO_CELL, STATE_POLICIES, STORED, AlgorithmConfig, TrainConfig
+from recurrl.config import BURN_IN, NO_CELL, STATE_POLICIES, STORED, AlgorithmConfig, LoggerConfig, TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
 from recurrl.recurrent.backends import RECOMPUTE, Options, backend_names, refusal
@@ -39,6 +39,7 @@ def check(config: TrainConfig) -> None:
     _check_algorithm(config.algorithm)
     _check_ranges(config)
     _check_choices(config)
+    _check_logger(config.logger)
     _check_groups(config)
     _check_device(config)
     _check_recurrence(config)
@@ -171,6 +172,18 @@ def _check_choices(config: TrainConfig) -> None:
         _require(
             importlib.util.find_spec("tensorboard") is not None,
             "logger=tensorboard needs the tensorboard package. Install it with: pip install 'recurrl[tensorboard]'",
+        )
+
+
+def _check_logger(logger: LoggerConfig) -> None:
+    if logger.name == "wandb":
+        return
+    for key in ("project", "mode", "id"):
+        value = getattr(logger, key)
+        _require(
+            value is None,
+            f"logger.{key}={value} is an option of logger=wandb, and this run has logger={logger.name}. Leave it out, "
+            "or choose logger=wandb.",
         )
 
 

@@ -172,6 +172,22 @@ def test_a_whole_number_written_as_a_decimal_is_refused_with_how_it_is_written(u
     )
 
 
+def test_a_list_where_a_number_belongs_is_refused_without_advice_that_would_not_help(untypable):
+    assert untypable("num_threads", [2]).endswith("Give a value of that type.")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nested"),
+    [("policy.encoder_sizes", [[64]], "[64]"), ("env.mask", [1, {"a": 1}], "{'a': 1}"), ("env.packages", [[]], "[]")],
+    ids=str,
+)
+def test_what_is_no_plain_value_within_a_list_is_refused(untypable, key, value, nested):
+    assert untypable(key, value) == (
+        f"The configuration key {key!r} takes a list of plain values, and {nested} is none. Give {key}=[...], with "
+        "commas between its values."
+    )
+
+
 def test_a_count_of_frames_with_an_exponent_is_refused_and_what_the_refusal_advises_is_fine(refused, compose):
     advice = refused("total_frames=1e6").partition("Give ")[2].rstrip(".")
     assert advice == "total_frames=1_000_000"

@@ -82,6 +82,10 @@ def test_an_option_that_does_not_exist_is_refused_with_those_that_do(refused, gr
     assert {option for listed, option in OPTIONS if listed == group} <= set(error.split())
 
 
+def test_several_options_of_a_group_that_takes_one_are_refused_by_name(refused):
+    assert refused("recompute=[gru,lstm]").startswith("In 'train': Could not load 'recompute/lstm'.")
+
+
 def test_an_experiment_that_does_not_exist_is_refused(refused):
     assert "experiment/nonesuch" in refused("experiment=nonesuch")
 

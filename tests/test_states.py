@@ -261,6 +261,18 @@ def test_each_state_policy_learns_something_else(compose: Compose) -> None:
     assert drifts["zero"] > drifts["stored"]
 
 
+def test_the_norm_of_each_state_is_logged_as_it_was_collected(compose: Compose) -> None:
+    config = compose(*SMALL, "cell=lstm", *MODES["refresh"])
+    policy, batch = collected(config)
+    before = batch.clone()
+    metrics = Learner(config, policy).learn(batch, progress=0.0)
+    for name in ("h", "c"):
+        state_NT = before[f"recurrent_state_{name}"].squeeze(2)
+        expected = state_NT.square().sum(-1).sqrt().mean().item()
+        assert expected > 0
+        assert metrics[f"state/recurrent_state_{name}_norm"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_states_are_refreshed_before_each_epoch(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(*SMALL, *MODES["refresh"], "epochs=3")
     policy, batch = collected(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from torchrl.checkpoint import GlobalRNGState
@@ -13,6 +14,7 @@ from recurrl.config import TrainConfig, run_directory_of
 from recurrl.errors import ConfigError
 from recurrl.learner import Learner
 from recurrl.policy import ActorCritic
+from recurrl.tracking import Resumed
 
 FOLDER = "checkpoints"
 AUTO = "auto"
@@ -40,7 +42,13 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
     }
 
 
-def save(run_dir: Path, frames: int, return_mean: float | None, of: Mapping[str, Stateful]) -> Path:
+def save(
+    run_dir: Path,
+    frames: int,
+    return_mean: float | None,
+    of: Mapping[str, Stateful],
+    tracker_ids: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
     """Writes a checkpoint, and returns where.
 
     Args:
@@ -48,12 +56,14 @@ def save(run_dir: Path, frames: int, return_mean: float | None, of: Mapping[str,
         frames: how many have been seen.
         return_mean: of the evaluation after these frames; None if there was none.
         of: the :func:`components` of the run.
+        tracker_ids: under which destinations of metrics find the run again.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to. The checkpoints before are whole.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
-    files.write(path, of, {"frames": frames, "return_mean": return_mean})
+    values = {"frames": frames, "return_mean": return_mean, "tracker_ids": dict(tracker_ids)}
+    files.write(path, of, values)
     return path
 
 
@@ -111,6 +121,17 @@ def frames_of(path: Path) -> int:
         ConfigError: the checkpoint is damaged.
     """
     return int(files.metadata(path)["frames"])
+
+
+def resumed(path: Path) -> Resumed:
+    """What the metrics of a run that goes on from a checkpoint go on from.
+
+    Raises:
+        ConfigError: the checkpoint is damaged.
+    """
+    values = files.metadata(path)
+    # Those written before there were ids of trackers have none.
+    return Resumed(int(values["frames"]), values.get("tracker_ids", {}))
 
 
 def check_resume(config: TrainConfig, run_dir: Path) -> None:

@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from recurrl.config import TrainConfig
@@ -21,8 +22,24 @@ ALWAYS = "csv"
 """The destination every run has."""
 
 
+class Resumed(NamedTuple):
+    """What a run goes on from, as far as its metrics are concerned.
+
+    Attributes:
+        frames: how many had been seen.
+        ids: those of the runs that were recorded elsewhere, by the name of the destination.
+    """
+
+    frames: int
+    ids: Mapping[str, str]
+
+
 class Tracker(Protocol):
     """A destination of metrics."""
+
+    @property
+    def id(self) -> str | None:
+        """Under which the destination finds the run again; None if it has no such thing."""
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of one iteration.
@@ -41,10 +58,15 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """Several destinations that take the same metrics."""
+    """Several destinations that take the same metrics.
 
-    def __init__(self, trackers: Iterable[Tracker]) -> None:
+    Attributes:
+        ids: under which destinations find the run again, by their names; for checkpoints.
+    """
+
+    def __init__(self, trackers: Iterable[Tracker], ids: Mapping[str, str] = MappingProxyType({})) -> None:
         self.trackers = tuple(trackers)
+        self.ids = dict(ids)
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of one iteration in each destination.
@@ -66,23 +88,29 @@ class Trackers:
                 stack.callback(tracker.close, exit_code)
 
 
-def make_trackers(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any]) -> Trackers:
+def make_trackers(
+    config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
+) -> Trackers:
     """The destinations a run asked for: ``metrics.csv``, and the one that ``config.logger`` names if it is another.
 
     Args:
         config: the run; ``logger`` and ``resume`` are used here.
         run_dir: the run's directory, which exists.
         settings: the run's whole configuration as plain nested dictionaries, for destinations that store it.
+        resumed: what the run goes on from; None for one that begins.
 
     Raises:
         ConfigError: the directory holds the metrics of another run, or a destination is not available here. What was
             opened before is closed again.
     """
+    ids = {} if resumed is None else dict(resumed.ids)
     with ExitStack() as opened:
         trackers: list[Tracker] = []
         for name in dict.fromkeys((ALWAYS, config.logger.name)):
-            tracker: Tracker = importlib.import_module(f"{__name__}.{name}").make(config, run_dir, settings)
+            tracker: Tracker = importlib.import_module(f"{__name__}.{name}").make(config, run_dir, settings, resumed)
             opened.callback(tracker.close, 1)
             trackers.append(tracker)
+            if tracker.id is not None:
+                ids[name] = tracker.id
         opened.pop_all()
-    return Trackers(trackers)
+    return Trackers(trackers, ids)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from recurrl.atomic import atomic_write
 from recurrl.errors import ConfigError
-from recurrl.tracking import FRAMES
+from recurrl.tracking import FRAMES, Resumed
 
 if TYPE_CHECKING:
     from recurrl.config import TrainConfig
@@ -29,6 +29,8 @@ class CsvTracker:
     With ``resumes`` the file is one an interrupted run left. Its rows stay up to the first frame count logged here;
     those at or after it are measured again by the run that goes on, and replaced.
     """
+
+    id = None
 
     def __init__(self, path: Path, resumes: bool = False) -> None:
         self._path = path
@@ -64,7 +66,7 @@ class CsvTracker:
         return self._path.open("a", encoding="utf-8", newline="")
 
 
-def make(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any]) -> CsvTracker:
+def make(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None) -> CsvTracker:
     """The tracker of a run that starts in ``run_dir``, or goes on there when ``config.resume`` points into it.
 
     Raises:
@@ -72,6 +74,12 @@ def make(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any]) -> Csv
     """
     path = run_dir / FILE_NAME
     return CsvTracker(path, resumes=_points_into(config.resume, run_dir) and path.exists())
+
+
+def last_frames(path: Path) -> int:
+    """The frames of the last row of a file of metrics; 0 if it has none."""
+    rows = _read(path)[1]
+    return int(rows[-1][FRAMES]) if rows else 0
 
 
 def _points_into(resume: str | None, run_dir: Path) -> bool:

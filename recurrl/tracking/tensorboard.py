@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recurrl.errors import ConfigError
+from recurrl.tracking import Resumed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -22,6 +23,8 @@ class TensorboardTracker:
     Events that an interrupted run left in the same directory at or after the first frame count logged here are
     declared void, so that TensorBoard shows each frame count once.
     """
+
+    id = None
 
     def __init__(self, open_writer: Callable[[int], SummaryWriter]) -> None:
         """The argument opens a writer, given the first frame count."""
@@ -42,7 +45,9 @@ class TensorboardTracker:
             self._writer.close()
 
 
-def make(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any]) -> TensorboardTracker:
+def make(
+    config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
+) -> TensorboardTracker:
     """The tracker of a run in ``run_dir``.
 
     Raises:

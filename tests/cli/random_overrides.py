@@ -64,12 +64,20 @@ FLOATS = (
 )
 STRINGS = {
     "env.source": ("gymnasium", "_spaces", "os"),
-    "env.vectorization": ("inline", "serial", "gymnasium"),
+    "env.vectorization": ("inline", "serial", "gymnasium", "parallel"),
     "env.id": (
         *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "FrozenLake-v1"),
         *("Taxi-v3", "CliffWalking-v1", "Ant-v4", "CartPole-v0", "CartPole", "LunarLander-v3", "ALE/Pong-v5"),
         *("phys2d/CartPole-v1", "GymV21Environment-v0", "tabular/Blackjack-v0", "CarRacing-v3", "HalfCheetah-v5"),
     ),
+    "cell.name": ("gru", "lstm", "mingru", "none"),
+    "backend.name": ("auto", "pad", "scan", "reference", "triton"),
+    "recompute.name": ("none", "full", "chunk"),
+    "precision.name": ("ieee", "tf32", "tf32x3", "bf16"),
+    "collector.name": ("single", "multi_sync", "multi_async"),
+    "logger.name": ("csv", "tensorboard", "wandb"),
+    "logger.project": ("mine", "a/b", "'a b'"),
+    "logger.id": ("mine", "a/b", "' a'"),
     "state": ("stored", "zero", "burn_in", "refresh"),
     "lr_schedule": ("linear", "adaptive"),
     "algorithm.objective": ("clip", "kl", "plain"),
@@ -85,9 +93,31 @@ STRINGS = {
     "device": ("auto", "cpu", "cpu:0", "cpu:1", "cuda", "cuda:0", "cuda:99", "meta", "mps", "cpu:-1"),
 }
 LISTS = {
-    "policy.encoder_sizes": ("[]", "[1]", "[8,4]", "[0]", "[-1]", f"[{10**18}]", "[8,null]", "[1.5]", "[a]"),
-    "env.mask": ("[]", "[0]", "[0,0]", "[1,3]", "[0,1,2,3]", "[99]", "[-1]", f"[{10**18}]", "[1.0]", "[a]"),
-    "env.packages": ("[]", "[popgym]", "[nonesuch]", "['']", "['.']", "['a b']", "[gymnasium.envs]", "[os.nonesuch]"),
+    "policy.encoder_sizes": ("[]", "[1]", "[8,4]", "[0]", "[-1]", f"[{10**18}]", "[8,null]", "[1.5]", "[a]", "[[8]]"),
+    "env.mask": (
+        "[]",
+        "[0]",
+        "[0,0]",
+        "[1,3]",
+        "[0,1,2,3]",
+        "[99]",
+        "[-1]",
+        f"[{10**18}]",
+        "[1.0]",
+        "[a]",
+        "[0,{a:1}]",
+    ),
+    "env.packages": (
+        "[[a]]",
+        "[]",
+        "[popgym]",
+        "[nonesuch]",
+        "['']",
+        "['.']",
+        "['a b']",
+        "[gymnasium.envs]",
+        "[os.nonesuch]",
+    ),
     "env.kwargs": (
         "{}",
         "{render_mode:human}",
@@ -97,8 +127,18 @@ LISTS = {
         "{sutton_barto_reward:true}",
     ),
 }
-SLOW_TO_START = ("multi_sync", "multi_async", "parallel", "triton", "wandb")
-"""Choices that start processes, or run in an interpreter: they have tests of their own."""
+SERVICES = (
+    *(("collector=multi_sync",), ("collector=multi_async",), ("collector=multi_async", "collector.num_workers=4")),
+    *(("env.vectorization=parallel", "env.num_envs=2", "minibatch_slices=2"), ("collector=multi_sync", "cell=none")),
+    *(("backend=triton",), ("backend=triton", "cell=lstm", "recompute=full"), ("backend=triton", "precision=bf16")),
+    *(("logger=wandb", "logger.mode=offline"), ("logger=wandb", "logger.id=mine"), ("logger=wandb", "resume=auto")),
+)
+"""Choices that start processes, or run in an interpreter. They take seconds, so they are drawn rarely."""
+
+
+def is_slow(overrides: list[str]) -> bool:
+    """Whether a command line makes such a choice."""
+    return any(name in override for override in overrides for name in ("multi_", "parallel", "triton", "wandb"))
 
 
 def leaf_types() -> dict[str, Any]:
@@ -118,7 +158,10 @@ def group_choices() -> dict[str, list[str]]:
 
 def draw(draws: random.Random) -> list[str]:
     """A command line: the small run, and one to four things changed in it."""
-    base = draws.choice((SMALL, SMALL, SMALL, GRPO))
+    if draws.random() < 0.05:
+        return [*SMALL, *draws.choice(SERVICES), *(_override(draws) for _ in range(draws.choice((0, 0, 1, 1, 2))))]
+    # Seldom by the choice that measures, which takes seconds for each shape that is new.
+    base = (*draws.choice((SMALL, SMALL, SMALL, GRPO)), *draws.choice(((), *5 * (("backend=pad",),))))
     return [*base, *(_override(draws) for _ in range(draws.choice((1, 1, 2, 2, 3, 4))))]
 
 

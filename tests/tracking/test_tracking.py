@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,12 @@ import pytest
 import recurrl.tracking
 import recurrl.tracking.csv
 import recurrl.tracking.tensorboard
-from recurrl.tracking import Trackers, make_trackers
+from recurrl.tracking import Resumed, Trackers, make_trackers
 
 
 class Recorder:
+    id = None
+
     def __init__(self, events=None, name="", failure=None):
         self.events = [] if events is None else events
         self.name = name
@@ -72,13 +75,13 @@ def test_a_destination_gets_the_configuration_the_directory_and_the_settings(con
     monkeypatch.setattr(
         recurrl.tracking.tensorboard, "make", lambda *arguments: received.append(arguments) or Recorder()
     )
-    config = config_for("tensorboard")
-    make_trackers(config, tmp_path, {"seed": 1}).close()
-    assert received == [(config, tmp_path, {"seed": 1})]
+    config, resumed = config_for("tensorboard"), Resumed(8, {})
+    make_trackers(config, tmp_path, {"seed": 1}, resumed).close()
+    assert received == [(config, tmp_path, {"seed": 1}, resumed)]
 
 
 def test_what_was_opened_is_closed_as_failed_when_a_later_destination_cannot_be_had(config_for, tmp_path, monkeypatch):
-    def refuse(config, run_dir, settings):
+    def refuse(*_):
         raise ValueError("not here")
 
     first = Recorder()
@@ -94,7 +97,7 @@ def test_each_yaml_of_the_group_has_a_module_of_its_name_that_makes_a_tracker():
     assert {"csv", "tensorboard", "wandb"} <= set(names)
     package = Path(recurrl.tracking.__file__).parent
     for name in names:
-        assert "\ndef make(config: TrainConfig" in (package / f"{name}.py").read_text(encoding="utf-8"), name
+        assert re.search(r"\ndef make\(\s*config: TrainConfig", (package / f"{name}.py").read_text("utf-8")), name
 
 
 def test_importing_the_package_and_making_csv_imports_no_heavy_library(tmp_path):

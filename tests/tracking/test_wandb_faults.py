@@ -1,0 +1,265 @@
+"""wandb where its server is not there, goes away, or its process ends; and runs that go on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import wandb
+from wandb_server import WandbServer
+
+from recurrl.learner import Learner
+from recurrl.tracking import Resumed, make_trackers
+
+
+@pytest.fixture
+def key(machine, monkeypatch) -> None:
+    """A login, of which only the server could say that it is none."""
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+
+
+@pytest.fixture
+def server(key, monkeypatch) -> Iterator[WandbServer]:
+    """A server that records."""
+    server = WandbServer()
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    yield server
+    wandb.teardown()
+    server.stop()
+
+
+@pytest.fixture
+def online(config_for):
+    return config_for("wandb", mode="online", project="memory")
+
+
+def trackers_of(config, run_dir: Path, resumed: Resumed | None = None):
+    run_dir.mkdir(exist_ok=True)
+    config.resume = None if resumed is None else str(run_dir)
+    return make_trackers(config, run_dir, {"seed": 0}, resumed)
+
+
+def log(trackers, *frames: int) -> None:
+    for count in frames:
+        trackers.log(count, {"loss/critic": count / 10})
+
+
+def recorded(server: WandbServer, run_id: str) -> list[tuple[int, int]]:
+    return [(row["frames"], row["_step"]) for row in server.history[run_id]]
+
+
+def processes_of_wandb() -> list[int]:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [int(child) for child in children if "wandb-core" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+# Runs that go on
+
+
+def test_a_run_that_goes_on_is_one_run_on_the_server_whose_steps_never_go_back(server, online, tmp_path):
+    first = trackers_of(online, tmp_path / "run")
+    log(first, 32, 64, 96)
+    # As one that is killed: it does not say so.
+    first.close(exit_code=1)
+    second = trackers_of(online, tmp_path / "run", Resumed(64, first.ids))
+    assert second.ids == first.ids
+    log(second, 96, 128)
+    second.close()
+    [(run_id, rows)] = server.history.items()
+    assert first.ids == {"wandb": run_id}
+    assert [row["frames"] for row in rows] == [32, 64, 96, 128]
+    assert [row["_step"] for row in rows] == [32, 64, 96, 128]
+
+
+def test_what_the_server_lacks_of_a_run_that_was_killed_is_logged_again(server, online, tmp_path):
+    first = trackers_of(online, tmp_path / "run")
+    log(first, 32, 64, 96)
+    first.close(exit_code=1)
+    run_id = first.ids["wandb"]
+    del server.history[run_id][1:]
+    second = trackers_of(online, tmp_path / "run", Resumed(32, first.ids))
+    log(second, 64, 96)
+    second.close()
+    assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96)]
+
+
+def test_a_second_branch_of_a_run_is_refused_unless_it_is_given_an_id_of_its_own(server, config_for, tmp_path):
+    config = config_for("wandb", mode="online", project="memory")
+    first = trackers_of(config, tmp_path / "first")
+    log(first, 32, 64, 96)
+    first.close()
+    with pytest.raises(ValueError, match=r"has metrics up to 96 frames already, and this run begins at 32") as caught:
+        trackers_of(config, tmp_path / "other", Resumed(32, first.ids))
+    assert "logger.id=" in str(caught.value)
+    config.logger.id = "mine"
+    second = trackers_of(config, tmp_path / "third", Resumed(32, first.ids))
+    log(second, 64)
+    second.close()
+    assert recorded(server, "mine") == [(64, 64)]
+    assert [frames for frames, _ in recorded(server, first.ids["wandb"])] == [32, 64, 96]
+
+
+def test_a_run_that_goes_on_without_a_known_wandb_run_begins_one(server, online, tmp_path):
+    trackers = trackers_of(online, tmp_path / "run", Resumed(64, {}))
+    log(trackers, 96)
+    trackers.close()
+    assert recorded(server, trackers.ids["wandb"]) == [(96, 96)]
+
+
+def test_the_id_of_a_wandb_run_outlives_a_part_of_the_run_that_is_not_recorded_there(config_for, tmp_path):
+    trackers = make_trackers(config_for("csv"), tmp_path, {}, Resumed(64, {"wandb": "abc"}))
+    trackers.close()
+    assert trackers.ids == {"wandb": "abc"}
+
+
+def test_a_run_that_goes_on_offline_is_uploaded_as_one_run_whose_steps_never_go_back(
+    machine, recurrl_train, tiny, tmp_path, monkeypatch
+):
+    ours = [*tiny, "logger=wandb", "logger.mode=offline", "checkpoint.every_frames=32", "hydra.run.dir=run"]
+    assert recurrl_train(*ours, "total_frames=96", cwd=tmp_path).code == 0
+    # As if it had been killed before its last checkpoint: the third iteration is gone over again.
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "frames_000000000096")
+    outcome = recurrl_train(*ours, "total_frames=128", "resume=auto", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("wandb: WARNING") == 0
+    [upload] = re.findall(r"wandb sync (\S+)", outcome.out)
+    server = WandbServer()
+    environment = {**os.environ, "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": server.url}
+    subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", upload], cwd=tmp_path, env=environment, check=True, timeout=60
+    )
+    server.stop()
+    [run_id] = server.history
+    assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96), (128, 128)]
+
+
+# Where its server is not there
+
+
+@contextmanager
+def socket_that_listens() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+
+@pytest.fixture
+def training(recurrl_train, tiny, tmp_path):
+    """Trains online; the outcome, the summary and how many seconds it took."""
+
+    def training(*overrides: str):
+        began = time.monotonic()
+        outcome = recurrl_train(
+            *tiny, "logger=wandb", "logger.mode=online", "hydra.run.dir=run", *overrides, cwd=tmp_path
+        )
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+        return outcome, summary, time.monotonic() - began
+
+    return training
+
+
+def is_refused(outcome, summary, reason: str) -> None:
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.err
+    assert outcome.error.startswith("logger=wandb could not start a run with mode online (logger.mode=online).")
+    assert reason in outcome.error
+    for advice in ("logger.mode=offline", "logger=csv"):
+        assert advice in outcome.error
+    assert (summary["status"], summary["frames"]) == ("failed", 0)
+    assert reason in summary["error"]
+
+
+def test_a_server_that_is_not_there_ends_the_run_with_a_sentence_before_it_trains(key, training, monkeypatch):
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")
+    outcome, summary, seconds = training()
+    is_refused(outcome, summary, "connection refused")
+    assert 1 < seconds < 10
+
+
+def test_a_server_that_never_answers_is_not_waited_for_longer_than_wandb_is_told_to(key, training, monkeypatch):
+    with socket_that_listens() as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")
+        outcome, summary, seconds = training()
+    is_refused(outcome, summary, "WANDB_INIT_TIMEOUT")
+    assert seconds < 10
+
+
+def test_a_key_that_the_server_refuses_ends_the_run_with_a_sentence(key, training, monkeypatch):
+    server = WandbServer(status=401)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    outcome, summary, seconds = training()
+    server.stop()
+    is_refused(outcome, summary, "user is not logged in")
+    assert seconds < 10
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("WANDB_MODE", "sometimes"), ("WANDB_INIT_TIMEOUT", "soon"), ("WANDB_BASE_URL", "nowhere")]
+)
+def test_settings_that_wandb_does_not_take_end_the_run_with_a_sentence(key, training, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    outcome, summary, _ = training()
+    assert outcome.code == 1
+    assert outcome.error.startswith("logger=wandb cannot be used with wandb's settings"), outcome.err
+    assert name.removeprefix("WANDB_").lower() in outcome.error
+    assert summary["status"] == "failed"
+
+
+# Where it goes away
+
+
+def test_a_server_that_goes_away_costs_no_metrics_and_no_more_time_than_wandb_is_told(
+    server, online, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1.5")
+    trackers = trackers_of(online, tmp_path / "run")
+    log(trackers, 32)
+    server.stop()
+    log(trackers, 64, 96)
+    began = time.monotonic()
+    trackers.close()
+    assert time.monotonic() - began < 10
+    [said] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "could not be uploaded within 1.5 s (WANDB_FINISH_TIMEOUT)" in said
+    assert said.endswith(f"wandb sync --include-online {tmp_path / 'run' / 'wandb'}")
+
+
+def test_training_goes_on_when_the_process_of_wandb_is_killed_and_says_what_became_of_the_metrics(
+    machine, recurrl_train, tiny, tmp_path, monkeypatch
+):
+    learn, killed = Learner.learn, []
+
+    def killing(*arguments, **options):
+        for process in [] if killed else processes_of_wandb():
+            os.kill(process, signal.SIGKILL)
+            killed.append(process)
+        return learn(*arguments, **options)
+
+    monkeypatch.setattr(Learner, "learn", killing)
+    ours = [*tiny, "logger=wandb", "logger.mode=offline"]
+    outcome = recurrl_train(*ours, "total_frames=128", "hydra.run.dir=run", cwd=tmp_path)
+    assert killed
+    assert outcome.code == 0, outcome.err
+    assert "The process of wandb has ended" in outcome.out
+    assert "Traceback" not in outcome.err
+    with (tmp_path / "run" / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["frames"] for row in csv.DictReader(file)] == ["32", "64", "96", "128"]
+    # The next run of this process is recorded.
+    outcome = recurrl_train(*ours, "hydra.run.dir=next", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert "The process of wandb has ended" not in outcome.out
+    assert len(list((tmp_path / "next").glob("wandb/offline-run-*/*.wandb"))) == 1
