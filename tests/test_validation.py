@@ -105,7 +105,7 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
     ("key", "names"),
     [
         ("env.source", envs.source_names()),
-        ("env.vectorization", ("inline", "serial", "parallel", "gymnasium")),
+        ("env.vectorization", ("inline", "vector_entry_point", "serial", "parallel", "gymnasium")),
         ("algorithm.critic", ("shared", "recurrent", "feedforward")),
         ("algorithm.objective", ("clip", "kl", "plain")),
         ("algorithm.normalize_advantage", ("none", "minibatch", "batch")),
