@@ -57,69 +57,58 @@ class NativeVectorEnv(TensorEnv):
 
     def __init__(self, vector: Vector, env_id: str, mask: Sequence[int]) -> None:
         vector = ResetOnDemand(vector) if type(vector) is CartPoleVectorEnv else vector
-        self_resets = _resets_at_once(vector, env_id)
-        observed, acted = vector.single_observation_space, vector.single_action_space
+        _check_mode(vector, env_id)
+        count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
         check_spaces(env_id, observed, acted)
-        raw = _arrays(observed, vector.num_envs)
-        seen = None
-        if mask:
-            observed, seen = seen_entries(observed, mask)
+        shown, seen = seen_entries(observed, mask) if mask else (observed, None)
         units, to_env = in_units(acted)
-        observation = spec_under(OBSERVATION, _nested(OBSERVATION, observed)).expand(vector.num_envs)
-        action = spec_under(ACTION, _nested(ACTION, units)).expand(vector.num_envs)
-        super().__init__(vector.num_envs, dict(observation.items()), action[ACTION])
-        self._vector, self._resets_at_once, self._seen, self._to_env = vector, self_resets, seen, to_env
-        self._raw, self._choices = raw, starts_of_choices(acted)
-        self._faults = Faults(env_id, vector.num_envs)
+        observation = spec_under(OBSERVATION, _nested(OBSERVATION, shown)).expand(count)
+        action = spec_under(ACTION, _nested(ACTION, units)).expand(count)
+        super().__init__(count, dict(observation.items()), action[ACTION])
+        self._vector, self._seen, self._to_env = vector, seen, to_env
+        self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
+        self._observed, self._choices = _arrays(observed, count), starts_of_choices(acted)
+        self._faults = Faults(env_id, count)
         # What changes from step to step is not an attribute of its own: to set one of an EnvBase takes microseconds.
+        # Its arrays are replaced and never written to, for they are handed out.
         self._last: Observed = {}
-        self._restarted = np.zeros(vector.num_envs, bool)
+        self._restarted = np.zeros(count, bool)
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets all, or those chosen, which is no more than to look where they have been reset already."""
         if chosen is None:
             with self._faults.blamed("reset"):
-                observation, _ = self._vector.reset()
-            self._last.update(self._taken(observation, np.zeros(self._vector.num_envs, bool)))
+                self._last.update(self._taken(self._vector.reset()[0]))
         elif self._resets_at_once:
             self._refuse_resets_of_others(chosen.numpy().reshape(-1))
         else:
             mask = chosen.numpy().reshape(-1)
             with self._faults.blamed("reset"):
-                observation, _ = self._vector.reset(options={"reset_mask": mask.copy()})
-            for key, values in self._taken(observation, ~mask).items():
-                self._last[key][mask] = values[mask]
+                begun = self._taken(self._vector.reset(options={"reset_mask": mask.copy()})[0], ~mask)
+            for key, values in begun.items():
+                self._last[key] = np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, self._last[key])
         self._restarted[...] = False
-        return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
+        return _tensors(self._last)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
         """Steps all in one call."""
         faults = self._faults
         faults.steps += 1
         with faults.blamed("step"):
-            observation, reward, *flags, info = self._vector.step(self._to_env(_plain(action)))
-        rewards = self._column("rewards", reward, np.dtype(np.float32))
-        faults.check_finite("reward", rewards)
-        terminated, truncated = (self._column("flags of ends", flag, np.dtype(bool)) for flag in flags)
-        done = terminated | truncated
-        over = done[:, 0]
-        after = self._last
-        after.update(self._taken(observation, over))
-        if self._resets_at_once and over.any():
-            after = self._with_final(over, info)
-            self._restarted[...] = over
-        return {
-            **{key: torch.from_numpy(values.copy()) for key, values in after.items()},
-            "reward": torch.from_numpy(rewards),
-            "terminated": torch.from_numpy(terminated),
-            "truncated": torch.from_numpy(truncated),
-            "done": torch.from_numpy(done),
-        }
+            observation, rewards, terminated, truncated, info = self._vector.step(self._to_env(_plain(action)))
+            flags = {
+                "terminated": self._column("flags of ends", terminated, np.dtype(bool)),
+                "truncated": self._column("flags of ends", truncated, np.dtype(bool)),
+            }
+            flags["done"] = flags["terminated"] | flags["truncated"]
+            reward = self._column("rewards", rewards, np.dtype(np.float32))
+            after = self._observed_after(observation, flags["done"][:, 0], info)
+        faults.check_finite("reward", reward)
+        return _tensors({**after, "reward": reward, **flags})
 
     def episodes(self) -> dict[str, Any]:
         """The state of the vector environment, and what was observed last."""
-        observed = {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
-        return {"environment": state_of(self._vector), "observed": observed}
+        return {"environment": state_of(self._vector), "observed": _tensors(self._last)}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Gives the vector environment its state."""
@@ -129,32 +118,40 @@ class NativeVectorEnv(TensorEnv):
         restore(self._vector, state["environment"])
         self._last.update({key: values.numpy().copy() for key, values in state["observed"].items()})
 
-    def _taken(self, observation: Any, over_N: Array) -> Observed:
-        """What is seen of a batch of observations, in new memory; ``over`` are those after which nothing is done."""
+    def _observed_after(self, observation: Any, over_N: Array, info: dict[str, Any]) -> Observed:
+        """What followed a step: of the episodes that are over, what was observed last."""
+        if not self._resets_at_once:
+            self._last.update(self._taken(observation, over_N))
+            return self._last
+        self._last.update(self._taken(observation))
+        self._restarted[...] = over_N
+        return self._with_final(over_N.nonzero()[0], info) if over_N.any() else self._last
+
+    def _taken(self, observation: Any, over_N: Array | None = None) -> Observed:
+        """What is seen of a batch of observations, in new memory; after those that are ``over`` nothing is done."""
         taken = {}
-        for key, (shape, dtype) in self._raw.items():
+        for key, (shape, dtype) in self._observed.items():
             entry = np.asarray(_entry(key, observation))
             self._faults.check_fits(key, entry, shape, dtype)
             values = np.array(entry, dtype) if self._seen is None else entry[:, self._seen].astype(dtype, copy=False)
             self._faults.check_finite(f"value of observation {key!r}", values)
             if key == (OBSERVATION, ACTION_MASK):
-                check_allowed(self._faults.env_id, values[~over_N], self._choices)
+                check_allowed(self._faults.env_id, values if over_N is None else values[~over_N], self._choices)
             taken[key] = values
         return taken
 
-    def _with_final(self, over_N: Array, info: dict[str, Any]) -> Observed:
-        """What was observed last, of the episodes that are over too."""
+    def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
+        """The last observations, and in the places of new episodes those that the ones before ended with."""
         final = info.get("final_obs")
         if final is None:
             raise EnvironmentFaultError(
                 f"{self._faults.name()} ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks "
                 "for. Let step put there what was observed last of each."
             )
-        which = over_N.nonzero()[0]
         # Of each environment by itself, or of all of them.
         apart = isinstance(final, np.ndarray) and final.dtype == object
         filled = {key: values.copy() for key, values in self._last.items()}
-        for key, (shape, dtype) in self._raw.items():
+        for key, (shape, dtype) in self._observed.items():
             entry = np.stack([_entry(key, final[i]) for i in which]) if apart else np.asarray(_entry(key, final))[which]
             self._faults.check_fits(key, entry, (len(which), *shape[1:]), dtype)
             filled[key][which] = entry if self._seen is None else entry[:, self._seen]
@@ -214,7 +211,7 @@ class ResetOnDemand(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         return self.env.step(actions)
 
 
-def _resets_at_once(vector: Vector, env_id: str) -> bool:
+def _check_mode(vector: Vector, env_id: str) -> None:
     mode = vector.metadata.get("autoreset_mode")
     if mode not in (ON_DEMAND, AT_ONCE):
         raise ConfigError(
@@ -224,7 +221,6 @@ def _resets_at_once(vector: Vector, env_id: str) -> bool:
             "and honour AutoresetMode.SAME_STEP; or let metadata say SAME_STEP or DISABLED, and do so; or choose "
             "another env.vectorization."
         )
-    return mode == AT_ONCE
 
 
 def _nested(key: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -236,6 +232,10 @@ def _arrays(space: spaces.Space[Any], count: int) -> dict[NestedKey, tuple[tuple
     spec = spec_under(OBSERVATION, _nested(OBSERVATION, space)).expand(count)
     zeros = spec.zero().items(include_nested=True, leaves_only=True)
     return {key: (tuple(values.shape), values.numpy().dtype) for key, values in zeros}
+
+
+def _tensors(observed: Observed) -> dict[NestedKey, Tensor]:
+    return {key: torch.from_numpy(values) for key, values in observed.items()}
 
 
 def _entry(key: NestedKey, observation: Any) -> Any:
