@@ -25,6 +25,10 @@ Value = TypeVar("Value")
 
 NO_CELL = "none"
 
+NATIVE = "vector_entry_point"
+VECTORIZATIONS = ("inline", NATIVE, "serial", "parallel", "gymnasium")
+"""What ``env.vectorization`` can be; ``NATIVE`` is Gymnasium's ``vectorization_mode`` of the same name."""
+
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
 """What ``state`` can be: where the recurrent states that slices start from come from, see ``recurrl.states``."""
 
@@ -41,8 +45,9 @@ class EnvConfig:
         source: the module of ``recurrl.envs`` that makes it.
         id: the environment's registered id.
         num_envs: copies stepped side by side, N.
-        vectorization: ``inline`` (this process, one TorchRL environment of batch N), ``serial`` (TorchRL's SerialEnv),
-            ``parallel`` (TorchRL's ParallelEnv, a process each) or ``gymnasium`` (Gymnasium's own vector environment).
+        vectorization: ``inline`` (this process, one TorchRL environment of batch N), ``vector_entry_point`` (what the
+            id has registered under that name: one that steps all N in one call), ``serial`` (TorchRL's SerialEnv),
+            ``parallel`` (TorchRL's ParallelEnv, a process each) or ``gymnasium`` (Gymnasium's SyncVectorEnv).
         packages: packages to import first, because they register ids.
         mask: indices of the observation to hide from the policy.
         max_episode_steps: truncate after so many steps; null leaves the registered limit.

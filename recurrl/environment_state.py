@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 
+Environment = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
+
 # What an episode does not change.
 _CONSTANTS = (
     gymnasium.Space,
@@ -47,7 +49,7 @@ class UnsavableError(ValueError):
     """An environment's state is not made of plain values."""
 
 
-def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+def state_of(env: Environment) -> dict[str, Any]:
     """The state of an environment and its wrappers, of values that ``torch.load(weights_only=True)`` reads.
 
     Raises:
@@ -56,7 +58,7 @@ def state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     return _attributes(env, type(env).__name__, ())
 
 
-def restore(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
+def restore(env: Environment, state: Mapping[str, Any]) -> None:
     """Gives an environment that was made alike the state that :func:`state_of` returned.
 
     Raises:

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from tensordict import TensorDictBase
 from recurrl import checkpoint
 from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.carry import Carry
-from recurrl.config import NO_CELL, EnvConfig, TrainConfig
-from recurrl.envs import make_env, recurrent_modules
+from recurrl.config import NO_CELL, TrainConfig
+from recurrl.envs import in_this_process, make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
 from recurrl.errors import NonFiniteError
 from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics
@@ -136,8 +135,7 @@ def set_process_state(config: TrainConfig) -> None:
 
 def make_policy_for(config: TrainConfig) -> ActorCritic:
     """The configured policy for the configured environment, one copy of which is made and closed for its specs."""
-    single: EnvConfig = replace(config.env, vectorization="inline")
-    env = make_env(single, 1, config.seed)
+    env = make_env(in_this_process(config.env), 1, config.seed)
     try:
         return make_policy(config, env.observation_spec[0], env.full_action_spec[0][ACTION])
     finally:

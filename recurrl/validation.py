@@ -11,7 +11,16 @@ import math
 
 import torch
 
-from recurrl.config import BURN_IN, NO_CELL, STATE_POLICIES, STORED, AlgorithmConfig, LoggerConfig, TrainConfig
+from recurrl.config import (
+    BURN_IN,
+    NO_CELL,
+    STATE_POLICIES,
+    STORED,
+    VECTORIZATIONS,
+    AlgorithmConfig,
+    LoggerConfig,
+    TrainConfig,
+)
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
 from recurrl.recurrent.backends import RECOMPUTE, Options, backend_names, refusal
@@ -151,7 +160,7 @@ def _check_ranges(config: TrainConfig) -> None:
 
 def _check_choices(config: TrainConfig) -> None:
     choices = {
-        "env.vectorization": (config.env.vectorization, ("inline", "serial", "parallel", "gymnasium")),
+        "env.vectorization": (config.env.vectorization, VECTORIZATIONS),
         **_algorithm_choices(config.algorithm),
         "lr_schedule": (config.lr_schedule, ("linear", "adaptive")),
         "backend.name": (config.backend.name, backend_names()),

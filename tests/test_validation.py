@@ -105,7 +105,7 @@ def test_the_ends_of_a_range_are_fine(checked, changes):
     ("key", "names"),
     [
         ("env.source", envs.source_names()),
-        ("env.vectorization", ("inline", "serial", "parallel", "gymnasium")),
+        ("env.vectorization", ("inline", "vector_entry_point", "serial", "parallel", "gymnasium")),
         ("algorithm.critic", ("shared", "recurrent", "feedforward")),
         ("algorithm.objective", ("clip", "kl", "plain")),
         ("algorithm.normalize_advantage", ("none", "minibatch", "batch")),
@@ -295,8 +295,8 @@ def test_a_choice_of_grpos_that_does_not_exist_is_refused(refused, key, names):
 def test_rows_that_begin_with_a_reset_and_are_shorter_than_an_episode_are_refused(refused):
     assert refused("algorithm=grpo") == (
         "With algorithm=grpo every row begins with a reset, and rows have 32 steps (frames_per_batch / env.num_envs), "
-        "but an episode of CartPole-v1 may have 500: what comes after would never be seen. Give frames_per_batch=16000, "
-        "and a slice_len that divides 500; or, if shorter episodes are meant, env.max_episode_steps=32."
+        "but an episode of CartPole-v1 may have 500: what comes after would never be seen. Give "
+        "frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes are meant, env.max_episode_steps=32."
     )
 
 

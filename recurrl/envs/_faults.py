@@ -17,16 +17,17 @@ class Faults:
     """Finds faults of environments side by side, and says which of them it was, and at which of its steps.
 
     Args:
-        env_id: the environments' registered id; None where they have none.
+        env_id: the environments' registered id.
         count: how many there are.
 
     Attributes:
+        env_id: likewise.
         at: index of the environment that is being called; None where all are at once.
         steps: steps taken so far, by each.
     """
 
-    def __init__(self, env_id: str | None, count: int) -> None:
-        self._id, self._count = env_id or "unregistered", count
+    def __init__(self, env_id: str, count: int) -> None:
+        self.env_id, self._count = env_id, count
         self.at: int | None = None
         self.steps = 0
 
@@ -36,7 +37,7 @@ class Faults:
         fits = entry.shape == shape or (entry.ndim == 0 and shape == (1,))
         if not fits or not np.can_cast(entry.dtype, dtype, "same_kind"):
             raise EnvironmentFaultError(
-                f"{self._name(self.at)} gave the observation {key!r} the shape {entry.shape} and the dtype "
+                f"{self.name(self.at)} gave the observation {key!r} the shape {entry.shape} and the dtype "
                 f"{entry.dtype}, but its space has {shape} and {dtype}. Let the environment return what its "
                 "observation_space says."
             )
@@ -46,7 +47,7 @@ class Faults:
         if values_N.dtype.kind == "f" and not np.isfinite(values_N).all():
             i = int(np.argwhere(~np.isfinite(values_N))[0][0])
             raise EnvironmentFaultError(
-                f"{self._name(i)} gave a {what} that is not finite: {values_N[i]}. Let the environment clip it, or end "
+                f"{self.name(i)} gave a {what} that is not finite: {values_N[i]}. Let the environment clip it, or end "
                 "the episode before."
             )
 
@@ -59,10 +60,11 @@ class Faults:
             raise
         except Exception as error:
             raise EnvironmentFaultError(
-                f"{self._name(self.at)} raised {type(error).__name__} in {call}: {str(error).rstrip('.')}. "
+                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {str(error).rstrip('.')}. "
                 "HYDRA_FULL_ERROR=1 shows where."
             ) from error
 
-    def _name(self, i: int | None) -> str:
+    def name(self, i: int | None = None) -> str:
+        """How a sentence about one of them begins, or about all."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
-        return f"{which} ({self._id}), at step {self.steps},"
+        return f"{which} ({self.env_id}), at step {self.steps},"

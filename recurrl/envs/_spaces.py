@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 from torchrl.data import Composite
@@ -20,20 +19,20 @@ OBSERVATIONS = (
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dicts of these"
 
 
-def check_spaces(env_id: str, env: gymnasium.Env[Any, Any]) -> None:
+def check_spaces(env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
     """Refuses what an environment shows, or what it wants done, where no policy can handle it.
 
     Raises:
         ConfigError: with what to do.
     """
-    for name, space in leaves(env.observation_space):
+    for name, space in leaves(observation):
         reason = _not_seen(space)
         if reason:
             raise ConfigError(
                 f"{env_id} has observations of the kind {space}{_at(name)}: {reason}. recurrl trains on "
                 f"{OBSERVATIONS}. Wrap the environment so that it gives one of these."
             )
-    for name, space in leaves(env.action_space):
+    for name, space in leaves(action):
         reason = _not_done(space)
         if reason:
             raise ConfigError(

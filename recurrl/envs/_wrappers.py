@@ -31,24 +31,31 @@ class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: Env, mask: Sequence[int]) -> None:
         super().__init__(env)
-        space = env.observation_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-            raise ConfigError(
-                f"env.mask={list(mask)} hides entries of a vector, but the observation space is {space}. "
-                "Remove env.mask."
-            )
-        size = space.shape[0]
-        if any(index >= size for index in mask) or len(set(mask)) >= size:
-            raise ConfigError(
-                f"env.mask={list(mask)} does not fit an observation of {size} entries: give indices from 0 to "
-                f"{size - 1}, and leave at least one entry to see."
-            )
-        self._seen = np.array([index for index in range(size) if index not in set(mask)])
-        self.observation_space = spaces.Box(space.low[self._seen], space.high[self._seen], dtype=space.dtype.type)
+        self.observation_space, self._seen = seen_entries(env.observation_space, mask)
 
     def observation(self, observation: Any) -> Any:
         """The entries that are seen."""
         return observation[self._seen]
+
+
+def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, np.ndarray[Any, Any]]:
+    """What is left of the space of a vector observation without the entries of a mask, and their indices.
+
+    Raises:
+        ConfigError: an index the observation does not have, or nothing would be left.
+    """
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(
+            f"env.mask={list(mask)} hides entries of a vector, but the observation space is {space}. Remove env.mask."
+        )
+    size = space.shape[0]
+    if any(index >= size for index in mask) or len(set(mask)) >= size:
+        raise ConfigError(
+            f"env.mask={list(mask)} does not fit an observation of {size} entries: give indices from 0 to {size - 1}, "
+            "and leave at least one entry to see."
+        )
+    seen = np.array([index for index in range(size) if index not in set(mask)])
+    return spaces.Box(space.low[seen], space.high[seen], dtype=space.dtype.type), seen
 
 
 class ActionsInUnits(gymnasium.ActionWrapper[Any, Any, Any]):
@@ -56,17 +63,17 @@ class ActionsInUnits(gymnasium.ActionWrapper[Any, Any, Any]):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self.action_space, self._to_env = _in_units(env.action_space)
+        self.action_space, self._to_env = in_units(env.action_space)
 
     def action(self, action: Any) -> Any:
         """What the environment takes."""
         return self._to_env(action)
 
 
-def _in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
-    """The space that a policy acts in, and the way from there to ``space``."""
+def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
+    """The space that a policy acts in, and the way from there to ``space``, of one action or of a batch."""
     if isinstance(space, spaces.Dict):
-        parts = {key: _in_units(part) for key, part in space.spaces.items()}
+        parts = {key: in_units(part) for key, part in space.spaces.items()}
         units = spaces.Dict({key: part[0] for key, part in parts.items()})
         return units, lambda action: {key: to_env(action[key]) for key, (_, to_env) in parts.items()}
     if not isinstance(space, spaces.Box):
@@ -92,8 +99,7 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: Env, from_info: bool) -> None:
         super().__init__(env)
         self._from_info = from_info
-        choices: Any = env.action_space.nvec[:-1] if isinstance(env.action_space, spaces.MultiDiscrete) else []
-        self._starts = np.cumsum([0, *choices])
+        self._starts = starts_of_choices(env.action_space)
         if from_info:
             mask = spaces.MultiBinary(spaces.flatdim(env.action_space))
             self.observation_space = _with_entries(env.observation_space, {ACTION_MASK: mask}, "action_mask_from_info")
@@ -120,12 +126,29 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
                 ACTION_MASK: np.asarray(info[ACTION_MASK], np.int8)
             }
         # Nothing is done after an episode's last observation, so nothing need be allowed there.
-        if not over and not np.logical_or.reduceat(observation[ACTION_MASK], self._starts).all():
-            raise ConfigError(
-                f"{name} gave an action mask that allows no action: {observation[ACTION_MASK]}. Make the environment "
-                "end the episode there, or allow an action that does nothing."
-            )
+        if not over:
+            check_allowed(name, observation[ACTION_MASK][None], self._starts)
         return observation
+
+
+def starts_of_choices(action_space: Space) -> np.ndarray[Any, Any]:
+    """Where the choices of each entry of a multi-discrete action begin within a mask; of other kinds, 0."""
+    sizes: Any = action_space.nvec[:-1] if isinstance(action_space, spaces.MultiDiscrete) else []
+    return np.cumsum([0, *sizes])
+
+
+def check_allowed(name: str, masks_N: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> None:
+    """Refuses masks that allow no action.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    allowing_N = np.logical_or.reduceat(masks_N, starts, -1).all(-1)
+    if not allowing_N.all():
+        raise ConfigError(
+            f"{name} gave an action mask that allows no action: {masks_N[~allowing_N][0]}. Make the environment end "
+            "the episode there, or allow an action that does nothing."
+        )
 
 
 class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -1,4 +1,4 @@
-"""Environments registered with Gymnasium, in four ways of running several side by side.
+"""Environments registered with Gymnasium, in five ways of running several side by side.
 
 Shape legend: N environments.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import getitem
@@ -17,14 +18,16 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import load_env_creator
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl._utils import seed_generator
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
-from recurrl.config import EnvConfig
+from recurrl.config import NATIVE, EnvConfig
 from recurrl.environment_state import UnsavableError, restore, state_of
 from recurrl.envs._faults import Faults
+from recurrl.envs._native import NativeVectorEnv
 from recurrl.envs._spaces import check_spaces, leaves, spec_under
 from recurrl.envs._tensors import TensorEnv
 from recurrl.envs._wrappers import (
@@ -43,7 +46,7 @@ EXTRAS = ("popgym",)
 
 
 def check(config: EnvConfig) -> None:
-    """Refuses an id that is not registered, a package that is not installed, and a mask that does not fit.
+    """Refuses an id that is not registered, or not for what is asked, a missing package, and a mask that does not fit.
 
     Raises:
         ConfigError: with near names, or the pip command.
@@ -57,8 +60,33 @@ def check(config: EnvConfig) -> None:
             f"env.id={config.id} is not registered with Gymnasium.{advice} If another package registers it, name "
             "that package: env.packages=[package]."
         )
+    _check_entry_points(config)
     if any(index < 0 for index in config.mask):
         raise ConfigError(f"env.mask={config.mask} holds a negative index. Give indices of the observation, from 0.")
+
+
+def _check_entry_points(config: EnvConfig) -> None:
+    spec = gymnasium.spec(config.id)
+    if config.vectorization != NATIVE:
+        if spec.entry_point is None:
+            raise ConfigError(
+                f"env.id={config.id} is registered with a vector_entry_point alone, so that there are no single "
+                f"environments of it. Give env.vectorization={NATIVE}."
+            )
+        return
+    if spec.vector_entry_point is None:
+        raise ConfigError(
+            f"env.vectorization={NATIVE} steps all environments in one call, but env.id={config.id} is registered "
+            "without a vector_entry_point. Choose another env.vectorization (inline, the default, is the fastest for "
+            "light environments), or register the id with one."
+        )
+    for name in ("previous_action", "previous_reward", "action_mask_from_info"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"env.{name}=true is done environment by environment, but with env.vectorization={NATIVE} all are one. "
+                "Set it to false, let the vector environment show it in its observation, or choose another "
+                "env.vectorization."
+            )
 
 
 def episode_limit(config: EnvConfig) -> int | None:
@@ -71,6 +99,8 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvB
 
     With ``groups`` neighbouring copies start their episodes alike.
     """
+    if config.vectorization == NATIVE:
+        return _make_native(config, num_envs, groups)
     makers = [partial(make_single, config)] * num_envs
     if groups is not None:
         makers = [partial(_make_member, config, groups.episode_seeds(i)) for i in range(num_envs)]
@@ -104,19 +134,8 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
             handle.
     """
     _import_packages(config)
-    limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    env: gymnasium.Env[Any, Any]
-    try:
-        env = gymnasium.make(config.id, disable_env_checker=True, **limit, **config.kwargs)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"env.id={config.id} needs a package: {error}.") from error
-    except TypeError as error:
-        if not config.kwargs:
-            raise EnvironmentFaultError(_not_made(config, error)) from error
-        raise ConfigError(f"env.id={config.id} does not take env.kwargs={config.kwargs}: {error}.") from error
-    except Exception as error:
-        raise EnvironmentFaultError(_not_made(config, error)) from error
-    check_spaces(config.id, env)
+    env: gymnasium.Env[Any, Any] = _made(config, partial(gymnasium.make, disable_env_checker=True))
+    check_spaces(config.id, env.observation_space, env.action_space)
     if config.mask:
         env = HideObservations(env, config.mask)
     if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
@@ -127,6 +146,42 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     if config.previous_action or config.previous_reward:
         env = PreviousStep(env, config.previous_action, config.previous_reward)
     return under_one_key(env)
+
+
+def _make_native(config: EnvConfig, num_envs: int, groups: Groups | None) -> NativeVectorEnv:
+    """The id's own vector environment."""
+    _import_packages(config)
+    if groups is not None:
+        raise ConfigError(
+            f"With env.vectorization={NATIVE} one vector environment starts all episodes, so that those of a group "
+            "cannot start alike, as algorithm=grpo needs. Choose algorithm=ppo, or another env.vectorization."
+        )
+    make = partial(gymnasium.make_vec, num_envs=num_envs, vectorization_mode=NATIVE)
+    entry_point: Any = gymnasium.spec(config.id).vector_entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    if "autoreset_mode" in inspect.signature(creator).parameters and "autoreset_mode" not in config.kwargs:
+        make = partial(make, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+    return NativeVectorEnv(_made(config, make), config.id, config.mask)
+
+
+def _made(config: EnvConfig, make: Callable[..., Any]) -> Any:
+    """What one of Gymnasium's functions makes of the configured id and its arguments.
+
+    Raises:
+        ConfigError: a package is missing, or the arguments do not fit.
+        EnvironmentFaultError: the environment's constructor raised.
+    """
+    limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    try:
+        return make(config.id, **limit, **config.kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"env.id={config.id} needs a package: {error}.") from error
+    except TypeError as error:
+        if not config.kwargs:
+            raise EnvironmentFaultError(_not_made(config, error)) from error
+        raise ConfigError(f"env.id={config.id} does not take env.kwargs={config.kwargs}: {error}.") from error
+    except Exception as error:
+        raise EnvironmentFaultError(_not_made(config, error)) from error
 
 
 def _not_made(config: EnvConfig, error: Exception) -> str:
@@ -152,7 +207,7 @@ class InlineEnv(TensorEnv):
         self._composite_observation = isinstance(first.observation_space, spaces.Dict)
         # What changes from step to step is in an object of its own: to set an attribute of an EnvBase takes as long as
         # a light environment's step.
-        self._faults = Faults(first.spec.id if first.spec else None, count)
+        self._faults = Faults(first.spec.id if first.spec else "unregistered", count)
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""

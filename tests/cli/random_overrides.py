@@ -64,7 +64,7 @@ FLOATS = (
 )
 STRINGS = {
     "env.source": ("gymnasium", "_spaces", "os"),
-    "env.vectorization": ("inline", "serial", "gymnasium", "parallel"),
+    "env.vectorization": ("inline", "serial", "gymnasium", "parallel", "vector_entry_point"),
     "env.id": (
         *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "FrozenLake-v1"),
         *("Taxi-v3", "CliffWalking-v1", "Ant-v4", "CartPole-v0", "CartPole", "LunarLander-v3", "ALE/Pong-v5"),

@@ -18,6 +18,7 @@ SMALL = ("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slic
 CASES = {
     "cartpole": (),
     "pendulum": ("env=pendulum_novel", "cell=lstm"),
+    "vector environment": ("env.vectorization=vector_entry_point", "env.max_episode_steps=9"),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
     "previous action": ("env.previous_action=true", "env.previous_reward=true"),

@@ -25,6 +25,7 @@ from recurrl.train import make_policy_for, set_process_state
 Compose = Callable[..., TrainConfig]
 
 SMALL = ("cell.hidden_size=12", "policy.encoder_sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
+NATIVE = "env.vectorization=vector_entry_point"
 DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
 """Discrete observations; most episodes terminate, a few are truncated."""
 
@@ -66,11 +67,12 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
     ("env", "ends"),
     [
         (("env=cartpole_novel", "env.max_episode_steps=17"), {"terminated", "truncated"}),
+        ((NATIVE, "env.max_episode_steps=17"), {"terminated", "truncated"}),
         (("env=pendulum_novel", "env.max_episode_steps=23"), {"truncated"}),
         (DISCRETE, {"terminated", "truncated"}),
         (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
     ],
-    ids=["cartpole", "pendulum", "discrete", "in torch"],
+    ids=["cartpole", "vector", "pendulum", "discrete", "in torch"],
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_batches_are_those_of_torchrls_collector_bit_for_bit(

@@ -1,0 +1,250 @@
+"""Vector environments that step all their environments in one call: what an id's ``vector_entry_point`` makes.
+
+Shape legend: N environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from recurrl.config import NATIVE
+from recurrl.environment_state import UnsavableError, restore, state_of
+from recurrl.envs._faults import Faults
+from recurrl.envs._spaces import check_spaces, spec_under
+from recurrl.envs._tensors import TensorEnv
+from recurrl.envs._wrappers import check_allowed, in_units, seen_entries, starts_of_choices
+from recurrl.errors import ConfigError, EnvironmentFaultError
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, path_of
+
+Array = np.ndarray[Any, Any]
+Observed = dict[NestedKey, Array]
+Vector = VectorEnv[Any, Any, Any]
+
+ON_DEMAND, AT_ONCE = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP
+
+
+class NativeVectorEnv(TensorEnv):
+    """A vector environment of Gymnasium as an environment of batch size ``[N]``.
+
+    What follows an episode's last step is that episode's last observation; the next step is the first of another one.
+    The vector environment either resets those that it is told to (``AutoresetMode.DISABLED``, with
+    ``options["reset_mask"]``), or resets them within their last step and gives what was observed last as
+    ``info["final_obs"]`` (``AutoresetMode.SAME_STEP``). One that resets in the step after the last
+    (``AutoresetMode.NEXT_STEP``) would fill a step of a row with what is no transition.
+
+    Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
+
+    Args:
+        vector: the vector environment.
+        env_id: its registered id.
+        mask: indices of the observation to hide.
+
+    Raises:
+        ConfigError: it resets in the step after the last, or its spaces are of a kind that the policy cannot handle.
+    """
+
+    def __init__(self, vector: Vector, env_id: str, mask: Sequence[int]) -> None:
+        vector = ResetOnDemand(vector) if type(vector) is CartPoleVectorEnv else vector
+        _check_mode(vector, env_id)
+        count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
+        check_spaces(env_id, observed, acted)
+        shown, seen = seen_entries(observed, mask) if mask else (observed, None)
+        units, to_env = in_units(acted)
+        observation = spec_under(OBSERVATION, _nested(OBSERVATION, shown)).expand(count)
+        action = spec_under(ACTION, _nested(ACTION, units)).expand(count)
+        super().__init__(count, dict(observation.items()), action[ACTION])
+        self._vector, self._seen, self._to_env = vector, seen, to_env
+        self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
+        self._observed, self._choices = _arrays(observed, count), starts_of_choices(acted)
+        self._faults = Faults(env_id, count)
+        # What changes from step to step is not an attribute of its own: to set one of an EnvBase takes microseconds.
+        # Its arrays are replaced and never written to, for they are handed out.
+        self._last: Observed = {}
+        self._restarted = np.zeros(count, bool)
+
+    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
+        """Resets all, or those chosen, which is no more than to look where they have been reset already."""
+        if chosen is None:
+            with self._faults.blamed("reset"):
+                self._last.update(self._taken(self._vector.reset()[0]))
+        elif self._resets_at_once:
+            self._refuse_resets_of_others(chosen.numpy().reshape(-1))
+        else:
+            mask = chosen.numpy().reshape(-1)
+            with self._faults.blamed("reset"):
+                begun = self._taken(self._vector.reset(options={"reset_mask": mask.copy()})[0], ~mask)
+            for key, values in begun.items():
+                self._last[key] = np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, self._last[key])
+        self._restarted[...] = False
+        return _tensors(self._last)
+
+    def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Steps all in one call."""
+        faults = self._faults
+        faults.steps += 1
+        with faults.blamed("step"):
+            observation, rewards, terminated, truncated, info = self._vector.step(self._to_env(_plain(action)))
+            flags = {
+                "terminated": self._column("flags of ends", terminated, np.dtype(bool)),
+                "truncated": self._column("flags of ends", truncated, np.dtype(bool)),
+            }
+            flags["done"] = flags["terminated"] | flags["truncated"]
+            reward = self._column("rewards", rewards, np.dtype(np.float32))
+            after = self._observed_after(observation, flags["done"][:, 0], info)
+        faults.check_finite("reward", reward)
+        return _tensors({**after, "reward": reward, **flags})
+
+    def episodes(self) -> dict[str, Any]:
+        """The state of the vector environment, and what was observed last."""
+        return {"environment": state_of(self._vector), "observed": _tensors(self._last)}
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Gives the vector environment its state."""
+        saved = {len(values) for values in state["observed"].values()}
+        if saved != {self._vector.num_envs}:
+            raise UnsavableError(f"{saved} environments were saved, and {self._vector.num_envs} are here")
+        restore(self._vector, state["environment"])
+        self._last.update({key: values.numpy().copy() for key, values in state["observed"].items()})
+
+    def _observed_after(self, observation: Any, over_N: Array, info: dict[str, Any]) -> Observed:
+        """What followed a step: of the episodes that are over, what was observed last."""
+        if not self._resets_at_once:
+            self._last.update(self._taken(observation, over_N))
+            return self._last
+        self._last.update(self._taken(observation))
+        self._restarted[...] = over_N
+        return self._with_final(over_N.nonzero()[0], info) if over_N.any() else self._last
+
+    def _taken(self, observation: Any, over_N: Array | None = None) -> Observed:
+        """What is seen of a batch of observations, in new memory; after those that are ``over`` nothing is done."""
+        taken = {}
+        for key, (shape, dtype) in self._observed.items():
+            entry = np.asarray(_entry(key, observation))
+            self._faults.check_fits(key, entry, shape, dtype)
+            values = np.array(entry, dtype) if self._seen is None else entry[:, self._seen].astype(dtype, copy=False)
+            self._faults.check_finite(f"value of observation {key!r}", values)
+            if key == (OBSERVATION, ACTION_MASK):
+                check_allowed(self._faults.env_id, values if over_N is None else values[~over_N], self._choices)
+            taken[key] = values
+        return taken
+
+    def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
+        """The last observations, and in the places of new episodes those that the ones before ended with."""
+        final = info.get("final_obs")
+        if final is None:
+            raise EnvironmentFaultError(
+                f"{self._faults.name()} ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks "
+                "for. Let step put there what was observed last of each."
+            )
+        # Of each environment by itself, or of all of them.
+        apart = isinstance(final, np.ndarray) and final.dtype == object
+        filled = {key: values.copy() for key, values in self._last.items()}
+        for key, (shape, dtype) in self._observed.items():
+            entry = np.stack([_entry(key, final[i]) for i in which]) if apart else np.asarray(_entry(key, final))[which]
+            self._faults.check_fits(key, entry, (len(which), *shape[1:]), dtype)
+            filled[key][which] = entry if self._seen is None else entry[:, self._seen]
+            self._faults.check_finite(f"value of observation {key!r}", filled[key])
+        return filled
+
+    def _column(self, name: str, values: Any, dtype: np.dtype[Any]) -> Array:
+        column = np.asarray(values)
+        if column.shape != self._restarted.shape:
+            raise EnvironmentFaultError(
+                f"{self._faults.name()} gave {name} of the shape {column.shape}. Let step return one for each "
+                "environment."
+            )
+        return column.astype(dtype).reshape(-1, 1)
+
+    def _refuse_resets_of_others(self, chosen_N: Array) -> None:
+        if (chosen_N & ~self._restarted).any():
+            raise ConfigError(
+                f"{self._faults.env_id} resets its environments by itself, when their episodes end, and cannot be told "
+                "to reset others. Choose another env.vectorization, or let it reset by options['reset_mask'] "
+                "(AutoresetMode.DISABLED)."
+            )
+
+    def _set_seed(self, seed: int | None) -> None:
+        with self._faults.blamed("reset"):
+            self._vector.reset(seed=seed)
+
+    def close(self, **kwargs: Any) -> None:
+        """Closes the vector environment."""
+        self._vector.close()
+        super().close(**kwargs)
+
+
+class ResetOnDemand(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Gymnasium's vector CartPole, told when to reset which of its environments.
+
+    It resets in the step after an episode's last, whatever the action, and knows no other way.
+    """
+
+    metadata = CartPoleVectorEnv.metadata | {"autoreset_mode": ON_DEMAND}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all, or those of ``options["reset_mask"]``; random numbers are drawn for all of them either way."""
+        if options is None or "reset_mask" not in options:
+            return self.env.reset(seed=seed, options=options)
+        cart: Any = self.env
+        mask, state, steps = options["reset_mask"], cart.state, cart.steps
+        _, info = cart.reset(seed=seed)
+        cart.state = np.where(mask, cart.state, state)
+        cart.steps = np.where(mask, cart.steps, steps)
+        return cart.state.T.astype(np.float32), info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """A step of all, which resets none."""
+        cart: Any = self.env
+        cart.prev_done[...] = False
+        return self.env.step(actions)
+
+
+def _check_mode(vector: Vector, env_id: str) -> None:
+    mode = vector.metadata.get("autoreset_mode")
+    if mode not in (ON_DEMAND, AT_ONCE):
+        raise ConfigError(
+            f"env.vectorization={NATIVE}: the vector environment of {env_id} resets an environment in the "
+            f"step after its episode's last one, or does not say when (metadata['autoreset_mode'] is {mode}). Such a "
+            "step is none that a policy could learn from. Let the vector_entry_point take an argument autoreset_mode "
+            "and honour AutoresetMode.SAME_STEP; or let metadata say SAME_STEP or DISABLED, and do so; or choose "
+            "another env.vectorization."
+        )
+
+
+def _nested(key: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
+    return spaces.Dict({key: space}) if isinstance(space, spaces.Dict) else space
+
+
+def _arrays(space: spaces.Space[Any], count: int) -> dict[NestedKey, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and dtype of each entry of a batch of observations."""
+    spec = spec_under(OBSERVATION, _nested(OBSERVATION, space)).expand(count)
+    zeros = spec.zero().items(include_nested=True, leaves_only=True)
+    return {key: (tuple(values.shape), values.numpy().dtype) for key, values in zeros}
+
+
+def _tensors(observed: Observed) -> dict[NestedKey, Tensor]:
+    return {key: torch.from_numpy(values) for key, values in observed.items()}
+
+
+def _entry(key: NestedKey, observation: Any) -> Any:
+    names: Iterable[str] = path_of(key)[1:]
+    return reduce(getitem, names, observation)
+
+
+def _plain(action: Tensor | TensorDictBase) -> Any:
+    """Actions of all environments as Gymnasium takes them, a dict where they have several parts."""
+    if isinstance(action, Tensor):
+        return action.numpy()
+    return {key: _plain(part) for key, part in action.items()}

@@ -1,0 +1,396 @@
+"""Vector environments that step all their environments in one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrl.envs.utils import check_env_specs
+
+from recurrl.collector import single
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.errors import ConfigError, EnvironmentFaultError
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+NATIVE = "env.vectorization=vector_entry_point"
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+
+
+@pytest.fixture(scope="module")
+def cartpoles(compose: Compose) -> Callable[[int, int, list[int]], tuple[Any, Any]]:
+    """As many CartPoles, with a time limit and a mask, as a vector environment and as single ones."""
+
+    def cartpoles(count: int, limit: int, mask: list[int]) -> tuple[Any, Any]:
+        overrides = (f"env.mask={mask}".replace(" ", ""), f"env.max_episode_steps={limit}")
+        ways = [compose(*overrides, *way).env for way in ([NATIVE], [])]
+        native, inline = (make_env(config, count, seed=0).base_env for config in ways)
+        return native, inline
+
+    return cartpoles
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    count=st.sampled_from([1, 3, 4]),
+    limit=st.integers(1, 30),
+    mask=st.sampled_from([[], [1, 3]]),
+    seed=st.integers(0, 99),
+)
+def test_cartpoles_in_one_call_are_the_single_ones(
+    cartpoles: Callable[..., tuple[Any, Any]], count: int, limit: int, mask: list[int], seed: int
+) -> None:
+    """From the same states, at each episode's start, with the same actions."""
+    native, inline = cartpoles(count, limit, mask)
+    random = torch.Generator().manual_seed(seed)
+
+    def start_alike(chosen: torch.Tensor | None) -> None:
+        native_now, inline_now = native.reset_tensors(chosen), inline.reset_tensors(chosen)
+        which = range(count) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
+        for i in which:
+            inline._envs[i].unwrapped.state = tuple(native._vector.unwrapped.state[:, i])
+        others = [i for i in range(count) if i not in which]
+        assert torch.allclose(native_now["observation"][others], inline_now["observation"][others], rtol=0, atol=1e-6)
+
+    start_alike(None)
+    for _ in range(60):
+        action = torch.randint(2, (count,), generator=random)
+        found, expected = native.step_tensors(action), inline.step_tensors(action)
+        assert set(found) == set(expected)
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-6, msg=str(key))
+        if found["done"].any():
+            start_alike(found["done"])
+
+
+def test_no_cartpole_is_reset_that_nobody_resets(cartpoles: Callable[..., tuple[Any, Any]]) -> None:
+    native, _ = cartpoles(2, 1, [])
+    native.reset_tensors(None)
+    action = torch.zeros(2, dtype=torch.int64)
+    assert [native.step_tensors(action)["truncated"].all() for _ in range(3)] == [True] * 3
+
+
+class Clocks(VectorEnv):  # type: ignore[type-arg]
+    """Shows each environment's number, its episode and the step within; episodes last 2, 3, 4, ... steps.
+
+    The reward is ten times the episode plus the step that it is given for.
+    """
+
+    single_observation_space: Any = spaces.Box(0, 1e6, (3,), np.float32)
+    single_action_space: Any = spaces.Discrete(2)
+    truncates = True
+
+    def __init__(
+        self, num_envs: int, autoreset_mode: AutoresetMode, final: str = "apart", entries: bool = False
+    ) -> None:
+        self.num_envs, self.final, self.entries = num_envs, final, entries
+        self.metadata = {"autoreset_mode": autoreset_mode}
+        if entries:
+            self.single_observation_space = spaces.Dict(
+                {"clock": Clocks.single_observation_space, "inner": spaces.Dict({"even": spaces.Discrete(2)})}
+            )
+        self.number = np.arange(num_envs)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        mask = None if options is None else options.get("reset_mask")
+        if mask is None:
+            self.episode, self.time = np.zeros(self.num_envs), np.zeros(self.num_envs)
+        else:
+            self._begin(mask)
+        return self._observe(), {}
+
+    def _begin(self, mask: Any) -> None:
+        self.episode[mask] += 1
+        self.time[mask] = 0
+
+    def _observe(self) -> Any:
+        clock = np.stack([self.number, self.episode, self.time], 1).astype(np.float32)
+        return {"clock": clock, "inner": {"even": (self.time % 2).astype(np.int64)}} if self.entries else clock
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.time += 1
+        reward = 10 * self.episode + self.time
+        over = self.time >= self.number + 2
+        info: dict[str, Any] = {}
+        if self.metadata["autoreset_mode"] is SAME_STEP and over.any():
+            last = self._observe()
+            if self.final == "together":
+                info = {"final_obs": last}
+            elif self.final == "apart":
+                info = {"final_obs": np.full(self.num_envs, None)}
+                for i in over.nonzero()[0]:
+                    one = (
+                        {"clock": last["clock"][i], "inner": {"even": last["inner"]["even"][i]}}
+                        if self.entries
+                        else last[i]
+                    )
+                    info["final_obs"][i] = one
+            self._begin(over)
+        return self._observe(), reward, over & ~self.truncates, over & self.truncates, info
+
+
+@pytest.fixture
+def register_vector() -> Iterator[Callable[..., str]]:
+    """Registers a vector environment with Gymnasium under a name, until the test ends."""
+    names: list[str] = []
+
+    def register(vector_entry_point: Any, **others: Any) -> str:
+        names.append(f"Vector-v{len(names)}")
+        gymnasium.register(names[-1], vector_entry_point=vector_entry_point, **others)
+        return names[-1]
+
+    yield register
+    for name in names:
+        del gymnasium.registry[name]
+
+
+def clocks(**options: Any) -> Callable[..., Clocks]:
+    return lambda num_envs: Clocks(num_envs, **options)
+
+
+ENTRIES = {"autoreset_mode": SAME_STEP, "entries": True}
+WAYS = {
+    "resets on demand": clocks(autoreset_mode=DISABLED),
+    "resets at once, final observations apart": clocks(autoreset_mode=SAME_STEP),
+    "resets at once, final observations together": clocks(autoreset_mode=SAME_STEP, final="together"),
+    "takes the mode it is asked for": Clocks,
+    "several entries on demand": clocks(autoreset_mode=DISABLED, entries=True),
+    "several entries at once, apart": clocks(**ENTRIES),
+    "several entries at once, together": clocks(**ENTRIES, final="together"),
+}
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("torchrls_path", [False, True], ids=["lean", "general"])
+def test_rows_hold_every_step_of_every_episode_and_nothing_else(
+    make: Callable[..., Clocks], torchrls_path: bool, register_vector: Callable[..., str], compose: Compose
+) -> None:
+    small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "policy.encoder_sizes=[4]")
+    config = compose("env=gym", f"env.id={register_vector(make)}", NATIVE, *small)
+    set_process_state(config)
+    collector = single.make(config, make_policy_for(config))
+    assert collector.why_general is None
+    if torchrls_path:
+        collector.why_general = "asked for"
+    batches = [batch.clone() for _, batch in zip(range(2), collector, strict=False)]
+    collector.shutdown()
+    rows = torch.cat(batches, 1)
+    key = "observation" if rows["observation"].__class__ is torch.Tensor else ("observation", "clock")
+    for i in range(3):
+        length = i + 2
+        steps = [(episode, time) for episode in range(40) for time in range(length)][:40]
+        expected = torch.tensor([(i, episode, time) for episode, time in steps], dtype=torch.float32)
+        torch.testing.assert_close(rows[key][i], expected, rtol=0, atol=0)
+        torch.testing.assert_close(rows["next"][key][i], expected + torch.tensor([0.0, 0.0, 1.0]), rtol=0, atol=0)
+        reward = torch.tensor([10.0 * episode + time + 1 for episode, time in steps])
+        torch.testing.assert_close(rows["next", "reward"][i, :, 0], reward, rtol=0, atol=0)
+        ends = torch.tensor([time == length - 1 for _, time in steps])
+        assert torch.equal(rows["next", "truncated"][i, :, 0], ends)
+        assert not rows["next", "terminated"].any()
+        assert torch.equal(rows["is_init"][i, :, 0], torch.tensor([time == 0 for _, time in steps]))
+        assert torch.equal(rows["next", "step_count"][i, :, 0], torch.tensor([time + 1 for _, time in steps]))
+        returns = torch.tensor([float(sum(10 * episode + t + 1 for t in range(time + 1))) for episode, time in steps])
+        torch.testing.assert_close(rows["next", "episode_reward"][i, :, 0], returns, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
+def test_their_specs_tell_the_truth(
+    make: Callable[..., Clocks], register_vector: Callable[..., str], compose: Compose
+) -> None:
+    env = make_env(compose("env=gym", f"env.id={register_vector(make)}", NATIVE).env, 3, seed=0)
+    check_env_specs(env)
+    env.close()
+
+
+class Thrust(Clocks):
+    """Remembers what it was told to do, which is between −2 and 6."""
+
+    single_action_space: Any = spaces.Box(-2, 6, (2,), np.float64)
+
+    def step(self, actions: Any) -> Any:
+        self.told = actions
+        return super().step(actions)
+
+
+def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(
+    register_vector: Callable[..., str], compose: Compose
+) -> None:
+    env = make_env(compose("env=gym", f"env.id={register_vector(Thrust)}", NATIVE).env, 2, seed=0)
+    env.step(env.reset().set("action", torch.tensor([[-1.0, 0.0], [0.5, 7.0]])))
+    told = env.base_env._vector.told
+    np.testing.assert_array_equal(told, [[-2, 2], [4, 6]])
+    assert told.dtype == np.float64
+
+
+def test_entries_are_hidden_in_what_an_episode_ends_with_too(
+    register_vector: Callable[..., str], compose: Compose
+) -> None:
+    env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE, "env.mask=[0]").env, 1, seed=0)
+    env.reset()
+    two_steps = env.rollout(2, break_when_any_done=False)
+    assert two_steps["next", "observation"].tolist() == [[[0, 1], [0, 2]]]
+
+
+class Spoilt(Clocks):
+    """Does what it must not in its third step."""
+
+    def __init__(self, num_envs: int, fault: str) -> None:
+        super().__init__(num_envs, SAME_STEP, final="no" if fault == "final" else "apart")
+        self.fault, self.steps = fault, 0
+
+    def reset(self, **options: Any) -> Any:
+        if self.fault == "reset":
+            raise KeyError("no map")
+        return super().reset(**options)
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        observation, reward, terminated, truncated, info = super().step(actions)
+        if self.steps == 3:
+            if self.fault == "raises":
+                raise RuntimeError("the simulator crashed")
+            replaced = {"shape": observation[:, :2], "dtype": observation.astype(str)}
+            observation = replaced.get(self.fault, observation)
+            if self.fault == "observation":
+                observation[1, 2] = np.nan
+            if self.fault == "reward":
+                reward[2] = np.inf
+            reward = reward[:1] if self.fault == "rewards" else reward
+            truncated = truncated.reshape(-1, 1) if self.fault == "flags" else truncated
+            if self.fault == "final observation":
+                info["final_obs"][1][0] = np.nan
+        return observation, reward, terminated, truncated, info
+
+
+SENTENCES = {
+    "raises": "The vector environment of 4 (Vector-v0), at step 3, raised RuntimeError in step: the simulator crashed.",
+    "reset": "raised KeyError in reset: 'no map'.",
+    "reward": "Environment 2 of 4 (Vector-v0), at step 3, gave a reward that is not finite: [inf].",
+    "observation": "Environment 1 of 4 (Vector-v0), at step 3, gave a value of observation 'observation' that is not "
+    "finite: [ 1.  1. nan].",
+    "final observation": "Environment 1 of 4 (Vector-v0), at step 3, gave a value of observation 'observation' that is "
+    "not finite: [nan  0.  3.].",
+    "shape": "at step 3, gave the observation 'observation' the shape (4, 2) and the dtype float32, but its space has "
+    "(4, 3) and float32.",
+    "dtype": "gave the observation 'observation' the shape (4, 3) and the dtype <U32, but its space has (4, 3) and",
+    "rewards": "The vector environment of 4 (Vector-v0), at step 3, gave rewards of the shape (1,). Let step return",
+    "flags": "at step 3, gave flags of ends of the shape (4, 1). Let step return one for each environment.",
+    "final": "at step 2, ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks for.",
+}
+
+
+@pytest.mark.parametrize("fault", SENTENCES)
+def test_a_fault_ends_the_run_with_a_sentence_that_names_the_environment_and_its_step(
+    fault: str, recurrl_train: Any, tiny: list[str], tmp_path: Any, register_vector: Callable[..., str]
+) -> None:
+    given = ("env=gym", f"env.id={register_vector(Spoilt)}", NATIVE, f"+env.kwargs.fault={fault}", "hydra.run.dir=run")
+    outcome = recurrl_train(*tiny, *given, cwd=tmp_path)
+    assert outcome.code == 1
+    assert SENTENCES[fault] in outcome.error
+    assert "Traceback" not in outcome.err
+    assert SENTENCES[fault] in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
+
+
+def test_a_run_with_evaluation_needs_no_single_environment(
+    recurrl_train: Any, tiny: list[str], tmp_path: Any, register_vector: Callable[..., str]
+) -> None:
+    given = ("env=gym", f"env.id={register_vector(Clocks)}", NATIVE, "hydra.run.dir=run")
+    outcome = recurrl_train(*tiny, *given, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    # Two episodes, of two and three steps.
+    assert summary["eval_return_mean"] == (3 + 6) / 2
+
+
+def test_an_id_without_a_vector_environment_is_refused(refused: Callable[..., str]) -> None:
+    assert refused("env=pendulum_novel", NATIVE) == (
+        "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 is registered "
+        "without a vector_entry_point. Choose another env.vectorization (inline, the default, is the fastest for light "
+        "environments), or register the id with one."
+    )
+
+
+def test_an_id_with_nothing_but_a_vector_environment_is_refused_for_single_ones(
+    refused: Callable[..., str], register_vector: Callable[..., str]
+) -> None:
+    assert refused("env=gym", f"env.id={register_vector(Clocks)}") == (
+        "env.id=Vector-v0 is registered with a vector_entry_point alone, so that there are no single environments of "
+        "it. Give env.vectorization=vector_entry_point."
+    )
+
+
+@pytest.mark.parametrize("option", ["previous_action", "previous_reward", "action_mask_from_info"])
+def test_what_is_done_environment_by_environment_is_refused(option: str, refused: Callable[..., str]) -> None:
+    error = refused(NATIVE, f"env.{option}=true")
+    assert error.startswith(f"env.{option}=true is done environment by environment, but with env.vectorization=vector_")
+
+
+def test_one_that_resets_in_the_step_after_the_last_is_refused(
+    recurrl_train: Any, tmp_path: Any, register_vector: Callable[..., str]
+) -> None:
+    env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
+    outcome = recurrl_train("env=gym", f"env.id={env_id}", NATIVE, cwd=tmp_path)
+    assert outcome.error.startswith(
+        "env.vectorization=vector_entry_point: the vector environment of Vector-v0 resets an environment in the step "
+        "after its episode's last one, or does not say when (metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
+    )
+
+
+def test_groups_that_cannot_start_alike_are_refused(recurrl_train: Any, tmp_path: Any) -> None:
+    outcome = recurrl_train(
+        "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10", NATIVE, cwd=tmp_path
+    )
+    assert outcome.error.startswith("With env.vectorization=vector_entry_point one vector environment starts all")
+
+
+def test_a_mask_of_actions_that_allows_none_is_refused(register_vector: Callable[..., str], compose: Compose) -> None:
+    class Forbidding(Clocks):
+        single_observation_space: Any = spaces.Dict(
+            {"clock": Clocks.single_observation_space, "action_mask": spaces.MultiBinary(2)}
+        )
+
+        def _observe(self) -> Any:
+            # At an episode's last step nothing need be allowed.
+            masks = np.stack([self.time < self.number + 2, self.time < 0], 1).astype(np.int8)
+            masks[(self.number == 1) & (self.episode == 1) & (self.time == 1)] = 0
+            return {"clock": super()._observe(), "action_mask": masks}
+
+    env_id = register_vector(lambda num_envs: Forbidding(num_envs, DISABLED))
+    env = make_env(compose("env=gym", f"env.id={env_id}", NATIVE).env, 2, seed=0).base_env
+    env.reset_tensors(None)
+    for _ in range(3):
+        done = env.step_tensors(torch.zeros(2, dtype=torch.int64))["done"]
+        if done.any():
+            env.reset_tensors(done)
+    with pytest.raises(ConfigError, match=r"Vector-v0 gave an action mask that allows no action: \[0 0\]"):
+        env.step_tensors(torch.zeros(2, dtype=torch.int64))
+
+
+def test_one_that_resets_by_itself_cannot_be_told_to_in_mid_episode(
+    register_vector: Callable[..., str], compose: Compose
+) -> None:
+    env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE).env, 2, seed=0).base_env
+    env.reset_tensors(None)
+    env.step_tensors(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="resets its environments by itself, when their episodes end"):
+        env.reset_tensors(torch.tensor([[True], [False]]))
+
+
+def test_a_constructor_that_raises_is_named(register_vector: Callable[..., str], compose: Compose) -> None:
+    def without_a_licence(num_envs: int) -> None:
+        raise OSError("no licence for the simulator")
+
+    config = compose("env=gym", f"env.id={register_vector(without_a_licence)}", NATIVE).env
+    with pytest.raises(EnvironmentFaultError, match="cannot be made: it raised OSError: no licence for the simulator"):
+        make_env(config, 2, seed=0)
