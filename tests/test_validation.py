@@ -296,7 +296,8 @@ def test_rows_that_begin_with_a_reset_and_are_shorter_than_an_episode_are_refuse
     assert refused("algorithm=grpo") == (
         "With algorithm=grpo every row begins with a reset, and rows have 32 steps (frames_per_batch / env.num_envs), "
         "but an episode of CartPole-v1 may have 500: what comes after would never be seen. Give "
-        "frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes are meant, env.max_episode_steps=32."
+        "frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes are meant, "
+        "env.max_episode_steps=32."
     )
 
 
