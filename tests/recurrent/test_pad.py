@@ -106,14 +106,15 @@ def test_a_layout_holds_every_segment_whole_with_gaps_in_between(
             if {source[place] for place in chain} <= {count}:
                 last.append(index)
                 break
-            assert [source[place] for place in chain[:2]] == [count, count + 1]
+            assert [source[place] for place in chain[:3]] == [count, count + 1, count + 2]
             shown_of[chain[1]] = index
-            chain = chain[2:]
+            chain = chain[3:]
     order = torch.tensor([*(shown_of.pop(place) for place in found.shown_K.tolist()), *last])
     assert not shown_of
     assert order[found.order_N].tolist() == list(range(len(segments)))
     assert torch.equal(found.source_Q[found.place_P], torch.arange(count))
-    assert torch.equal(found.held, (found.source_Q == count).nonzero()[:, 0])
+    silent = (found.source_Q == count) | (found.source_Q == count + 2)
+    assert torch.equal(found.silent, silent.nonzero()[:, 0])
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), cost_of_one=st.integers(0, 8))
@@ -196,6 +197,28 @@ def test_a_state_that_enters_in_mid_row_begins_a_chain() -> None:
         data[key] = torch.where(given[..., None, None], torch.randn_like(data[key]), data[key])
     assert joins(module, data)
     assert_equal(outputs_and_gradients(module, data), outputs_and_gradients(lstm("reference", 3, 5), data))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_at_all_crosses_from_one_joined_segment_to_the_next(dtype: torch.dtype) -> None:
+    """Chains mix the segments of all rows, so what crossed would be seen in another row."""
+    is_init = torch.rand(6, 40, generator=torch.Generator().manual_seed(3)) < 0.12
+    module = lstm("pad", 4, 17).to(dtype)
+    data = batch(is_init, 4, 17).apply(lambda value: value.detach().to(dtype) if value.is_floating_point() else value)
+    data["x"].requires_grad_()
+    assert joins(module, data)
+    with set_recurrent_mode(True):
+        before = module(data.copy())
+        for row in range(len(is_init)):
+            others = torch.arange(len(is_init)) != row
+            changed = data.detach().clone()
+            changed["x"][row] *= 100
+            after = module(changed)
+            for key in ("y", ("next", STATES[0]), ("next", STATES[1])):
+                assert torch.equal(before[key][others], after[key][others])
+                (grad,) = torch.autograd.grad(before[key][others].sum(), data["x"], retain_graph=True)
+                assert grad[row].abs().max() == 0
+                assert grad[others].abs().max() > 0
 
 
 def test_states_with_a_gradient_are_not_joined() -> None:

@@ -120,7 +120,10 @@ class Fused(Protocol):
     """
 
     SHOWN: float
-    """So small that a state times this is not felt when it is added to another."""
+    """So small that the output's hyperbolic tangent is not seen."""
+
+    CLEAR: tuple[float, ...] | None
+    """What to add to each gate's input projection so that all states are zero; None where ``HOLD`` is."""
 
     def fused(
         self, x_TBI: Tensor, states_1BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool

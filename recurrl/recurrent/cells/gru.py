@@ -24,6 +24,7 @@ DIRECT = True
 HOLD = None
 SHOW = None
 SHOWN = 0.0
+CLEAR = None
 
 
 def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -28,6 +28,8 @@ HOLD = (-1e4, 1e4, 0.0, -1e4)
 # i = 0, o = 1 and f = σ(−30): c' = f ⊙ c = tanh(c') = h', to every digit.
 SHOW = (-1e4, -30.0, 0.0, 1e4)
 SHOWN = 1 / (1 + math.exp(30.0))
+# i = f = o = 0, exactly so: c' = h' = 0.
+CLEAR = (-1e4, -1e4, 0.0, -1e4)
 
 
 def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -6,9 +6,9 @@ Where no row holds a reset the rows go to the kernel as they are. Where some do,
 
 On a CPU, where each call of the kernel costs as much as a hundred steps, an LSTM's segments are joined end to end, and
 one call runs them all. The kernel knows no resets, and gives no memory cell but the last. So between two segments lie
-two steps without input, by whose gates an additional input decides: the first keeps the memory cell c and puts out
-h = 0; the second multiplies c by 1e-13 and puts that out, from where it is read. Neither is felt by the next segment,
-to any of the digits that float32 has, or to 1e-12 in float64. A segment that a state enters which is not zero, or which
+three steps without input, by whose gates an additional input decides: the first keeps the memory cell c and puts out
+h = 0; the second puts out c times 1e-13, from where it is read; the third multiplies both by zero, so that nothing at
+all of a segment reaches the next, and no gradient comes back. A segment that a state enters which is not zero, or which
 has a gradient, begins a chain of its own.
 
 Shape legend: B rows, T steps, I input size, J columns of the input (I, and one for each mark), H hidden size, G gate
@@ -34,12 +34,13 @@ from recurrl.recurrent.segments import Segments, in_transform
 
 OWN_PRODUCTS = False
 
-_MARKS = 2  # where the state is held, and where it is shown
+_MARKS = 3  # where the state is held, where it is shown, and where it is cleared
 
 # What the kernel keeps for its backward pass, about 62 bytes a step and hidden feature, stays below the 32 MiB from
 # which on glibc takes memory from the system anew in each call. The faults cost more than the products.
 _STEPS_AND_FEATURES_AT_ONCE = 3 << 17
-# What is shown is the state times 1e-13. If it is more than this, the state is beyond 1e4, or not finite.
+# What is shown is the hyperbolic tangent of the state times 1e-13. If it is more than this, the state is beyond 1e4 and
+# shown less exactly, or it is not finite and cannot be cleared.
 _MOST_SHOWN = 1e-9
 
 
@@ -77,8 +78,8 @@ def sequence(
         layout = joined(packing, _must_be_first(entering_NX), steps_at_once)
     else:
         layout = separate(packing, steps_at_once)
-    output_PX, further_NX, felt = _by_layout(*layer, layout)
-    if felt:
+    output_PX, further_NX, is_exact = _by_layout(*layer, layout)
+    if not is_exact:
         output_PX, further_NX, _ = _by_layout(*layer, separate(packing, steps_at_once))
     # A padded segment's last output is not what the kernel returned last; its further states were held.
     last_NX = (output_PX.index_select(0, packing.ends_N), *further_NX)
@@ -106,8 +107,8 @@ def _by_layout(
     options: Options,
     layout: Layout,
 ) -> tuple[Tensor, list[Tensor], bool]:
-    """The outputs of all steps; the further states after each segment's last one; and whether one of these was so
-    large, or not finite, that the next segment of its chain has felt it, which makes the other two useless.
+    """The outputs of all steps; the further states after each segment's last one; and whether all of these were
+    finite and small enough to be shown and cleared: without it the other two are useless.
     """
     holding = cell if is_fused(cell) and cell.HOLD is not None else None
     if holding is not None:
@@ -130,11 +131,11 @@ def _by_layout(
         ended.append(tuple(state[rest:] for state in states_CX[1:]))
     output_PX, shown_KX = _collected(_together(outputs), layout)
     further_NX = [_together(states[::-1]) for states in zip(*ended, strict=True)]
-    felt = False
+    is_exact = True
     if holding is not None and len(shown_KX) > 0:
-        felt = not shown_KX.detach().abs().amax() < _MOST_SHOWN
+        is_exact = bool(shown_KX.detach().abs().amax() < _MOST_SHOWN)
         further_NX = [torch.cat((shown_KX / holding.SHOWN, *further_NX))]
-    return output_PX, [state.index_select(0, layout.order_N) for state in further_NX], felt
+    return output_PX, [state.index_select(0, layout.order_N) for state in further_NX], is_exact
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
@@ -158,15 +159,18 @@ def _run(
 
 
 def _marked(cell: Fused, weights: LayerWeights) -> Tensor:
-    """``[G, _MARKS]``: what each gate row gets from the inputs that are set where the state is held, and where shown.
+    """``[G, _MARKS]``: what each gate row gets from the input that is set where the state is held, shown, or cleared.
 
     A state is shown after a step that held it, whose output was zero. Without the biases nothing else is left of the
     gates' projections, and the biases' gradients from there are those of the inputs, and cancel out.
     """
-    columns_GM = _columns((cell.HOLD, cell.SHOW), len(weights.w_ih), weights.w_ih.dtype, weights.w_ih.device)
+    columns_GM = _columns(
+        (cell.HOLD, cell.SHOW, cell.CLEAR), len(weights.w_ih), weights.w_ih.dtype, weights.w_ih.device
+    )
     if weights.b_ih is None or weights.b_hh is None:
         return columns_GM
-    return torch.stack((columns_GM[:, 0], columns_GM[:, 1] - weights.b_ih - weights.b_hh), 1)
+    held, shown, cleared = columns_GM.unbind(1)
+    return torch.stack((held, shown - weights.b_ih - weights.b_hh, cleared), 1)
 
 
 @lru_cache(maxsize=64)
@@ -186,9 +190,9 @@ def _laid_out(x_PI: Tensor, layout: Layout, marks: int) -> Tensor:
 
 
 def _with_marks(x_PI: Tensor, marks: int) -> Tensor:
-    """Two more rows, of steps that hold and show the state, and a column for the mark of each."""
-    x = functional.pad(x_PI, (0, marks, 0, 2))
-    x[-2:, x_PI.shape[1] :] += torch.eye(2, marks, dtype=x.dtype, device=x.device)
+    """A row more for each kind of step that has no input, and a column for its mark."""
+    x = functional.pad(x_PI, (0, marks, 0, _MARKS))
+    x[-_MARKS:, x_PI.shape[1] :] += torch.eye(_MARKS, marks, dtype=x.dtype, device=x.device)
     return x
 
 
@@ -220,5 +224,5 @@ class _Collected(torch.autograd.Function):
     def backward(ctx: Any, grad_PX: Tensor, grad_KX: Tensor) -> tuple[Tensor, None]:
         layout = ctx.layout
         grad_QX = grad_PX.index_select(0, layout.source_Q.clamp(max=len(grad_PX) - 1))
-        grad_QX.index_fill_(0, layout.held, 0.0)
+        grad_QX.index_fill_(0, layout.silent, 0.0)
         return grad_QX.index_copy_(0, layout.shown_K, grad_KX), None

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from recurrl.recurrent.segments import Packing
 
-GAP = 2
-"""Steps between two segments of a chain: the first holds the state, the second shows it."""
+GAP = 3
+"""Steps between two segments of a chain: the first holds the state, the second shows it, the third clears it."""
 
 # What one more block costs, a call of the kernel, in steps of one chain, and one more step of all chains likewise.
 # Measured with oneDNN: blocks of 50 to 200 are about as fast, and the less, the less padding takes memory.
@@ -39,14 +39,14 @@ class Layout:
 
     source_Q: Tensor
     """Where each step of the blocks comes from: a flat index within the rows, or P where the state is held (padding
-    and the first step of a gap), or P + 1 where it is shown.
+    and the first step of a gap), P + 1 where it is shown, P + 2 where it is cleared.
     """
 
     place_P: Tensor
     """Where each step of the rows is among those of the blocks."""
 
-    held: Tensor
-    """The steps of the blocks where the state is held."""
+    silent: Tensor
+    """The steps of the blocks where the state is held or cleared, whose output is nobody's."""
 
     shown_K: Tensor
     """The steps of the blocks where that of a segment is shown which another one follows."""
@@ -140,9 +140,11 @@ class _Plan:
         end_N = self.begin_N + self.lengths_N
         followed_N = end_N < self.lengths_C[self.chain_N]
         shown_K = place(end_N[followed_N] + 1, self.chain_N[followed_N])
+        cleared_K = place(end_N[followed_N] + 2, self.chain_N[followed_N])
         source_Q = np.full(size_Q, steps_P)
         source_Q[at_P] = flat_P
         source_Q[shown_K] = steps_P + 1
+        source_Q[cleared_K] = steps_P + 2
         place_P = np.empty_like(at_P)
         place_P[flat_P] = at_P
         first = np.flatnonzero(self.begin_N == 0)
@@ -153,7 +155,7 @@ class _Plan:
             for values in (
                 source_Q,
                 place_P,
-                np.flatnonzero(source_Q == steps_P),
+                np.flatnonzero((source_Q == steps_P) | (source_Q == steps_P + 2)),
                 shown_K,
                 first[np.argsort(self.chain_N[first])],
                 np.argsort(found_N),
