@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurrl.recurrent.backends import pad
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 from recurrl.recurrent.segments import Segments, permuted
 
@@ -59,26 +56,6 @@ def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> N
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
     expected = torch.tensor([index for piece in pieces(is_init) for index in reversed(piece)])
     assert torch.equal(segments.mirrored(flat).flatten(), expected)
-
-
-@given(is_init=marks())
-def test_blocks_hold_every_step_of_every_segment_once(is_init: torch.Tensor) -> None:
-    packing = Segments.from_is_init(is_init).packing
-    blocks, positions, padded, inverse = pad._layout(packing)
-    assert sum(steps for _, steps, _ in blocks) == len(packing.batch_sizes)
-    assert sorted(positions[~padded].tolist()) == list(range(is_init.numel()))
-    assert torch.equal(positions[inverse], torch.arange(is_init.numel()))
-
-
-def test_blocks_cost_no_more_than_any_other_cut() -> None:
-    sizes = [9, 7, 7, 4, 2, 1, 1]
-
-    def cost(edges: list[int]) -> int:
-        return sum((end - first) * sizes[first] + 3 for first, end in itertools.pairwise(edges))
-
-    cuts = [[0, *(t for t in range(1, 7) if mask >> (t - 1) & 1), 7] for mask in range(64)]
-    found = pad._blocks(sizes, 3)
-    assert sum(steps * size + 3 for _, steps, size in found) == min(map(cost, cuts))
 
 
 def test_the_schedule_of_equal_marks_is_computed_once_and_of_others_anew() -> None:

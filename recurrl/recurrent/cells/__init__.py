@@ -110,9 +110,20 @@ class Fused(Protocol):
     """A cell that torch has a fused kernel for."""
 
     HOLD: tuple[float, ...] | None
-    """What to add to each gate's input projection so that the states stay as they are; None when the output is the
-    only state, so that nobody needs that.
+    """What to add to each gate's input projection so that the further state stays as it is and the output is zero; None
+    when the output is the only state, so that nobody needs that.
     """
+
+    SHOW: tuple[float, ...] | None
+    """What each gate's whole projection must be so that the output is the further state times ``SHOWN``, and this is
+    all that is left of the states; None where ``HOLD`` is.
+    """
+
+    SHOWN: float
+    """So small that the output's hyperbolic tangent is not seen."""
+
+    CLEAR: tuple[float, ...] | None
+    """What to add to each gate's input projection so that all states are zero; None where ``HOLD`` is."""
 
     def fused(
         self, x_TBI: Tensor, states_1BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool

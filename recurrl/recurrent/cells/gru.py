@@ -22,6 +22,9 @@ TORCH = nn.GRU
 APART = 1
 DIRECT = True
 HOLD = None
+SHOW = None
+SHOWN = 0.0
+CLEAR = None
 
 
 def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

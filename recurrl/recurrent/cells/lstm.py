@@ -10,6 +10,8 @@ Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size,
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -21,8 +23,13 @@ RECURRENT = True
 TORCH = nn.LSTM
 APART = 0
 DIRECT = False
-# i = σ(−∞) = 0 and f = σ(∞) = 1, exactly so in every floating format: c' = c.
-HOLD = (-1e4, 1e4, 0.0, 0.0)
+# i = o = σ(−∞) = 0 and f = σ(∞) = 1, exactly so in every floating format: c' = c and h' = 0.
+HOLD = (-1e4, 1e4, 0.0, -1e4)
+# i = 0, o = 1 and f = σ(−30): c' = f ⊙ c = tanh(c') = h', to every digit.
+SHOW = (-1e4, -30.0, 0.0, 1e4)
+SHOWN = 1 / (1 + math.exp(30.0))
+# i = f = o = 0, exactly so: c' = h' = 0.
+CLEAR = (-1e4, -1e4, 0.0, -1e4)
 
 
 def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
