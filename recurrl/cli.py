@@ -22,10 +22,19 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl import STARTED, checkpoint, envs, losses
+from recurrl import STARTED, checkpoint, envs, losses, not_finite
 from recurrl.atomic import atomic_write, remove_unfinished
 from recurrl.collector import make_collector
-from recurrl.config import CONFIG_FILE, TrainConfig, check_key, key_paths, run_directory_of, typed, value_of
+from recurrl.config import (
+    CONFIG_FILE,
+    TrainConfig,
+    check_key,
+    differences,
+    key_paths,
+    run_directory_of,
+    typed,
+    value_of,
+)
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
 from recurrl.replay_check import check_replay
@@ -146,9 +155,18 @@ def check_main() -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for recurrl-train")
     parser.add_argument("--config-dir", type=Path, help="a folder of your own yamls, as for recurrl-train")
+    parser.add_argument(
+        "--not-finite",
+        type=Path,
+        metavar="PATH",
+        help="instead, go over what a run kept when learning yielded no numbers any more, and say where they end",
+    )
     arguments = parser.parse_args()
     try:
-        line = check_run(arguments.overrides, arguments.config_dir)
+        if arguments.not_finite is None:
+            line = check_run(arguments.overrides, arguments.config_dir)
+        else:
+            line = "\n".join(examine_run(arguments.not_finite))
     except (ConfigError, RunError, HydraException) as error:
         sys.exit(f"error: {error}")
     sys.stdout.write(line + "\n")
@@ -177,6 +195,21 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         return check_replay(config, policy, next(iter(collector)))
     finally:
         collector.shutdown()
+
+
+def examine_run(path: Path) -> list[str]:
+    """What there is to say of the last batch of a run that ended because learning yielded no numbers any more.
+
+    Args:
+        path: what the run's error names.
+
+    Raises:
+        ConfigError: the path is none, or what is there is damaged.
+    """
+    config = typed(_saved_config(path))
+    _check(config)
+    set_process_state(config)
+    return list(not_finite.examine(config, make_policy_for(config), path))
 
 
 class _Refused(BaseException):
@@ -272,7 +305,8 @@ def _check_unused(run_dir: Path, composed: DictConfig) -> None:
     resume = value_of(composed, "resume")
     if not (run_dir / FILE_NAME).exists() or resume == checkpoint.AUTO:
         return
-    if resume is None or run_directory_of(Path(str(resume))).resolve() != run_dir.resolve():
+    path = None if resume is None else Path(str(resume))
+    if path is None or checkpoint.is_alone(path) or run_directory_of(path).resolve() != run_dir.resolve():
         raise ConfigError(
             f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
             f"hydra.run.dir=..., or go on with that run with resume={run_dir}."
@@ -308,14 +342,17 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
         _save_config(composed, run_dir)
         return composed
     effective = _saved_config(source)
+    before = _plain(effective)
     for override in OverridesParser.create().parse_overrides(_given_overrides()):
         key = override.key_or_group
         if key == "experiment":
             raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
-        before, after = value_of(effective, key), value_of(composed, key)
-        if key != "resume" and before != after:
-            logger.info("going on with %s=%s, which was %s", key, after, before)
-        OmegaConf.update(effective, key, after, merge=False, force_add=True)
+        OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
+    changes = differences(before, _plain(effective))
+    for key, (was, now) in changes.items():
+        if key != "resume":
+            logger.info("going on with %s=%s, which was %s", key, now, was)
+    checkpoint.check_changes(typed(effective), changes)
     _save_config(effective, run_dir)
     _save_config(effective, run_dir / ".hydra")
     return effective
@@ -328,6 +365,9 @@ def _save_config(config: DictConfig, folder: Path) -> None:
 
 
 def _saved_config(path: Path) -> DictConfig:
+    """The configuration of a run directory; of a checkpoint that lies alone, the one within it."""
+    if checkpoint.is_alone(path):
+        return OmegaConf.create(checkpoint.settings_of(path))
     config = OmegaConf.load(run_directory_of(path) / CONFIG_FILE)
     assert isinstance(config, DictConfig)
     return config

@@ -8,7 +8,7 @@ with. What it refuses, it refuses with a :class:`ConfigError` that says what was
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
@@ -413,6 +413,18 @@ def check_key(path: str, known: Iterable[str] | None = None) -> None:
     near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
     advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --cfg job lists all keys."
     raise ConfigError(f"There is no configuration key {path!r}. {advice}")
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Of two configurations as plain values: the dotted keys whose values differ, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys((*before, *after)):
+        was, now = before.get(key), after.get(key)
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            found |= differences(was, now, f"{prefix}{key}.")
+        elif was != now:
+            found[prefix + key] = (was, now)
+    return found
 
 
 def key_paths(schema: type, prefix: str = "") -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -38,6 +41,13 @@ DIAGNOSTICS = {
 LR_FACTOR = 1.5
 LR_BOUNDS = (1e-5, 1e-2)
 SKIPPED = "optim/skipped_steps"
+
+
+class Trial(NamedTuple):
+    """What a minibatch comes to without a step: its losses, and the parameters whose gradient is not finite."""
+
+    losses: dict[str, float]
+    not_finite: list[str]
 
 
 class Learner:
@@ -89,6 +99,14 @@ class Learner:
         self.policy.observe(batch_NT[OBSERVATION])
         return metrics
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """For a checkpoint: what changes by learning beside the parts that have states of their own."""
+        return {"skipped_in_a_row": self._skipped_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """From a checkpoint."""
+        self._skipped_in_a_row.copy_(state["skipped_in_a_row"])
+
     def _prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Makes of a batch what an epoch learns from."""
         if self.states.refreshes:
@@ -115,13 +133,10 @@ class Learner:
         return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(len(steps))}
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
-        output = self.algorithm.loss(minibatch)
+        output, loss = self._gradient(minibatch)
         if self.config.lr_schedule == "adaptive" and not first:
             # The first step's minibatch comes from the policy itself: its KL of zero says nothing of the rate.
             self._adapt_lr(float(output["kl"]))
-        self.optimizer.zero_grad()
-        loss = sum(output[name] for name in LOSSES if name in output)
-        loss.backward()
         limit = self.config.algorithm.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self._parameters, float("inf") if limit is None else limit)
         finite = loss.detach().isfinite() & norm.isfinite()
@@ -131,6 +146,29 @@ class Learner:
         self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
         values = {name: output[key].detach() for key, name in DIAGNOSTICS.items() if key in output}
         return {**values, "optim/grad_norm": norm, SKIPPED: (~finite).float()}
+
+    def _gradient(self, minibatch: TensorDictBase) -> tuple[Any, Tensor]:
+        """What the losses of a minibatch say, and their sum, whose gradient the parameters then have."""
+        output: Any = self.algorithm.loss(minibatch)
+        self.optimizer.zero_grad()
+        loss: Any = sum(output[name] for name in LOSSES if name in output)
+        loss.backward()
+        return output, loss
+
+    def trial(self, batch_NT: TensorDictBase) -> Iterator[Trial]:
+        """Goes over rows once more, as an epoch does, and changes nothing that is learnt.
+
+        Args:
+            batch_NT: rows that learning has prepared before.
+        """
+        self.states.take(batch_NT)
+        self.buffer.fill(batch_NT, self.algorithm.keys)
+        for minibatch in self.buffer.epoch():
+            self.states.enter(minibatch)
+            output, _ = self._gradient(minibatch)
+            losses = {DIAGNOSTICS[name]: float(output[name].detach()) for name in LOSSES if name in output}
+            gradients = {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
+            yield Trial(losses, [name for name, gradient in gradients.items() if not gradient.isfinite().all()])
 
     def _refuse_endless_skipping(self) -> None:
         skipped = int(self._skipped_in_a_row)

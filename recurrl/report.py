@@ -28,7 +28,7 @@ class Report:
         eval_return_mean: of the last evaluation, like the next two.
         eval_return_mean_zeroed_state: of the last evaluation with the recurrent states zeroed at each step.
         eval_return_mean_shuffled_state: of the last evaluation with the recurrent states of another environment.
-        best_eval_return_mean: the best of all evaluations.
+        best_eval_return_mean: the best of all evaluations, those before a resume included.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
     """
@@ -90,6 +90,14 @@ class Report:
             self.best_eval_return_mean = self.eval_return_mean if best is None else max(best, self.eval_return_mean)
             self.eval_return_mean_zeroed_state = metrics.get("eval/return_mean_zeroed_state")
             self.eval_return_mean_shuffled_state = metrics.get("eval/return_mean_shuffled_state")
+
+    def state_dict(self) -> dict[str, float | None]:
+        """For a checkpoint: what a run that goes on needs of the parts before it."""
+        return {"best_eval_return_mean": self.best_eval_return_mean}
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        """From a checkpoint."""
+        self.best_eval_return_mean = state["best_eval_return_mean"]
 
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""

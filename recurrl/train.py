@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from recurrl import checkpoint
+from recurrl import checkpoint, not_finite
 from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.carry import Carry
 from recurrl.config import NO_CELL, TrainConfig
@@ -63,9 +63,9 @@ def train(
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         collector = make_collector(config, policy)
         stack.callback(collector.shutdown)
-        saved = checkpoint.components(learner, episodes=episodes, carry=Carry(collector))
+        saved = checkpoint.components(learner, episodes=episodes, report=report, carry=Carry(collector))
         if start is not None:
-            report.frames = checkpoint.load(start, saved)
+            report.frames = checkpoint.load(start, saved, settings)
         progress = Progress(config.total_frames)
         stack.callback(progress.close)
         report.startup_time_s = time.time() - report.started
@@ -79,7 +79,7 @@ def train(
             if config.replay_check and report.frames_here == 0:
                 with report.starting_up():
                     logger.info(check_replay(config, policy, batch, goes_on=start is not None))
-            with report.timing("learn"), dumped(batch, run_dir / "not_finite.pt"):
+            with report.timing("learn"), kept(run_dir, report.frames, batch, checkpoint.components(learner)):
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
             report.backend = backend_in_use(policy)
             episodes.update(batch)
@@ -94,20 +94,20 @@ def train(
             ending = request.made
             if ending or is_due(config, report.frames, config.checkpoint.every_frames):
                 return_mean = metrics.get("eval/return_mean")
-                path = checkpoint.save(run_dir, report.frames, return_mean, saved, trackers.ids)
+                path = checkpoint.save(run_dir, report.frames, return_mean, saved, trackers.ids, settings)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
                 report.checkpoint = str(path.relative_to(run_dir))
         plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
 
 
 @contextmanager
-def dumped(batch_NT: TensorDictBase, path: Path) -> Iterator[None]:
-    """Writes the batch to a file if learning from it yields no numbers, and names the file in the error."""
+def kept(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, checkpoint.Stateful]) -> Iterator[None]:
+    """Keeps what was learnt from if it yields no numbers, and says in the error how to look at it."""
     try:
         yield
     except NonFiniteError as error:
-        torch.save(dict(batch_NT.items(True, True)), path)
-        raise NonFiniteError(f"{error} The batch is in {path}, for torch.load(..., weights_only=True).") from error
+        path = not_finite.keep(run_dir, frames, batch_NT, of)
+        raise NonFiniteError(f"{error} To see where its numbers end: recurrl-check --not-finite {path}") from error
 
 
 def is_last(config: TrainConfig, frames: int) -> bool:

@@ -35,7 +35,7 @@ GRPO_OPTIONS = (
 MOST_STEPS, MOST_COPIES, MOST_FEATURES, MOST_LAYERS, MOST_WORKERS = 10**12, 2**16, 2**16, 2**8, 2**10
 """Beyond these a number is a slip of the hand, and would only show once memory or threads run out."""
 MOST_LR, MOST_SCALE = 1.0, 1e6
-"""Beyond these the weights, or what the environment is given, soon are no numbers."""
+"""Beyond these the weights, the loss, or what the environment is given, soon are no numbers."""
 MAY_BE_NULL = ("clip_value", "ref_refresh_updates", "kl_mask_threshold")
 
 
@@ -122,6 +122,12 @@ def _check_ranges(config: TrainConfig) -> None:
         "lr": (config.lr, MOST_LR),
         "env.reward_scale": (config.env.reward_scale, MOST_SCALE),
         "policy.initial_std": (config.policy.initial_std, MOST_SCALE),
+        "algorithm.clip_epsilon_high": (algorithm.clip_epsilon_high, MOST_SCALE),
+        "algorithm.entropy_coeff": (algorithm.entropy_coeff, MOST_SCALE),
+        "algorithm.critic_coeff": (algorithm.critic_coeff, MOST_SCALE),
+        "algorithm.kl_coeff": (algorithm.kl_coeff, MOST_SCALE),
+        "algorithm.kl_to_ref_coeff": (algorithm.kl_to_ref_coeff, MOST_SCALE),
+        "algorithm.kl_to_inference_coeff": (algorithm.kl_to_inference_coeff, MOST_SCALE),
     }
     positive = {
         "lr": config.lr,
@@ -141,8 +147,6 @@ def _check_ranges(config: TrainConfig) -> None:
             number is None or (number > 0 and math.isfinite(number)),
             f"{key}={number} is out of range. Give a finite number above 0.",
         )
-    for key, (number, limit) in not_above.items():
-        _require(number <= limit, f"{key}={number} is too large. Give a number of at most {limit:g}.")
     not_negative = {
         "algorithm.entropy_coeff": algorithm.entropy_coeff,
         "algorithm.critic_coeff": algorithm.critic_coeff,
@@ -154,6 +158,9 @@ def _check_ranges(config: TrainConfig) -> None:
             number is None or (number >= 0 and math.isfinite(number)),
             f"{key}={number} is out of range. Give a finite number, 0 or above.",
         )
+    for key, (number, limit) in not_above.items():
+        too_large = number is not None and number > limit
+        _require(not too_large, f"{key}={number} is too large. Give a number of at most {limit:g}.")
     _require(algorithm.clip_epsilon < 1, f"algorithm.clip_epsilon={algorithm.clip_epsilon} must be below 1.")
     _require(0 <= config.seed < 2**31, f"seed={config.seed} is out of range. Give a whole number from 0 to 2147483647.")
 

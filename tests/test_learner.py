@@ -253,3 +253,18 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_noth
     with pytest.raises(NonFiniteError, match="gradient steps had a loss or a gradient that is not finite, and were"):
         learner.learn(batch, progress=0.5)
     assert torch.equal(_weights(learner), before)
+
+
+def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose, monkeypatch, tmp_path) -> None:
+    # Four steps an iteration.
+    options = ("max_skipped_steps=5", "minibatch_slices=2", "epochs=1")
+    first, _ = learn(compose, *options)
+    _spoilt(first, monkeypatch, steps=100)
+    first.learn(_batch(first), progress=0.5)
+    path = checkpoint.save(tmp_path, 64, None, checkpoint.components(first))
+    config = compose(*SMALL, *options)
+    second = Learner(config, make_policy_for(config))
+    checkpoint.load(path, checkpoint.components(second))
+    _spoilt(second, monkeypatch, steps=100)
+    with pytest.raises(NonFiniteError, match="The last 8 gradient steps"):
+        second.learn(_batch(second), progress=0.5)

@@ -198,7 +198,14 @@ def test_a_count_that_no_machine_could_serve_is_refused_with_the_largest_one(ref
         assert refusal(whole) == f"{named}={value} is too large. Give a whole number of at most {most}."
 
 
-@pytest.mark.parametrize(("key", "most"), [("lr", "1"), ("env.reward_scale", "1e+06"), ("policy.initial_std", "1e+06")])
+SCALES = (
+    "env.reward_scale",
+    "policy.initial_std",
+    *(f"algorithm.{key}" for key in ("entropy_coeff", "critic_coeff", "kl_coeff", "clip_epsilon_high")),
+)
+
+
+@pytest.mark.parametrize(("key", "most"), [("lr", "1"), *((key, "1e+06") for key in SCALES)])
 def test_a_scale_by_which_numbers_would_overflow_is_refused(refusal, key, most):
     assert refusal({key: 1e300}) == f"{key}=1e+300 is too large. Give a number of at most {most}."
 

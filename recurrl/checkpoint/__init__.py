@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.checkpoint import files
-from recurrl.config import TrainConfig, run_directory_of
+from recurrl.config import CONFIG_FILE, TrainConfig, differences, run_directory_of
 from recurrl.errors import ConfigError
 from recurrl.learner import Learner
 from recurrl.policy import ActorCritic
@@ -18,6 +19,12 @@ from recurrl.tracking import Resumed
 
 FOLDER = "checkpoints"
 AUTO = "auto"
+EPISODES = "carry"
+"""The component of the episodes that were under way."""
+OF_LEARNING = ("env.reward_scale", "env.normalize_observation", "env.normalize_reward")
+"""Settings of an environment that do not change how it is made."""
+
+logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
@@ -37,6 +44,7 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
         "optimizer": learner.optimizer,
         "algorithm": learner.algorithm,
         "reward_scaler": learner.reward_scaler,
+        "learner": learner,
         "rng": GlobalRNGState(),
         **others,
     }
@@ -48,6 +56,7 @@ def save(
     return_mean: float | None,
     of: Mapping[str, Stateful],
     tracker_ids: Mapping[str, str] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Writes a checkpoint, and returns where.
 
@@ -57,13 +66,14 @@ def save(
         return_mean: of the evaluation after these frames; None if there was none.
         of: the :func:`components` of the run.
         tracker_ids: under which destinations of metrics find the run again.
+        settings: the run's whole configuration as plain values.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to. The checkpoints before are whole.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
-    values = {"frames": frames, "return_mean": return_mean, "tracker_ids": dict(tracker_ids)}
-    files.write(path, of, values)
+    values = {"frames": frames, "return_mean": return_mean}
+    files.write(path, of, {**values, "tracker_ids": dict(tracker_ids), "settings": dict(settings)})
     return path
 
 
@@ -114,6 +124,11 @@ def find(path: Path) -> Path:
     return found
 
 
+def is_alone(path: Path) -> bool:
+    """Whether a path is a checkpoint that is not in the directory of its run, which also holds the configuration."""
+    return files.is_checkpoint(path) and not (path.parent.parent / CONFIG_FILE).is_file()
+
+
 def frames_of(path: Path) -> int:
     """How many frames had been seen when the checkpoint was written.
 
@@ -130,7 +145,6 @@ def resumed(path: Path) -> Resumed:
         ConfigError: the checkpoint is damaged.
     """
     values = files.metadata(path)
-    # Those written before there were ids of trackers have none.
     return Resumed(int(values["frames"]), values.get("tracker_ids", {}))
 
 
@@ -151,12 +165,61 @@ def check_resume(config: TrainConfig, run_dir: Path) -> None:
         )
 
 
-def load(path: Path, into: Mapping[str, Stateful]) -> int:
+def settings_of(path: Path) -> dict[str, Any]:
+    """The configuration of the run that wrote a checkpoint, as plain values.
+
+    Raises:
+        ConfigError: the checkpoint is damaged.
+    """
+    # Those written before checkpoints held settings have none; they are refused when they are loaded.
+    found: dict[str, Any] = files.metadata(path).get("settings", {})
+    return found
+
+
+def check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Refuses changes of settings in whose place a run that goes on has what its checkpoint holds.
+
+    Args:
+        config: the run that goes on.
+        changes: of each setting that is not as it was, what it was and what it is.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    held = {"seed": "its random numbers go on where they were"}
+    if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
+        held["lr"] = "lr_schedule=adaptive goes on from the rate that it had come to"
+    if config.algorithm.objective == "kl" and "algorithm.objective" not in changes:
+        held["algorithm.kl_coeff"] = "algorithm.objective=kl goes on from the weight that it had come to"
+    for key in held.keys() & changes.keys():
+        raise ConfigError(
+            f"{key}={changes[key][1]} would change nothing in a run that goes on, where it was {changes[key][0]}: "
+            f"{held[key]}. Leave it out, or start anew without resume."
+        )
+
+
+def load(path: Path, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> int:
     """Restores what ``save`` wrote, and returns the frames seen.
+
+    Environments that are made in another way than they were begin new episodes, and the log says so.
+
+    Args:
+        path: the checkpoint.
+        into: the :func:`components` of the run.
+        settings: the run's whole configuration as plain values.
 
     Raises:
         ConfigError: the checkpoint is damaged, or does not fit the configuration.
     """
+    changes = {
+        key: change
+        for key, change in differences(settings_of(path), settings).items()
+        if key.startswith(("env.", "collector.")) and key not in OF_LEARNING
+    }
+    if changes:
+        told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+        logger.warning("The episodes that were under way begin anew: %s.", told)
+        into = {name: component for name, component in into.items() if name != EPISODES}
     return int(files.read(path, into)["frames"])
 
 

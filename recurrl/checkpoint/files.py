@@ -85,8 +85,9 @@ def read(path: Path, components: Mapping[str, Any]) -> dict[str, Any]:
     try:
         _checkpoint(components).load(path)
     except CheckpointError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
-            f"The checkpoint {path} does not fit this configuration: {error} Resume with the settings its run had "
+            f"The checkpoint {path} does not fit this configuration: {reason}. Resume with the settings its run had "
             "(network, environment), or start anew without resume."
         ) from error
     return found

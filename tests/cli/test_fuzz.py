@@ -15,6 +15,13 @@ import wandb
 from random_overrides import SMALL, draw, is_slow
 
 
+def processes_left() -> list[multiprocessing.process.BaseProcess]:
+    """Of the processes that were started, those that do not end by themselves."""
+    for process in multiprocessing.active_children():
+        process.join(timeout=20)
+    return multiprocessing.active_children()
+
+
 @pytest.fixture
 def services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keeps evaluations short, wandb on this machine, and its login out of sight."""
@@ -50,7 +57,7 @@ def test_a_random_command_line_is_a_run_or_is_refused_with_a_sentence(
         assert "Traceback" not in outcome.err, said
         assert outcome.code == (1 if outcome.error else 0), said
         assert not left, said
-        assert not multiprocessing.active_children(), said
+        assert not processes_left(), said
         kind = "slow " if is_slow(overrides) else ""
         became[f"{kind}refused" if outcome.error else f"{kind}run"] += 1
     wandb.teardown()

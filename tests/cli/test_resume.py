@@ -45,6 +45,51 @@ def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train
     assert "lr=" not in outcome.out
 
 
+def test_the_settings_of_another_option_are_shown_one_by_one(train, finished_run):
+    outcome = train(f"resume={finished_run}", "total_frames=96", "backend=pad", "algorithm.gamma=0.9")
+    assert outcome.code == 0, outcome.err
+    assert "going on with backend.name=pad, which was auto" in outcome.out
+    assert "going on with algorithm.gamma=0.9, which was 0.99" in outcome.out
+
+
+def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(train, finished_run, tmp_path):
+    outcome = train(f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert "The episodes that were under way begin anew: env.max_episode_steps is 2 and was None." in outcome.out, (
+        outcome.out
+    )
+    [row] = metrics(tmp_path / "run")
+    # Of 32 frames.
+    assert float(row["train/episodes"]) - float(metrics(finished_run)[-1]["train/episodes"]) == 16
+
+
+def test_environments_that_are_run_otherwise_begin_new_episodes(train, finished_run):
+    outcome = train(f"resume={finished_run}", "total_frames=96", "env.vectorization=serial")
+    assert outcome.code == 0, outcome.err
+    assert "begin anew: env.vectorization is serial and was inline." in outcome.out
+
+
+def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("recurrl.train.evaluate", lambda *_: [5.0])
+    assert train(*tiny, "hydra.run.dir=run").code == 0
+    monkeypatch.setattr("recurrl.train.evaluate", lambda *_: [2.0])
+    assert train("resume=run", "total_frames=96", "hydra.run.dir=run").code == 0
+    found = summary(tmp_path / "run")
+    assert (found["eval_return_mean"], found["best_eval_return_mean"]) == (2.0, 5.0)
+
+
+def test_a_checkpoint_that_lies_alone_holds_all_it_takes_to_go_on_and_to_be_evaluated(
+    train, evaluate, finished_run, tmp_path
+):
+    shutil.copytree(finished_run / "checkpoints" / "frames_000000000032", tmp_path / "mine")
+    outcome = train("resume=mine", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    run = tmp_path / "run"
+    assert without_times(metrics(run)) == without_times(metrics(finished_run))[1:]
+    assert settings(run) == settings(finished_run) | {"resume": "mine"}
+    assert evaluate(tmp_path / "mine").code == 0
+
+
 def test_a_resumed_run_goes_on_with_the_schedule_of_the_learning_rate(resumed_run, finished_run):
     # From 3e-3 to a tenth of it, over 64 frames in the first run and over 128 in the second; at the beginning of each
     # iteration.
@@ -125,6 +170,29 @@ def test_resuming_with_another_network_is_refused(train, finished_run):
     )
     assert "Resume with the settings its run had (network, environment), or start anew without resume." in outcome.error
     assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "reason"),
+    [
+        ((), "seed=7", "its random numbers go on where they were"),
+        (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive goes on from the rate"),
+        (("algorithm.objective=kl",), "algorithm.kl_coeff=5.0", "algorithm.objective=kl goes on from the weight"),
+    ],
+)
+def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, before, change, reason):
+    assert train(*tiny, *before, "hydra.run.dir=run").code == 0
+    outcome = train("resume=run", "total_frames=96", change)
+    assert outcome.code == 1
+    assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} would change nothing in a run that goes on")
+    assert reason in outcome.error
+
+
+def test_a_rate_is_taken_where_another_schedule_begins(train, tiny, tmp_path):
+    assert train(*tiny, "lr_schedule=adaptive", "hydra.run.dir=run").code == 0
+    ours = ("lr_schedule=linear", "lr=1e-5", "lr_final_fraction=1", "hydra.run.dir=next")
+    assert train("resume=run", "total_frames=96", *ours).code == 0
+    assert learning_rates(tmp_path / "next") == [1e-5]
 
 
 def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
