@@ -5,11 +5,13 @@ Shape legend: N environments, W workers.
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -18,6 +20,10 @@ from torch import multiprocessing
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, RunError
+
+_NOTICED = b"\0"
+_MOST_BYTES = 4096
+_CALLS_UNTIL_NOTICED = 25
 
 _DYING_S = 2.0
 """How long a worker whose pipe is closed may take to end, or to say why."""
@@ -73,6 +79,47 @@ def _portable(error: Exception) -> tuple[bytes | None, str, str]:
     return pickled, said, printed
 
 
+class Alarms:
+    """Tells the main process of alarms in workers, also of those that Python there does not get to know of.
+
+    The system's handler of a signal writes its number to a pipe at once, wherever the process is. Python's handler
+    comes later, and in native code that does not return it never comes.
+
+    Args:
+        workers: W.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._pipes = [multiprocessing.get_context("spawn").Pipe(duplex=False) for _ in range(workers)]
+        self._silent = [0] * workers
+
+    def __getstate__(self) -> list[Any]:
+        return [writer for _, writer in self._pipes]
+
+    def __setstate__(self, writers: list[Any]) -> None:
+        self._writers = writers
+
+    def send(self, worker: int) -> Callable[[], object]:
+        """In a worker: sends its alarms from now on. Returns what to call when Python has noticed one."""
+        file = self._writers[worker].fileno()
+        os.set_blocking(file, False)
+        signal.set_wakeup_fd(file, warn_on_full_buffer=False)
+        return partial(os.write, file, _NOTICED)
+
+    def unnoticed(self) -> int | None:
+        """A worker that has not noticed an alarm for many calls of this in a row; None if there is none."""
+        for worker, (reader, _) in enumerate(self._pipes):
+            if reader.poll():
+                alarmed = os.read(reader.fileno(), _MOST_BYTES)[-1] == signal.SIGALRM
+                self._silent[worker] = 1 if alarmed else 0
+            elif self._silent[worker]:
+                self._silent[worker] += 1
+            # Calls and not seconds: in those the processes may have been stopped.
+            if self._silent[worker] > _CALLS_UNTIL_NOTICED:
+                return worker
+        return None
+
+
 class Supervisor:
     """Knows which worker failed, and why.
 
@@ -81,7 +128,8 @@ class Supervisor:
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        self.reports = Reports()
+        self.reports, self.alarms = Reports(), Alarms(config.collector.num_workers)
+        self._timeout_s = config.collector.timeout_s
         self._workers = config.collector.num_workers
         self._envs = config.env.num_envs // self._workers
 
@@ -97,9 +145,12 @@ class Supervisor:
         reported = self.reports.first()
         if reported is not None:
             return self._reported(*reported)
-        if ended is None:
-            return None
-        return WorkerFaultError(f"{self._name(ended)} {_end(processes[ended].exitcode or 0, frames)}")
+        if ended is not None:
+            return WorkerFaultError(f"{self._name(ended)} {_end(processes[ended].exitcode or 0, frames)}")
+        hung = self.alarms.unnoticed()
+        if hung is not None:
+            return WorkerFaultError(f"{self._name(hung)} {_hang(self._timeout_s or 0.0, frames)}")
+        return None
 
     def fault_of_lost(self, processes: Sequence[BaseProcess], frames: int) -> Exception | None:
         """The same, after a worker could not be reached: it is given time to end."""
@@ -117,6 +168,14 @@ class Supervisor:
         first = worker * self._envs
         which = f"environment {first}" if self._envs == 1 else f"environments {first} to {first + self._envs - 1}"
         return f"Worker {worker} of {self._workers} ({which})"
+
+
+def _hang(seconds: float, frames: int) -> str:
+    return (
+        f"hangs in native code after {frames} frames of its own: nothing came back for {seconds:g} s, the limit by "
+        "collector.timeout_s. If it may take so long, give a larger one, or null for none. With "
+        "collector.on_fault=restart the run goes on with new workers."
+    )
 
 
 def _end(exitcode: int, frames: int) -> str:

@@ -16,18 +16,19 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import multiprocessing, nn
-from torchrl._utils import seed_generator
 from torchrl.collectors import MultiCollector
 from torchrl.envs import TransformedEnv
 
 from recurrl.collector import acting
-from recurrl.collector.faults import Reports, Supervisor
+from recurrl.collector.faults import Alarms, Reports, Supervisor
 from recurrl.collector.lean import LeanCollector
+from recurrl.collector.seeds import seeds
 from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy import ActorCritic
 from recurrl.signals import ignore_signals
+from recurrl.time_limit import time_limit
 
 _POLL_S = 0.2
 
@@ -83,17 +84,29 @@ class WorkerCollector(LeanCollector):
         arguments: of :class:`LeanCollector`.
         weights: what the policy acts with.
         reports: where an exception goes before the worker ends by it.
+        alarms: where it goes at once that a step took too long.
+        timeout_s: seconds that a step of the environments may take; None for any time.
         options: of :class:`LeanCollector`; ``worker_idx`` is the worker's number.
     """
 
-    def __init__(self, *arguments: Any, weights: SharedWeights, reports: Reports, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        weights: SharedWeights,
+        reports: Reports,
+        alarms: Alarms,
+        timeout_s: float | None,
+        **options: Any,
+    ) -> None:
+        worker = options["worker_idx"]
         self._weights, self._reports = weights, reports
-        with reports.of(options["worker_idx"]):
+        self._time_limit = partial(time_limit, timeout_s, alarms.send(worker))
+        with reports.of(worker), self._time_limit():
             super().__init__(*arguments, **options)
 
     def rollout(self) -> TensorDictBase:
         """As the base class does, with the newest weights."""
-        with self._reports.of(self.worker_idx):
+        with self._reports.of(self.worker_idx), self._time_limit():
             self._weights.load_into(self.policy, self.worker_idx)
             return super().rollout()
 
@@ -130,10 +143,16 @@ class Workers(MultiCollector):
             super().__init__(
                 [
                     partial(_make_env, config.env, count, seed, copy)
-                    for seed in _seeds(config.seed, config.env.num_envs)[::count]
+                    for seed in seeds(config.seed, config.env.num_envs)[::count]
                 ],
                 policy_factory=[partial(_make_policy, copy, config.seed + worker) for worker in range(workers)],
-                collector_class=partial(WorkerCollector, weights=self.weights, reports=self._supervisor.reports),
+                collector_class=partial(
+                    WorkerCollector,
+                    weights=self.weights,
+                    reports=self._supervisor.reports,
+                    alarms=self._supervisor.alarms,
+                    timeout_s=config.collector.timeout_s,
+                ),
                 init_fn=ignore_signals,
                 total_frames=-1,
                 device="cpu",
@@ -196,11 +215,3 @@ def _make_env(config: EnvConfig, count: int, seed: int, policy: ActorCritic) -> 
 def _make_policy(policy: ActorCritic, seed: int) -> TensorDictModuleBase:
     torch.manual_seed(seed)
     return acting(policy)
-
-
-def _seeds(seed: int, count: int) -> list[int]:
-    """The seeds of so many environments side by side, by TorchRL's chain."""
-    seeds = [seed]
-    for _ in range(count - 1):
-        seeds.append(seed_generator(seeds[-1]))
-    return seeds
