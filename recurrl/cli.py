@@ -41,6 +41,7 @@ from recurrl.replay_check import check_replay
 from recurrl.report import Report
 from recurrl.resources import sentence, shortages_as_sentences
 from recurrl.signals import Interrupted, stop_request
+from recurrl.time_limit import time_limit
 from recurrl.tracking.csv import FILE_NAME
 from recurrl.tracking.summary import write_summary
 from recurrl.train import make_policy_for, set_process_state, train
@@ -136,14 +137,15 @@ def evaluate_run(
     config = typed(_saved_config(path))
     config = replace(config, resume=None, device=device or config.device)
     _check(config)
-    policy = make_policy_for(config)
-    checkpoint.load_policy(saved, policy)
     episodes = config.evaluation.episodes if episodes is None else episodes
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
-    if states != KEPT and not policy.state_keys:
-        raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
-    return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)
+    with time_limit(config.collector.timeout_s):
+        policy = make_policy_for(config)
+        checkpoint.load_policy(saved, policy)
+        if states != KEPT and not policy.state_keys:
+            raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
+        return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)
 
 
 def check_main() -> None:
@@ -189,12 +191,13 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         )
     _check(config)
     set_process_state(config)
-    policy = make_policy_for(config)
-    collector = make_collector(config, policy)
-    try:
-        return check_replay(config, policy, next(iter(collector)))
-    finally:
-        collector.shutdown()
+    with time_limit(config.collector.timeout_s):
+        policy = make_policy_for(config)
+        collector = make_collector(config, policy)
+        try:
+            return check_replay(config, policy, next(iter(collector)))
+        finally:
+            collector.shutdown()
 
 
 def examine_run(path: Path) -> list[str]:
@@ -260,7 +263,7 @@ def _run(composed: DictConfig) -> None:
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             _check(config)
             checkpoint.check_resume(config, run_dir)
-            with stop_request() as request:
+            with stop_request() as request, time_limit(config.collector.timeout_s):
                 train(config, run_dir, _plain(effective), report, request)
         report.status = "completed"
     except KeyboardInterrupt:

@@ -111,10 +111,14 @@ class CollectorConfig:
     Attributes:
         name: the module of ``recurrl.collector``.
         num_workers: processes that the environments divide among; 1 where there are none besides this one.
+        timeout_s: seconds that a step of the environments of one process, or a reset, may take; null for any time.
+        on_fault: what follows when environments or a worker fail: ``raise`` ends the run, ``restart`` makes them anew.
     """
 
     name: str
     num_workers: int
+    timeout_s: float | None
+    on_fault: str
 
 
 @dataclass

@@ -29,6 +29,7 @@ class Report:
         eval_return_mean_zeroed_state: of the last evaluation with the recurrent states zeroed at each step.
         eval_return_mean_shuffled_state: of the last evaluation with the recurrent states of another environment.
         best_eval_return_mean: the best of all evaluations, those before a resume included.
+        restarts: how often environments were made anew after a fault.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
     """
@@ -51,6 +52,7 @@ class Report:
     eval_return_mean_zeroed_state: float | None = None
     eval_return_mean_shuffled_state: float | None = None
     best_eval_return_mean: float | None = None
+    restarts: int = 0
     backend: str | None = None
     checkpoint: str | None = None
     _iteration: dict[str, float] = field(default_factory=dict)
@@ -80,8 +82,9 @@ class Report:
         return {**self._iteration, "time/frames_per_s": frames / seconds}
 
     def take(self, metrics: Mapping[str, float]) -> None:
-        """Takes the returns among an iteration's metrics over into the summary."""
+        """Takes the returns and restarts among an iteration's metrics over into the summary."""
         self.train_return_mean = metrics["train/return_mean"]
+        self.restarts = int(metrics.get("collect/restarts", 0))
         if "eval/return_mean" in metrics:
             self.eval_return_mean = metrics["eval/return_mean"]
             self.eval_return_std = metrics["eval/return_std"]

@@ -77,3 +77,9 @@ def stop_request() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """For a process that helps another one, which handles the signals: a terminal sends them to both."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -62,7 +62,8 @@ def train(
         trackers = make_trackers(config, run_dir, settings, None if start is None else checkpoint.resumed(start))
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         collector = make_collector(config, policy)
-        stack.callback(collector.shutdown)
+        # Environments that failed may not close either, which must not hide why.
+        stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
         saved = checkpoint.components(learner, episodes=episodes, report=report, carry=Carry(collector))
         if start is not None:
             report.frames = checkpoint.load(start, saved, settings)

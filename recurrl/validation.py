@@ -36,6 +36,7 @@ MOST_STEPS, MOST_COPIES, MOST_FEATURES, MOST_LAYERS, MOST_WORKERS = 10**12, 2**1
 """Beyond these a number is a slip of the hand, and would only show once memory or threads run out."""
 MOST_LR, MOST_SCALE = 1.0, 1e6
 """Beyond these the weights, the loss, or what the environment is given, soon are no numbers."""
+MOST_SECONDS = 1e6
 MAY_BE_NULL = ("clip_value", "ref_refresh_updates", "kl_mask_threshold")
 
 
@@ -128,6 +129,7 @@ def _check_ranges(config: TrainConfig) -> None:
         "algorithm.kl_coeff": (algorithm.kl_coeff, MOST_SCALE),
         "algorithm.kl_to_ref_coeff": (algorithm.kl_to_ref_coeff, MOST_SCALE),
         "algorithm.kl_to_inference_coeff": (algorithm.kl_to_inference_coeff, MOST_SCALE),
+        "collector.timeout_s": (config.collector.timeout_s, MOST_SECONDS),
     }
     positive = {
         "lr": config.lr,
@@ -141,6 +143,7 @@ def _check_ranges(config: TrainConfig) -> None:
         "algorithm.kl_coeff": algorithm.kl_coeff,
         "algorithm.kl_mask_threshold": algorithm.kl_mask_threshold,
         "desired_kl": config.desired_kl,
+        "collector.timeout_s": config.collector.timeout_s,
     }
     for key, number in positive.items():
         _require(
@@ -173,6 +176,7 @@ def _check_choices(config: TrainConfig) -> None:
         "backend.name": (config.backend.name, backend_names()),
         "cell.name": (config.cell.name, (*cell_names(), NO_CELL)),
         "collector.name": (config.collector.name, ("single", "multi_sync", "multi_async")),
+        "collector.on_fault": (config.collector.on_fault, ("raise", "restart")),
         "logger.name": (config.logger.name, ("csv", "tensorboard", "wandb")),
         "logger.mode": (config.logger.mode, (None, "auto", "online", "offline")),
         "policy.image_encoder": (config.policy.image_encoder, ("nature", "impala")),
@@ -346,6 +350,12 @@ def _check_workers(config: TrainConfig) -> None:
         name == "single" or not config.algorithm.resets_rows,
         f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, which the "
         f"workers of collector={name} are not. Choose collector=single, or algorithm=ppo.",
+    )
+    _require(
+        name != "single" or config.collector.on_fault == "raise" or config.env.vectorization == "inline",
+        f"collector.on_fault=restart with collector=single goes on only from faults of env.vectorization=inline, and "
+        f"{config.env.vectorization} was asked for, which does not tell an environment's faults from others. Choose "
+        "env.vectorization=inline, collector=multi_sync or collector.on_fault=raise.",
     )
     _require(
         envs % workers == 0,

@@ -10,23 +10,28 @@ import importlib
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
 
+from recurrl.collector.restarts import RestartingCollector
 from recurrl.config import TrainConfig
 from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
 
 
-def make_collector(config: TrainConfig, policy: ActorCritic) -> BaseCollector:
+def make_collector(config: TrainConfig, policy: ActorCritic) -> BaseCollector | RestartingCollector:
     """The configured collector. Each batch holds ``frames_per_batch`` frames; episodes run on from one to the next.
 
     Raises:
         ConfigError: the environment cannot be made, or would not carry the policy's states.
     """
-    module = importlib.import_module(f"{__name__}.{config.collector.name}")
-    collector: BaseCollector = module.make(config, policy)
+    make = importlib.import_module(f"{__name__}.{config.collector.name}").make
+    if config.collector.on_fault == "restart":
+        return RestartingCollector(config, lambda seeded: make(seeded, policy))
+    collector: BaseCollector = make(config, policy)
     return collector
 
 
-def collection_metrics(collector: BaseCollector) -> dict[str, float]:
+def collection_metrics(collector: BaseCollector | RestartingCollector) -> dict[str, float]:
     """What to log of how the last batch was collected."""
+    if isinstance(collector, RestartingCollector):
+        return {**collection_metrics(collector.current), "collect/restarts": float(collector.restarts)}
     staleness = getattr(collector, "staleness", None)
     return {} if staleness is None else {"collect/staleness": staleness}
 

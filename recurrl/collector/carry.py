@@ -8,6 +8,7 @@ from typing import Any
 from torchrl.collectors import BaseCollector, Collector
 from torchrl.envs import EnvBase, TransformedEnv
 
+from recurrl.collector.restarts import RestartingCollector
 from recurrl.environment_state import UnsavableError
 from recurrl.envs import TensorEnv
 
@@ -23,7 +24,7 @@ class Carry:
         collector: whose episodes they are.
     """
 
-    def __init__(self, collector: BaseCollector) -> None:
+    def __init__(self, collector: BaseCollector | RestartingCollector) -> None:
         self._collector = collector
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,10 +51,13 @@ class Carry:
         collector._carrier.update(state["carrier"])
 
     def _parts(self) -> tuple[Collector, TensorEnv]:
-        if not isinstance(self._collector, Collector):
-            raise UnsavableError(f"the environments are in the processes of a {type(self._collector).__name__}")
-        env: EnvBase = self._collector.env
+        collector = self._collector
+        if isinstance(collector, RestartingCollector):
+            collector = collector.current
+        if not isinstance(collector, Collector):
+            raise UnsavableError(f"the environments are in the processes of a {type(collector).__name__}")
+        env: EnvBase = collector.env
         env = env.base_env if isinstance(env, TransformedEnv) else env
         if not isinstance(env, TensorEnv):
             raise UnsavableError(f"TorchRL's {type(env).__name__} does not give the state of its environments")
-        return self._collector, env
+        return collector, env

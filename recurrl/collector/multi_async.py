@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from queue import Empty
 from statistics import fmean
 from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
-from torchrl._utils import _check_for_faulty_process
 from torchrl.collectors import MultiAsyncCollector
 
 from recurrl.collector.workers import Workers
 from recurrl.config import TrainConfig
 from recurrl.policy import ActorCritic
-
-_POLL_S = 0.2
 
 
 class Part(NamedTuple):
@@ -47,7 +43,7 @@ class AsyncCollector(Workers, MultiAsyncCollector):
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Goes on for ever."""
-        with self._failing_as_the_worker():
+        with self._supervised():
             # A checkpoint may have been loaded since the workers were started.
             self.weights.publish(self._learning)
             parts: list[deque[Part]] = [deque() for _ in range(self.num_workers)]
@@ -56,7 +52,7 @@ class AsyncCollector(Workers, MultiAsyncCollector):
             self.running = True
             while True:
                 while not all(parts):
-                    self._receive(parts)
+                    self._take(parts)
                 taken = [ready.popleft() for ready in parts]
                 for worker, ahead in enumerate(parts):
                     if ahead:
@@ -65,26 +61,19 @@ class AsyncCollector(Workers, MultiAsyncCollector):
                 yield torch.cat([part.rows for part in taken]).to(self._device)
                 self.weights.publish(self._learning)
 
-    def _receive(self, parts: list[deque[Part]]) -> None:
+    def _take(self, parts: list[deque[Part]]) -> None:
         """Takes the rows of the next worker that is ready, which goes on unless it is ahead of others."""
-        try:
-            worker, _, rows = self._get_from_queue(timeout=_POLL_S)
-        except Empty:
-            _check_for_faulty_process(self.procs)
-            return
-        parts[worker].append(Part(rows, self.weights.used_by(worker)))
+        worker, rows = self._receive()
+        parts[worker].append(Part(rows.clone(), self.weights.used_by(worker)))
         if len(parts[worker]) == 1:
             self._go_on(worker)
-
-    def _go_on(self, worker: int) -> None:
-        self.pipes[worker].send((worker, "continue"))
 
 
 def make(config: TrainConfig, policy: ActorCritic) -> AsyncCollector:
     """The collector.
 
     Raises:
-        Exception: whatever a worker's environment or policy raised.
+        RunError: a worker failed.
     """
     frames = config.frames_per_batch // config.collector.num_workers
     return AsyncCollector(config, policy, frames_per_batch=frames)

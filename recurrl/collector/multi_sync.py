@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import MultiSyncCollector
 
@@ -20,18 +21,20 @@ class SyncCollector(Workers, MultiSyncCollector):
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Goes on for ever."""
-        with self._failing_as_the_worker():
-            # A checkpoint may have been loaded since the workers were started.
-            self.weights.publish(self._learning)
-            for batch in super().iterator():
-                yield batch.to(self._device)
+        with self._supervised():
+            while True:
+                # Also before the first batch: a checkpoint may have been loaded since the workers were started.
                 self.weights.publish(self._learning)
+                for worker in range(self.num_workers):
+                    self._go_on(worker)
+                rows = dict(self._receive() for _ in range(self.num_workers))
+                yield torch.cat([rows[worker] for worker in range(self.num_workers)]).to(self._device)
 
 
 def make(config: TrainConfig, policy: ActorCritic) -> SyncCollector:
     """The collector.
 
     Raises:
-        Exception: whatever a worker's environment or policy raised.
+        RunError: a worker failed.
     """
     return SyncCollector(config, policy, frames_per_batch=config.frames_per_batch, cat_results=0)

@@ -1,31 +1,36 @@
-"""What the collectors of several processes share: their workers, the weights these act with, and their errors.
+"""What the collectors of several processes share: their workers, and the weights that these act with.
 
 Shape legend: N environments, T steps, W workers.
 """
 
 from __future__ import annotations
 
-import pickle
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from queue import Empty
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import multiprocessing, nn
-from torchrl._utils import seed_generator
 from torchrl.collectors import MultiCollector
 from torchrl.envs import TransformedEnv
 
 from recurrl.collector import acting
+from recurrl.collector.faults import Alarms, Reports, Supervisor
 from recurrl.collector.lean import LeanCollector
+from recurrl.collector.seeds import seeds
 from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import make_env
+from recurrl.errors import ConfigError, RunError
 from recurrl.policy import ActorCritic
+from recurrl.signals import ignore_signals
+from recurrl.time_limit import time_limit
+
+_POLL_S = 0.2
 
 
 class SharedWeights:
@@ -78,45 +83,32 @@ class WorkerCollector(LeanCollector):
     Args:
         arguments: of :class:`LeanCollector`.
         weights: what the policy acts with.
-        errors: where an exception goes before the worker ends by it.
+        reports: where an exception goes before the worker ends by it.
+        alarms: where it goes at once that a step took too long.
+        timeout_s: seconds that a step of the environments may take; None for any time.
         options: of :class:`LeanCollector`; ``worker_idx`` is the worker's number.
     """
 
-    def __init__(self, *arguments: Any, weights: SharedWeights, errors: Any, **options: Any) -> None:
-        self._weights, self._errors = weights, errors
-        with _reported(errors):
+    def __init__(
+        self,
+        *arguments: Any,
+        weights: SharedWeights,
+        reports: Reports,
+        alarms: Alarms,
+        timeout_s: float | None,
+        **options: Any,
+    ) -> None:
+        worker = options["worker_idx"]
+        self._weights, self._reports = weights, reports
+        self._time_limit = partial(time_limit, timeout_s, alarms.send(worker))
+        with reports.of(worker), self._time_limit():
             super().__init__(*arguments, **options)
 
     def rollout(self) -> TensorDictBase:
         """As the base class does, with the newest weights."""
-        with _reported(self._errors):
+        with self._reports.of(self.worker_idx), self._time_limit():
             self._weights.load_into(self.policy, self.worker_idx)
             return super().rollout()
-
-
-@contextmanager
-def _reported(errors: Any) -> Iterator[None]:
-    """Sends an exception, which goes on, to the main process."""
-    try:
-        yield
-    except Exception as error:
-        errors.put(_portable(error))
-        raise
-
-
-def _portable(error: Exception) -> tuple[bytes | None, str]:
-    """The exception itself, if it survives being sent, and how it would be printed."""
-    printed = "".join(traceback.format_exception(error))
-    try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        return None, printed
-    return pickled, printed
-
-
-class RemoteTraceback(Exception):  # noqa: N818  (it is no error of its own, but where the other one came from)
-    """The traceback of a worker's exception, in the worker."""
 
 
 class Workers(MultiCollector):
@@ -124,7 +116,8 @@ class Workers(MultiCollector):
 
     The environments divide evenly among the workers, which act on the CPU, each with a copy of the policy. Where each
     environment has a seed of its own, they are those of a single collector, in its order. All workers start side by
-    side.
+    side. A signal that is meant to end the run is the main process's to handle: the workers ignore it, so that the
+    iteration can be finished.
 
     Args:
         config: the run's configuration.
@@ -132,7 +125,8 @@ class Workers(MultiCollector):
         options: further ones of TorchRL's class.
 
     Raises:
-        Exception: whatever a worker's environment or policy raised.
+        ConfigError: a worker raised it.
+        RunError: a worker raised something, or ended; no worker is left behind.
     """
 
     def __init__(self, config: TrainConfig, policy: ActorCritic, **options: Any) -> None:
@@ -140,17 +134,26 @@ class Workers(MultiCollector):
         self._device = torch.device(config.device)
         self._learning = acting(policy)
         self.weights = SharedWeights(self._learning, workers)
-        self._errors = multiprocessing.get_context("spawn").SimpleQueue()
+        self._supervisor = Supervisor(config)
+        self._rows: dict[int, TensorDictBase] = {}
+        self._handed_in = 0
         copy = deepcopy(policy).cpu()
         count = config.env.num_envs // workers
-        with self._failing_as_the_worker():
+        with self._supervised():
             super().__init__(
                 [
                     partial(_make_env, config.env, count, seed, copy)
-                    for seed in _seeds(config.seed, config.env.num_envs)[::count]
+                    for seed in seeds(config.seed, config.env.num_envs)[::count]
                 ],
                 policy_factory=[partial(_make_policy, copy, config.seed + worker) for worker in range(workers)],
-                collector_class=partial(WorkerCollector, weights=self.weights, errors=self._errors),
+                collector_class=partial(
+                    WorkerCollector,
+                    weights=self.weights,
+                    reports=self._supervisor.reports,
+                    alarms=self._supervisor.alarms,
+                    timeout_s=config.collector.timeout_s,
+                ),
+                init_fn=ignore_signals,
                 total_frames=-1,
                 device="cpu",
                 use_buffers=True,
@@ -160,21 +163,49 @@ class Workers(MultiCollector):
                 **options,
             )
 
+    def _go_on(self, worker: int) -> None:
+        self.pipes[worker].send((worker, "continue"))
+
+    def _receive(self) -> tuple[int, TensorDictBase]:
+        """The next worker that is ready, and its rows, in memory that it fills again once it goes on."""
+        while True:
+            try:
+                message, rollouts_before = self.queue_out.get(timeout=_POLL_S)
+            except Empty:
+                fault = self._fault()
+                if fault is not None:
+                    raise fault from fault.__cause__
+                continue
+            # A worker hands its memory over once, and from then on only says that it has filled it.
+            if rollouts_before == 0:
+                rows, worker = message
+                self._rows[worker] = rows
+            else:
+                worker = message
+            self._handed_in += 1
+            return worker, self._rows[worker]
+
+    def _fault(self) -> Exception | None:
+        return self._supervisor.fault(self.procs, self._frames_of_one())
+
+    def _frames_of_one(self) -> int:
+        return self._handed_in // self.num_workers * self.frames_per_batch_worker(worker_idx=0)
+
     @contextmanager
-    def _failing_as_the_worker(self) -> Iterator[None]:
-        """Raises what a worker raised in place of TorchRL's word that one has ended; no worker is left behind."""
+    def _supervised(self) -> Iterator[None]:
+        """Raises what befell a worker in place of what that led to here; no worker is left behind by an exception."""
         try:
             yield
         except Exception as error:
-            for process in getattr(self, "procs", ()):
-                if not process._closed:
-                    process.kill()
-            if self._errors.empty():
+            processes = getattr(self, "procs", ())
+            fault = None
+            if processes and not isinstance(error, RunError | ConfigError):
+                fault = self._supervisor.fault_of_lost(processes, self._frames_of_one())
+            for process in processes:
+                process.kill()
+            if fault is None:
                 raise
-            pickled, printed = self._errors.get()
-            if pickled is None:
-                raise RuntimeError(f"A worker of the collector failed:\n{printed}") from error
-            raise pickle.loads(pickled) from RemoteTraceback(f"\n{printed}")
+            raise fault from fault.__cause__
 
 
 def _make_env(config: EnvConfig, count: int, seed: int, policy: ActorCritic) -> TransformedEnv:
@@ -184,11 +215,3 @@ def _make_env(config: EnvConfig, count: int, seed: int, policy: ActorCritic) -> 
 def _make_policy(policy: ActorCritic, seed: int) -> TensorDictModuleBase:
     torch.manual_seed(seed)
     return acting(policy)
-
-
-def _seeds(seed: int, count: int) -> list[int]:
-    """The seeds of so many environments side by side, by TorchRL's chain."""
-    seeds = [seed]
-    for _ in range(count - 1):
-        seeds.append(seed_generator(seeds[-1]))
-    return seeds

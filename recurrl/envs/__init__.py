@@ -26,6 +26,7 @@ from recurrl.groups import Groups
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 from recurrl.recurrent import RecurrentModule
 from recurrl.specs import choices
+from recurrl.time_limit import limited
 
 EPISODE_RETURN = "episode_reward"
 EPISODE_LENGTH = "step_count"
@@ -72,7 +73,7 @@ def make_env(
     """``num_envs`` copies of an environment as one of batch size ``[num_envs]``, seeded.
 
     Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each of its recurrent
-    states.
+    states. A step of all copies, and a reset, take no longer than :func:`recurrl.time_limit.time_limit` allows.
 
     Raises:
         ConfigError: the environment cannot be made, the policy cannot act in it, or it cannot start a group alike.
@@ -81,10 +82,18 @@ def make_env(
         check_seeds(config, groups)
     primers = [module.make_tensordict_primer() for module in recurrent_modules(policy)]
     transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), RewardSum(), *primers)
-    env = TransformedEnv(_source(config).make(config, num_envs, groups), transforms)
+    env = TransformedEnv(_limited(_source(config).make(config, num_envs, groups)), transforms)
     env.set_seed(seed)
     if policy is not None:
         check_states(env, policy)
+    return env
+
+
+def _limited(env: EnvBase) -> EnvBase:
+    """The same environment, whose calls take no longer than the process's time limit."""
+    steps = ("step_tensors", "reset_tensors") if isinstance(env, TensorEnv) else ("_step", "_reset")
+    for name in (*steps, "set_seed", "close"):
+        setattr(env, name, limited(getattr(env, name)))
     return env
 
 

@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import getitem
@@ -41,6 +42,7 @@ from recurrl.envs._wrappers import (
 from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.groups import EpisodeSeeds, Groups
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
+from recurrl.signals import ignore_signals
 
 EXTRAS = ("popgym",)
 
@@ -108,7 +110,7 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvB
         return SerialEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
     if config.vectorization == "parallel":
         _refuse_nested(config)
-        return ParallelEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
+        return ParallelEnv(num_envs, [partial(_wrap_in_worker, make_one, os.getpid()) for make_one in makers])
     if config.vectorization == "gymnasium":
         # TorchRL resets finished environments itself; Gymnasium must not do so behind its back.
         mode = gymnasium.vector.AutoresetMode.DISABLED
@@ -303,6 +305,13 @@ def _wrap(make_one: Callable[[], gymnasium.Env[Any, Any]]) -> EnvBase:
     env = make_one()
     _refuse_renamed(env.observation_space, env.spec)
     return GymWrapper(env, categorical_action_encoding=True)
+
+
+def _wrap_in_worker(make_one: Callable[[], gymnasium.Env[Any, Any]], main: int) -> EnvBase:
+    # ParallelEnv calls this in the process that it belongs to as well.
+    if os.getpid() != main:
+        ignore_signals()
+    return _wrap(make_one)
 
 
 def _refuse_nested(config: EnvConfig) -> None:

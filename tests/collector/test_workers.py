@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from failing_env import ArmError
 
 from recurrl.collector import collection_metrics, make_collector
+from recurrl.collector.faults import WorkerFaultError
 from recurrl.config import TrainConfig
 from recurrl.errors import EnvironmentFaultError
 from recurrl.policy import VALUE, ActorCritic
@@ -86,17 +86,20 @@ def test_asynchronous_workers_are_a_few_updates_behind_and_it_is_said_how_many(c
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("at", "kind", "says"),
+    ("at", "way", "kind", "says"),
     [
-        pytest.param(0, ArmError, r"^the arm is stuck$", id="at the start"),
-        pytest.param(30, EnvironmentFaultError, r"Environment 0 of 2 .* raised ArmError in step: the arm", id="later"),
+        pytest.param(
+            0, "inline", EnvironmentFaultError, "Environment 0 of 2 .* raised ArmError in reset", id="at once"
+        ),
+        pytest.param(30, "inline", EnvironmentFaultError, "Environment 0 of 2 .* raised ArmError in step", id="later"),
+        pytest.param(30, "serial", WorkerFaultError, r"Worker \d of 2 .* raised ArmError: the arm is stuck", id="raw"),
     ],
 )
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
-def test_a_workers_exception_arrives_as_itself_and_no_process_stays(
-    collector: str, at: int, kind: type[Exception], says: str, compose: Compose
+def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
+    collector: str, at: int, way: str, kind: type[Exception], says: str, compose: Compose
 ) -> None:
-    config = compose(*SMALL, *FAILING, f"collector={collector}", "collector.num_workers=2")
+    config = compose(*SMALL, *FAILING, f"env.vectorization={way}", f"collector={collector}", "collector.num_workers=2")
     policy = make_policy_for(compose(*SMALL, *FAILING, "+env.kwargs.at=100"))
     config.env.kwargs = {"at": at}
     with pytest.raises(kind, match=says) as caught:

@@ -1,0 +1,74 @@
+"""Collection that goes on after environments or workers failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
+
+from recurrl.collector.seeds import seeds
+from recurrl.config import TrainConfig
+from recurrl.errors import RunError
+
+MOST_IN_A_ROW = 3
+"""Restarts without a batch in between: environments that always fail are not worth more."""
+
+logger = logging.getLogger(__name__)
+
+
+class RestartingCollector:
+    """A collector in whose place another one is made when it fails, with environments and processes of its own.
+
+    The new one begins new episodes, with seeds that were not used before, and collects the batch again from its
+    beginning: what had been collected of it is lost, the weights are the newest. All workers are made anew, not only
+    the one that failed, because a process that is killed may leave what it shares with the others in any state.
+
+    Args:
+        config: the run's configuration.
+        make: makes the collector of a configuration that differs in the seed.
+
+    Attributes:
+        current: the collector of now.
+        restarts: how many there were.
+
+    Raises:
+        ConfigError: whatever the first collector raises.
+        RunError: likewise; later, a batch could not be collected by as many collectors as are worth trying.
+    """
+
+    def __init__(self, config: TrainConfig, make: Callable[[TrainConfig], BaseCollector]) -> None:
+        self._config, self._make = config, make
+        self.current = make(config)
+        self.restarts = 0
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        batches = iter(self.current)
+        in_a_row = 0
+        while True:
+            try:
+                batch = next(batches)
+            except RunError as fault:
+                in_a_row += 1
+                if in_a_row > MOST_IN_A_ROW:
+                    raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without a batch: {fault}") from fault
+                logger.warning("Environments begin anew (restart %d): %s", self.restarts + 1, fault)
+                batches = self._restarted()
+                continue
+            in_a_row = 0
+            yield batch
+
+    def _restarted(self) -> Iterator[TensorDictBase]:
+        """The batches of a new collector. It is made when the first one is asked for, so that it may fail like it."""
+        self.restarts += 1
+        # Environments that failed may not close either.
+        self.current.shutdown(raise_on_error=False)
+        seed = seeds(self._config.seed, self.restarts * self._config.env.num_envs + 1)[-1]
+        self.current = self._make(replace(self._config, seed=seed))
+        yield from self.current
+
+    def shutdown(self, raise_on_error: bool = True) -> None:
+        """Ends the collector of now."""
+        self.current.shutdown(raise_on_error=raise_on_error)

@@ -1,0 +1,107 @@
+"""How long a call may take: an environment that hangs must not hang the run."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import ParamSpec, TypeVar
+
+from recurrl.errors import RunError
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+_LATE_S = 1.0
+"""An alarm that comes so late found the process stopped, as Ctrl-Z or a scheduler does; that time does not count."""
+
+logger = logging.getLogger(__name__)
+
+
+class TimeLimitError(RunError):
+    """A call took too long."""
+
+
+class _Limit:
+    """The limit of this process: there is one timer in it.
+
+    Attributes:
+        seconds: a call may take; 0 for any time.
+        due: when the alarm of the call under way is to come.
+        noticed: called when Python gets to know of an alarm, which native code can hold up.
+    """
+
+    seconds = 0.0
+    due = 0.0
+    noticed: Callable[[], object] | None = None
+
+    def begin(self) -> None:
+        self.due = time.monotonic() + self.seconds
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+
+    def end(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def alarm(self, number: int, frame: FrameType | None) -> None:
+        if self.noticed is not None:
+            self.noticed()
+        if time.monotonic() - self.due > _LATE_S:
+            self.begin()
+            return
+        raise TimeLimitError(
+            f"nothing came back for {self.seconds:g} s, the limit by collector.timeout_s. If it may take so long, give "
+            "a larger one, or null for none"
+        )
+
+
+_limit = _Limit()
+
+
+@contextmanager
+def time_limit(seconds: float | None, noticed: Callable[[], object] | None = None) -> Iterator[None]:
+    """Gives each call of a function made by :func:`limited` so many seconds while the block runs.
+
+    A call that takes longer raises :class:`TimeLimitError` from within, wherever it is in Python. Native code is not
+    interrupted, but raises it as soon as it returns, or where it waits for the operating system.
+
+    Only the main thread of a process can have a limit; elsewhere there is none, and a warning.
+
+    Args:
+        seconds: None for no limit.
+        noticed: called when Python gets to know of an alarm, which native code can hold up.
+    """
+    if seconds is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        logger.warning("collector.timeout_s=%g has no effect outside the main thread of a process.", seconds)
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _limit.alarm)
+    _limit.seconds, _limit.noticed = seconds, noticed
+    try:
+        yield
+    finally:
+        _limit.seconds, _limit.noticed = 0.0, None
+        signal.signal(signal.SIGALRM, before)
+
+
+def limited(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The same function, with the limit that :func:`time_limit` sets. It must not call another such function."""
+
+    @functools.wraps(call)
+    def within(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if not _limit.seconds:
+            return call(*args, **kwargs)
+        _limit.begin()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            _limit.end()
+
+    return within

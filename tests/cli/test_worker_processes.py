@@ -1,0 +1,142 @@
+"""Runs whose environments are in other processes: signals from the terminal, and processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from disks import with_a_disk_of_its_own
+from run_files import metrics, summary
+
+SMALL = (
+    "env.num_envs=4",
+    "frames_per_batch=64",
+    "slice_len=8",
+    "minibatch_slices=4",
+    "epochs=1",
+    "total_frames=1_000_000_000",
+)
+IN_PROCESSES = {
+    "multi_sync": ("collector=multi_sync",),
+    "multi_async": ("collector=multi_async",),
+    "parallel": ("env.vectorization=parallel",),
+}
+WAIT_S = 120
+
+# Named semaphores are removed by a process that ends a moment after the run.
+SHOW_SHARED_MEMORY = """
+trap '' INT
+(trap - INT; exec "$0" "$@"); code=$?
+for i in 1 2 3 4 5 6 7 8 9 10; do [ -z "$(ls /dev/shm)" ] && exit $code; sleep 1; done
+echo "left in shared memory: $(ls /dev/shm)"
+exit $code
+"""
+
+
+class Run(NamedTuple):
+    """A run in a process group of its own, as a terminal starts one."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def wait_until_it_learns(self) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if (self.folder / "metrics.csv").exists() and len(metrics(self.folder)) > 2:
+                return
+            time.sleep(0.1)
+        self.process.kill()
+        raise AssertionError(f"The run does not learn: {self.process.communicate()}")
+
+    def workers(self) -> list[int]:
+        """The processes that collect, in their order; Python's own helper is none of them."""
+        found = []
+        for pid in sorted(self.members()):
+            command = (Path("/proc") / str(pid) / "cmdline").read_text()
+            if "spawn_main" in command:
+                found.append(pid)
+        return found
+
+    def members(self) -> list[int]:
+        """The processes of the group, those that have ended and nobody has looked after left out."""
+        return [pid for pid in _processes() if _group(pid) == self.process.pid]
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what it said; nothing is left of it."""
+        out, err = self.process.communicate(timeout=WAIT_S)
+        assert "left in shared memory" not in out
+        assert not self.members()
+        return self.process.returncode, err
+
+
+def _processes() -> Iterator[int]:
+    yield from (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def _group(pid: int) -> int | None:
+    try:
+        state, _, group = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[:3]
+    except OSError:
+        return None
+    return None if state == "Z" else int(group)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts a run; whatever is left of it is killed after the test."""
+    runs = []
+
+    def start(*overrides: str) -> Run:
+        overrides = (*SMALL, "device=cpu", "hydra.run.dir=run", *overrides)
+        own_memory = with_a_disk_of_its_own("/dev/shm", "256m")
+        show = ["sh", "-c", SHOW_SHARED_MEMORY] if own_memory else []
+        command = [*own_memory, *show, str(Path(sys.executable).parent / "recurrl-train"), *overrides]
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        runs.append(Run(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **output), tmp_path / "run"))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        for pid in run.members():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", IN_PROCESSES.values(), ids=IN_PROCESSES.keys())
+def test_ctrl_c_in_the_terminal_reaches_all_processes_and_ends_the_run_after_the_iteration(overrides, start):
+    run = start(*overrides)
+    run.wait_until_it_learns()
+    assert len(run.workers()) >= 2
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, err = run.end()
+    assert code == 130, err
+    assert "Traceback" not in err
+    found = summary(run.folder)
+    assert (found["status"], found["error"]) == ("interrupted", None)
+    assert metrics(run.folder)[-1]["frames"] == str(found["frames"])
+    assert (run.folder / found["checkpoint"]).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_a_worker_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothing(collector, start):
+    run = start(f"collector={collector}")
+    run.wait_until_it_learns()
+    began = time.monotonic()
+    os.kill(run.workers()[1], signal.SIGKILL)
+    code, err = run.end()
+    assert time.monotonic() - began < 20
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "Worker 1 of 2 (environments 2 to 3) was ended by SIGKILL after " in line
+    assert "Traceback" not in err
+    found = summary(run.folder)
+    assert found["status"] == "failed"
+    assert line.removeprefix("error: ") in found["error"]

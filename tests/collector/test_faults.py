@@ -1,0 +1,105 @@
+"""Environments and workers that fail while they collect: what is said, and runs that go on all the same."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from recurrl.collector import collection_metrics, make_collector
+from recurrl.collector.restarts import RestartingCollector
+from recurrl.config import TrainConfig
+from recurrl.errors import EnvironmentFaultError, RunError
+from recurrl.policy import ActorCritic
+from recurrl.time_limit import time_limit
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
+FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
+FAULTS = [
+    ("single", "raising"),
+    ("single", "hanging"),
+    *(
+        pytest.param(collector, by, marks=pytest.mark.slow)
+        for collector in ("multi_sync", "multi_async")
+        for by in ("raising", "hanging", "hanging in native code", "being killed")
+    ),
+]
+
+
+def failing(compose: Compose, *overrides: str, **how: object) -> tuple[TrainConfig, ActorCritic]:
+    """The configuration of environments that fail so, and a policy for them."""
+    config = compose(*SMALL, *FAILING, *overrides)
+    set_process_state(config)
+    config.env.kwargs = {"at": 10**9}
+    policy = make_policy_for(config)
+    config.env.kwargs = how
+    return config, policy
+
+
+@pytest.mark.parametrize("at", [0, 12], ids=["in the first reset", "in a step"])
+def test_an_environment_that_hangs_is_named(at: int, compose: Compose) -> None:
+    config, policy = failing(compose, at=at, by="hanging")
+    where = "at step 0, raised TimeLimitError in reset" if at == 0 else r"at step \d+, raised TimeLimitError in step"
+    with (
+        time_limit(0.2),
+        pytest.raises(EnvironmentFaultError, match=f"Environment 0 of 4 .*{where}: nothing came back for 0.2 s"),
+    ):
+        next(iter(make_collector(config, policy)))
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, policy = failing(compose, at=0, by="hanging")
+    alarms = []
+
+    def late() -> float:
+        # As after Ctrl-Z: the first alarm comes long after it was due.
+        alarms.append(1)
+        return 1000.0 if len(alarms) == 2 else 0.0
+
+    monkeypatch.setattr("recurrl.time_limit.time.monotonic", late)
+    with time_limit(0.1), pytest.raises(EnvironmentFaultError, match="TimeLimitError"):
+        make_collector(config, policy)
+    # Begun, late, begun again, on time.
+    assert len(alarms) == 4
+
+
+@pytest.mark.parametrize(("collector", "by"), FAULTS)
+def test_collection_goes_on_after_a_fault_in_new_environments(
+    collector: str, by: str, compose: Compose, tmp_path: Path
+) -> None:
+    seconds = 1.0 if collector == "single" else 3.0
+    choices = (f"collector={collector}", "collector.on_fault=restart", f"collector.timeout_s={seconds}")
+    config, policy = failing(compose, *choices, at=30, by=by, marker=str(tmp_path / "failed"))
+    with time_limit(seconds):
+        found = make_collector(config, policy)
+        assert isinstance(found, RestartingCollector)
+        first = found.current
+        restarts, starts = [], []
+        for batch in islice(found, 4):
+            assert batch.batch_size == (4, 20)
+            restarts.append(collection_metrics(found)["collect/restarts"])
+            states = [batch[key][:, 0] for key in policy.state_keys]
+            starts.append(bool(batch["is_init"][:, 0].all()) and not any(state.any() for state in states))
+            assert not batch["is_init"][:, 1:].any()
+        found.shutdown()
+    assert restarts[-1] == 1
+    again = restarts.index(1)
+    assert starts == [i in (0, again) for i in range(4)]
+    assert found.current is not first
+    assert (tmp_path / "failed").exists()
+
+
+def test_environments_that_always_fail_end_the_run(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    config, policy = failing(compose, "collector.on_fault=restart", at=10, by="raising")
+    with pytest.raises(RunError, match=r"After 3 restarts in a row without a batch: Environment 0 of 4 .*ArmError"):
+        next(iter(make_collector(config, policy)))
+    assert caplog.text.count("Environments begin anew") == 3
