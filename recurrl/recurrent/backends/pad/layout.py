@@ -42,6 +42,9 @@ class Layout:
     and the first step of a gap), or P + 1 where it is shown.
     """
 
+    near_Q: Tensor
+    """The same, but for the last step of the rows where there is no such index."""
+
     place_P: Tensor
     """Where each step of the rows is among those of the blocks."""
 
@@ -152,6 +155,7 @@ class _Plan:
             torch.from_numpy(values).to(packing.starts_N.device)
             for values in (
                 source_Q,
+                np.minimum(source_Q, steps_P - 1),
                 place_P,
                 np.flatnonzero(source_Q == steps_P),
                 shown_K,
