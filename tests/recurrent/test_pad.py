@@ -148,7 +148,8 @@ def test_joined_segments_equal_the_reference(layers: int, bias: bool, scale: flo
     module = lstm("pad", 4, 17, layers, bias, scale)
     assert joins(module, data)
     expected = outputs_and_gradients(lstm("reference", 4, 17, layers, bias, scale), data)
-    assert_equal(outputs_and_gradients(module, data), expected)
+    with mock.patch.object(pad, "separate", side_effect=AssertionError("not joined")):
+        assert_equal(outputs_and_gradients(module, data), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -172,13 +173,14 @@ def test_joined_segments_are_right_to_five_digits_in_float32(scale: float) -> No
     for each in (single, exact):
         each["x"].requires_grad_()
     assert joins(module, single)
-    assert_equal(outputs_and_gradients(module, single), outputs_and_gradients(reference, exact), 1e-5)
+    with mock.patch.object(pad, "separate", side_effect=AssertionError("not joined")):
+        assert_equal(outputs_and_gradients(module, single), outputs_and_gradients(reference, exact), 1e-5)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 def test_a_state_that_the_next_segment_would_feel_is_kept_from_it(value: float) -> None:
-    is_init = torch.zeros(4, 30, dtype=torch.bool)
-    is_init[:, [21, 27]] = True
+    is_init = torch.zeros(4, 40, dtype=torch.bool)
+    is_init[:, [6, 27]] = True
     module, data = lstm("pad", 3, 5), batch(is_init, 3, 5)
     data["recurrent_state_c"][0, 0] = value
     assert joins(module, data)
@@ -222,8 +224,8 @@ def test_nothing_at_all_crosses_from_one_joined_segment_to_the_next(dtype: torch
 
 
 def test_states_with_a_gradient_are_not_joined() -> None:
-    is_init = torch.zeros(4, 30, dtype=torch.bool)
-    is_init[:, [21, 27]] = True
+    is_init = torch.zeros(4, 40, dtype=torch.bool)
+    is_init[:, [6, 27]] = True
     module, data = lstm("pad", 3, 5), batch(is_init, 3, 5)
     assert joins(module, data)
     data["recurrent_state_h"].requires_grad_()

@@ -18,6 +18,7 @@ in its chain, X size of a state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -115,16 +116,16 @@ def _by_layout(
         weights = weights._replace(w_ih=torch.cat((weights.w_ih, _marked(holding, weights)), 1))
     x_QJ = _laid_out(x_PI, layout, 0 if holding is None else _MARKS)
     states_CX = tuple(entering.index_select(0, layout.heads_C) for entering in entering_NX)
+    x_of_pieces = iter(_cut(x_QJ, [steps * size for steps, sizes in layout.blocks for size in sizes]))
     outputs: list[Tensor] = []
     ended: list[tuple[Tensor, ...]] = []
     going_on = [sum(sizes) for _, sizes in layout.blocks[1:]] + [0]
-    x_of_blocks = x_QJ.split_with_sizes([steps * sum(sizes) for steps, sizes in layout.blocks])
-    for (steps, sizes), x, rest in zip(layout.blocks, x_of_blocks, going_on, strict=True):
-        entering_of = zip(*(state[: sum(sizes)].split_with_sizes(sizes) for state in states_CX), strict=True)
+    for (steps, sizes), rest in zip(layout.blocks, going_on, strict=True):
         last_of = []
-        for piece, entering in zip(x.split_with_sizes([steps * size for size in sizes]), entering_of, strict=True):
+        # zip asks the last one last: no piece is lost at the end of a block.
+        for *entering, x in zip(*(_cut(state[: sum(sizes)], sizes) for state in states_CX), x_of_pieces, strict=False):
             states_1CX = tuple(state.unsqueeze(0) for state in entering)
-            output_TCX, last_1CX = _run(cell, piece.unflatten(0, (steps, -1)), states_1CX, weights, options)
+            output_TCX, last_1CX = _run(cell, x.unflatten(0, (steps, -1)), states_1CX, weights, options)
             outputs.append(output_TCX.flatten(0, 1))
             last_of.append([state[0] for state in last_1CX])
         states_CX = tuple(_together(states) for states in zip(*last_of, strict=True))
@@ -133,9 +134,14 @@ def _by_layout(
     further_NX = [_together(states[::-1]) for states in zip(*ended, strict=True)]
     is_exact = True
     if holding is not None and len(shown_KX) > 0:
-        is_exact = bool(shown_KX.detach().abs().amax() < _MOST_SHOWN)
+        is_exact = float(torch.linalg.vector_norm(shown_KX.detach(), math.inf)) < _MOST_SHOWN
         further_NX = [torch.cat((shown_KX / holding.SHOWN, *further_NX))]
     return output_PX, [state.index_select(0, layout.order_N) for state in further_NX], is_exact
+
+
+def _cut(whole: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """The parts of the given sizes, without a copy of their gradients if there is but one."""
+    return (whole,) if len(sizes) == 1 else whole.split_with_sizes(sizes)
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
@@ -169,8 +175,8 @@ def _marked(cell: Fused, weights: LayerWeights) -> Tensor:
     )
     if weights.b_ih is None or weights.b_hh is None:
         return columns_GM
-    held, shown, cleared = columns_GM.unbind(1)
-    return torch.stack((held, shown - weights.b_ih - weights.b_hh, cleared), 1)
+    held_G, shown_G, cleared_G = columns_GM.unbind(1)
+    return torch.stack((held_G, shown_G - (weights.b_ih + weights.b_hh), cleared_G), 1)
 
 
 @lru_cache(maxsize=64)
@@ -223,6 +229,6 @@ class _Collected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_PX: Tensor, grad_KX: Tensor) -> tuple[Tensor, None]:
         layout = ctx.layout
-        grad_QX = grad_PX.index_select(0, layout.source_Q.clamp(max=len(grad_PX) - 1))
+        grad_QX = grad_PX.index_select(0, layout.near_Q)
         grad_QX.index_fill_(0, layout.silent, 0.0)
         return grad_QX.index_copy_(0, layout.shown_K, grad_KX), None

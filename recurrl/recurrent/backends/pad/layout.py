@@ -42,6 +42,9 @@ class Layout:
     and the first step of a gap), P + 1 where it is shown, P + 2 where it is cleared.
     """
 
+    near_Q: Tensor
+    """The same, but for the last step of the rows where there is no such index."""
+
     place_P: Tensor
     """Where each step of the rows is among those of the blocks."""
 
@@ -154,6 +157,7 @@ class _Plan:
             torch.from_numpy(values).to(packing.starts_N.device)
             for values in (
                 source_Q,
+                np.minimum(source_Q, steps_P - 1),
                 place_P,
                 np.flatnonzero((source_Q == steps_P) | (source_Q == steps_P + 2)),
                 shown_K,
