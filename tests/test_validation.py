@@ -504,6 +504,16 @@ def test_burning_in_is_refused_where_a_slice_is_a_whole_row(refusal):
             {"collector.name": "multi_async", "collector.num_workers": 0},
             "collector.num_workers=0 is too small. Give a whole number of at least 1.",
         ),
+        (
+            {"collector.timeout_s": 0.0},
+            "collector.timeout_s=0.0 is out of range. Give a finite number above 0.",
+        ),
+        (
+            {"collector.on_fault": "restart", "env.vectorization": "serial"},
+            "collector.on_fault=restart with collector=single goes on only from faults of env.vectorization=inline, "
+            "and serial was asked for, which does not tell an environment's faults from others. Choose "
+            "env.vectorization=inline, collector=multi_sync or collector.on_fault=raise.",
+        ),
     ],
     ids=lambda value: changed(value) if isinstance(value, dict) else "",
 )

@@ -53,12 +53,16 @@ class Reports:
 
     @contextmanager
     def of(self, worker: int) -> Iterator[None]:
-        """In a worker: sends an exception, which goes on, to the main process."""
+        """In a worker: sends an exception to the main process, which is the one to print it, and ends this process.
+
+        Raises:
+            SystemExit: there was an exception.
+        """
         try:
             yield
         except Exception as error:
             self._queue.put((worker, *_portable(error)))
-            raise
+            raise SystemExit(1) from error
 
     def first(self) -> tuple[int, Exception | str, str] | None:
         """A worker, its exception (or, where that can't be sent, what it said), and its traceback; None without one."""
@@ -158,7 +162,9 @@ class Supervisor:
         return self.fault(processes, frames)
 
     def _reported(self, worker: int, error: Exception | str, printed: str) -> Exception:
-        if not isinstance(error, ConfigError | RunError):
+        if isinstance(error, RunError):
+            error = type(error)(f"{self._name(worker)}: {error}")
+        elif not isinstance(error, ConfigError):
             said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
             error = WorkerFaultError(f"{self._name(worker)} raised {said.rstrip('.')}. HYDRA_FULL_ERROR=1 shows where.")
         error.__cause__ = RemoteTraceback(f"\n{printed}")

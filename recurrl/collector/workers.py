@@ -17,13 +17,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import multiprocessing, nn
 from torchrl.collectors import MultiCollector
-from torchrl.envs import TransformedEnv
 
 from recurrl.collector import acting
 from recurrl.collector.faults import Alarms, Reports, Supervisor
 from recurrl.collector.lean import LeanCollector
 from recurrl.collector.seeds import seeds
-from recurrl.config import EnvConfig, TrainConfig
+from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy import ActorCritic
@@ -82,6 +81,8 @@ class WorkerCollector(LeanCollector):
 
     Args:
         arguments: of :class:`LeanCollector`.
+        network: the policy, in memory that the workers share.
+        seed: of what this worker's policy samples.
         weights: what the policy acts with.
         reports: where an exception goes before the worker ends by it.
         alarms: where it goes at once that a step took too long.
@@ -92,6 +93,8 @@ class WorkerCollector(LeanCollector):
     def __init__(
         self,
         *arguments: Any,
+        network: ActorCritic,
+        seed: int,
         weights: SharedWeights,
         reports: Reports,
         alarms: Alarms,
@@ -101,6 +104,10 @@ class WorkerCollector(LeanCollector):
         worker = options["worker_idx"]
         self._weights, self._reports = weights, reports
         self._time_limit = partial(time_limit, timeout_s, alarms.send(worker))
+        own = deepcopy(network)
+        options["create_env_kwargs"] = {"policy": own}
+        make_policy = partial(_make_policy, own, seed + worker)
+        options["policy_factory"] = partial(options["policy_factory"], policy_factory=make_policy)
         with reports.of(worker), self._time_limit():
             super().__init__(*arguments, **options)
 
@@ -137,17 +144,18 @@ class Workers(MultiCollector):
         self._supervisor = Supervisor(config)
         self._rows: dict[int, TensorDictBase] = {}
         self._handed_in = 0
-        copy = deepcopy(policy).cpu()
         count = config.env.num_envs // workers
         with self._supervised():
             super().__init__(
                 [
-                    partial(_make_env, config.env, count, seed, copy)
+                    partial(make_env, config.env, count, seed)
                     for seed in seeds(config.seed, config.env.num_envs)[::count]
                 ],
-                policy_factory=[partial(_make_policy, copy, config.seed + worker) for worker in range(workers)],
+                policy_factory=[_made_by_the_worker] * workers,
                 collector_class=partial(
                     WorkerCollector,
+                    network=deepcopy(policy).cpu(),
+                    seed=config.seed,
                     weights=self.weights,
                     reports=self._supervisor.reports,
                     alarms=self._supervisor.alarms,
@@ -208,8 +216,10 @@ class Workers(MultiCollector):
             raise fault from fault.__cause__
 
 
-def _make_env(config: EnvConfig, count: int, seed: int, policy: ActorCritic) -> TransformedEnv:
-    return make_env(config, count, seed, policy)
+def _made_by_the_worker() -> TensorDictModuleBase:
+    # TorchRL sends what makes a policy with all its weights through a pipe, which holds up the start of the next
+    # worker until this one has read it, and for ever if it is killed before.
+    raise AssertionError("the worker's collector makes its policy")
 
 
 def _make_policy(policy: ActorCritic, seed: int) -> TensorDictModuleBase:
