@@ -1,6 +1,6 @@
 """A policy of TensorDict modules as a list of operations on plain tensors: the same modules, without TensorDicts.
 
-Shape legend: N environments, A actions, S slices, K steps of a slice.
+Shape legend: N environments, A actions, S slices, K steps of a slice, I input size, X size of a state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from recurrl.keys import VALUE
 from recurrl.policy.actor_critic import ActorCritic
 from recurrl.policy.distributions import categorical
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.backends import step
+from recurrl.recurrent.backends import LayerWeights, step
+from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.layer import directions, weights_of
 
 Tensors = dict[NestedKey, Tensor]
@@ -165,14 +166,22 @@ def _recurrent_step(module: RecurrentModule) -> Operation:
         output = data[input_key]
         new_states = []
         for weight, states in zip(weights, layered, strict=True):
-            x_gates = functional.linear(output, weight.w_ih, weight.b_ih)
-            new_states.append(step(cell, weight, x_gates, states))
+            new_states.append(_step(cell, weight, output, states))
             output = new_states[-1][0]
         data[output_key] = output
         for key, layers_N in zip(new_state_keys, zip(*new_states, strict=True), strict=True):
             data[key] = layers_N[0].unsqueeze(1) if len(layers_N) == 1 else torch.stack(layers_N, 1)
 
     return run
+
+
+def _step(cell: Cell, weight: LayerWeights, input_NI: Tensor, states_NX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    on_cpu = input_NI.device.type == "cpu"
+    if cell.TORCH is nn.LSTM and on_cpu and weight.w_hh is not None and weight.w_hr is None:
+        # On a CPU the same operations in one call. (Of the GRU's gates, torch.gru_cell rounds some otherwise.)
+        return torch.lstm_cell(input_NI, states_NX, weight.w_ih, weight.w_hh, weight.b_ih, weight.b_hh)
+    x_gates = functional.linear(input_NI, weight.w_ih, weight.b_ih)
+    return step(cell, weight, x_gates, states_NX)
 
 
 def _sampling(module: ProbabilisticTensorDictModule) -> Operation:
