@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import signal
 import threading
 import time
@@ -30,28 +31,46 @@ class TimeLimitError(RunError):
 class _Limit:
     """The limit of this process: there is one timer in it.
 
+    The timer is not set anew by every call, which would cost two system calls each: it goes off at most once in so many
+    seconds, and only then it is looked at when the call under way is due.
+
     Attributes:
         seconds: a call may take; 0 for any time.
-        due: when the alarm of the call under way is to come.
+        due: when the call under way must have come back; infinity without one.
+        running: whether the timer is set.
         noticed: called when Python gets to know of an alarm, which native code can hold up.
     """
 
     seconds = 0.0
-    due = 0.0
+    due = math.inf
+    running = False
     noticed: Callable[[], object] | None = None
 
     def begin(self) -> None:
         self.due = time.monotonic() + self.seconds
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        if not self.running:
+            self.running = True
+            signal.setitimer(signal.ITIMER_REAL, self.seconds)
 
     def end(self) -> None:
+        self.due = math.inf
+
+    def stop(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
+        self.seconds, self.noticed, self.running = 0.0, None, False
 
     def alarm(self, number: int, frame: FrameType | None) -> None:
         if self.noticed is not None:
             self.noticed()
-        if time.monotonic() - self.due > _LATE_S:
-            self.begin()
+        self.running = False
+        if self.due == math.inf:
+            return
+        now = time.monotonic()
+        if now - self.due > _LATE_S:
+            self.due = now + self.seconds
+        if self.due > now:
+            self.running = True
+            signal.setitimer(signal.ITIMER_REAL, self.due - now)
             return
         raise TimeLimitError(
             f"nothing came back for {self.seconds:g} s, the limit by collector.timeout_s. If it may take so long, give "
@@ -87,7 +106,7 @@ def time_limit(seconds: float | None, noticed: Callable[[], object] | None = Non
     try:
         yield
     finally:
-        _limit.seconds, _limit.noticed = 0.0, None
+        _limit.stop()
         signal.signal(signal.SIGALRM, before)
 
 

@@ -28,7 +28,7 @@ IN_PROCESSES = {
     "multi_async": ("collector=multi_async",),
     "parallel": ("env.vectorization=parallel",),
 }
-WAIT_S = 120
+WAIT_S = 300
 
 # Named semaphores are removed by a process that ends a moment after the run.
 SHOW_SHARED_MEMORY = """
