@@ -45,6 +45,8 @@ ODD = (
 """For every key, whatever its type."""
 
 INTEGERS = ("0", "1", "2", "3", "4", "5", "8", "16", "32", "64", "-1", "65537", str(10**12))
+SHORT = {"epochs": ("0", "1", "2", "3", "8", "-1"), "total_frames": ("0", "1", "31", "32", "63", "64", "100", "-1")}
+"""For keys by which a run could become one that does not end."""
 FLOATS = (
     "0",
     "1e-45",
@@ -181,8 +183,9 @@ def _override(draws: random.Random) -> str:
 def _value(draws: random.Random, key: str, kind: Any) -> str:
     if draws.random() < 0.25:
         return draws.choice(ODD)
-    if key in STRINGS or key in LISTS:
-        return draws.choice(STRINGS.get(key) or LISTS[key])
+    for values in (STRINGS, LISTS, SHORT):
+        if key in values:
+            return draws.choice(values[key])
     if kind in (int, int | None):
         return draws.choice(INTEGERS)
     if kind in (float, float | None):

@@ -40,7 +40,6 @@ def services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_random_command_line_is_a_run_or_is_refused_with_a_sentence(
     first: int, count: int, recurrl_train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared_memory = set(Path("/dev/shm").iterdir())
     became: Counter[str] = Counter()
     for seed in range(first, first + count):
         overrides = draw(random.Random(seed))
@@ -63,4 +62,3 @@ def test_a_random_command_line_is_a_run_or_is_refused_with_a_sentence(
     wandb.teardown()
     assert min(became["run"], became["refused"]) >= count / 10, became
     assert count < 100 or became["slow run"] > 0, became
-    assert set(Path("/dev/shm").iterdir()) <= shared_memory
