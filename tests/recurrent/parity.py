@@ -23,7 +23,8 @@ def resets(pattern: str, rows: int, steps: int) -> Tensor:
     elif pattern == "last":
         marks[:, -1] = True
     elif pattern == "random":
-        marks = torch.rand(rows, steps, generator=torch.Generator().manual_seed(3)) < 0.3
+        # Of this seed, one row of three steps or more has starts in its middle and is not all starts.
+        marks = torch.rand(rows, steps, generator=torch.Generator().manual_seed(25)) < 0.3
     elif pattern == "one row only":
         marks[0, steps // 2] = True
     return marks

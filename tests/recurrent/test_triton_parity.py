@@ -39,7 +39,7 @@ TOLERANCES = {
 def test_all_combinations_equal_the_reference(cell: str, hidden: int, precision: str, recompute: str) -> None:
     """Each row of the batch has a pattern of resets of its own."""
     module = make(cell, hidden, precision=precision, **WAYS[recompute])
-    data = batch(module, every_pattern(7 if hidden <= 64 else 4))
+    data = batch(module, every_pattern(7 if hidden <= 64 else 3))
     assert_within(module, data, TOLERANCES[precision], rounding_of=precision)
 
 

@@ -21,7 +21,7 @@ CELLS = ("gru", "lstm")
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "full": {"recurrent_recompute": "full"},
-    "chunk": {"recurrent_recompute": "chunk", "recurrent_chunk_len": 3},
+    "chunk": {"recurrent_recompute": "chunk", "recurrent_chunk_len": 2},
 }
 SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
 """Of the factors of the recurrent products. (The interpreter computes tf32x3 in full float32.)"""
