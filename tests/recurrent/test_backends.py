@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.modules import GRUModule as TorchRLGRU
@@ -30,24 +31,6 @@ SIZES = {  # B, T, I, H
 }
 
 
-def resets(pattern: str, rows: int, steps: int) -> Tensor:
-    marks = torch.zeros(rows, steps, dtype=torch.bool)
-    if pattern == "first":
-        marks[:, 0] = True
-    elif pattern == "every step":
-        marks[:] = True
-    elif pattern == "last":
-        marks[:, -1] = True
-    elif pattern == "random":
-        marks = torch.rand(rows, steps, generator=torch.Generator().manual_seed(3)) < 0.3
-    elif pattern == "one row only":
-        marks[0, steps // 2] = True
-    return marks
-
-
-PATTERNS = ("none", "first", "every step", "last", "random", "one row only")
-
-
 def make(
     cell: str, backend: str, recompute: str, size: tuple[int, ...], layers: int, bias: bool, **options: Any
 ) -> RecurrentModule:
@@ -65,37 +48,6 @@ def make(
         out_key="y",
         **options,
     ).double()
-
-
-def batch(
-    module: RecurrentModule, size: tuple[int, ...], is_init: Tensor, dtype: torch.dtype = torch.float64
-) -> TensorDict:
-    rows, steps, inputs, _ = size
-    generator = torch.Generator().manual_seed(1)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
-
-    specs = module.make_tensordict_primer().primers
-    states = {key: random(rows, steps, *specs[key].shape) for key in module.in_keys[1:-1]}
-    return TensorDict({"x": random(rows, steps, inputs), "is_init": is_init, **states}, [rows, steps])
-
-
-def outputs_and_gradients(module: torch.nn.Module, data: TensorDict) -> dict[str, Tensor]:
-    """Everything that two implementations must agree on."""
-    state_keys = list(module.in_keys[1:-1])
-    inputs = {"x": data["x"], **{key: data[key] for key in state_keys}}
-    with set_recurrent_mode(True):
-        result = module(data.copy())
-    found = {"y": result["y"], **{f"next {key}": result["next", key] for key in state_keys}}
-    generator = torch.Generator().manual_seed(2)
-    loss = sum(
-        (value * torch.randn(value.shape, dtype=torch.float64, generator=generator).to(value.dtype)).sum()
-        for value in found.values()
-    )
-    wanted = inputs | {name.rpartition(".")[2]: parameter for name, parameter in module.named_parameters()}
-    gradients = torch.autograd.grad(loss, list(wanted.values()))
-    return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
@@ -121,8 +73,8 @@ def test_a_backend_equals_the_reference(
     is_init = resets(pattern, *size[:2])
     reference = make(cell, "reference", "none", size, layers=1, bias=True)
     module = make(cell, backend, recompute, size, layers=1, bias=True)
-    expected = outputs_and_gradients(reference, batch(reference, size, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, size, is_init)), expected)
+    expected = outputs_and_gradients(reference, batch(reference, is_init))
+    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -133,8 +85,8 @@ def test_stacked_layers_equal_the_reference(cell: str, backend: str, recompute: 
     is_init = resets("random", *size[:2])
     reference = make(cell, "reference", "none", size, layers=3, bias=bias)
     module = make(cell, backend, recompute, size, layers=3, bias=bias)
-    expected = outputs_and_gradients(reference, batch(reference, size, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, size, is_init)), expected)
+    expected = outputs_and_gradients(reference, batch(reference, is_init))
+    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -146,8 +98,8 @@ def test_a_backend_equals_torchrl(cell: str, backend: str, pattern: str) -> None
     module = make(cell, backend, "none", size, layers, bias=True)
     theirs = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}[cell](size[2], size[3], layers, in_key="x", out_key="y").double()
     theirs.load_state_dict(module.state_dict())
-    expected = outputs_and_gradients(theirs, batch(module, size, is_init.unsqueeze(-1)))
-    assert_equal(outputs_and_gradients(module, batch(module, size, is_init.unsqueeze(-1))), expected)
+    expected = outputs_and_gradients(theirs, batch(module, is_init.unsqueeze(-1)))
+    assert_equal(outputs_and_gradients(module, batch(module, is_init.unsqueeze(-1))), expected)
 
 
 OPTIONS = {
@@ -180,8 +132,8 @@ def test_every_option_of_torchrl_gives_what_torchrl_gives(
     # Theirs has no bidirectional plain Python.
     theirs = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}[cell](size[2], size[3], **arguments).double()
     theirs.load_state_dict(ours.state_dict())
-    expected = outputs_and_gradients(theirs, batch(ours, size, is_init))
-    assert_equal(outputs_and_gradients(ours, batch(ours, size, is_init)), expected)
+    expected = outputs_and_gradients(theirs, batch(ours, is_init))
+    assert_equal(outputs_and_gradients(ours, batch(ours, is_init)), expected)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -196,17 +148,9 @@ def test_float32_is_right_to_five_digits(
     module = make(cell, backend, recompute, size, layers=2, bias=True).float()
     reference = make(cell, "reference", "none", size, layers=2, bias=True)
     reference.load_state_dict(module.state_dict())
-    data = batch(module, size, is_init, torch.float32)
-    truth = TensorDict(
-        {
-            key: value.detach().double().requires_grad_() if value.is_floating_point() else value
-            for key, value in data.items()
-        },
-        data.batch_size,
-    )
-    expected = outputs_and_gradients(reference, truth)
-    for name, value in outputs_and_gradients(module, data).items():
-        error = (value.double() - expected[name]).norm() / expected[name].norm().clamp(min=1e-30)
+    data = batch(module, is_init)
+    errors = relative_errors(outputs_and_gradients(module, data), outputs_and_gradients(reference, data))
+    for name, error in errors.items():
         assert error < 1e-5, f"{name}: {error:.1e}"
 
 
@@ -235,8 +179,8 @@ def test_a_cell_that_is_only_a_step_runs_by_scan(
     is_init = resets(pattern, *size[:2])
     reference = make(step_only_cell, "reference", "none", size, 2, True, **options)
     module = make(step_only_cell, "scan", recompute, size, 2, True, **options)
-    expected = outputs_and_gradients(reference, batch(reference, size, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, size, is_init)), expected)
+    expected = outputs_and_gradients(reference, batch(reference, is_init))
+    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -245,8 +189,8 @@ def test_a_cell_in_parallel_over_time_equals_its_steps(size: tuple[int, ...], pa
     is_init = resets(pattern, *size[:2])
     reference = make("mingru", "reference", "none", size, layers=2, bias=True)
     module = make("mingru", "scan", "none", size, layers=2, bias=True)
-    expected = outputs_and_gradients(reference, batch(reference, size, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, size, is_init)), expected)
+    expected = outputs_and_gradients(reference, batch(reference, is_init))
+    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
 def test_a_stored_state_that_is_not_read_may_hold_anything() -> None:
@@ -255,11 +199,11 @@ def test_a_stored_state_that_is_not_read_may_hold_anything() -> None:
             continue
         size = SIZES["ordinary"]
         module = make(cell, backend, "none", size, layers=1, bias=True)
-        data = batch(module, size, resets("random", *size[:2]))
+        data = batch(module, resets("random", *size[:2]))
         read = data["is_init"].clone()
         read[:, 0] = True
-        states = [data[key].detach().masked_fill(~read[..., None, None], torch.nan) for key in module.state_keys]
-        data.update({key: state.requires_grad_() for key, state in zip(module.state_keys, states, strict=True)})
+        for key in module.state_keys:
+            data[key] = data[key].masked_fill(~read[..., None, None], torch.nan)
         found = outputs_and_gradients(module, data)
         assert all(value.isfinite().all() for value in found.values()), (cell, backend)
 
@@ -280,22 +224,22 @@ def test_any_pattern_of_resets_equals_the_reference(
     size = (rows, steps, 2, 3)
     reference = make(cell, "reference", "none", size, layers=1, bias=True)
     module = make(cell, *backend, size, layers=1, bias=True)
-    expected = outputs_and_gradients(reference, batch(reference, size, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, size, is_init)), expected)
+    expected = outputs_and_gradients(reference, batch(reference, is_init))
+    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_hand_written_backward_is_the_derivative_of_its_forward(cell: str) -> None:
     size = (3, 6, 2, 3)
     module = make(cell, "scan", "none", size, layers=1, bias=True)
-    data = batch(module, size, resets("random", *size[:2]))
+    data = batch(module, resets("random", *size[:2]))
     keys = ["x", *module.in_keys[1:-1]]
 
     def run(*inputs: Tensor) -> Tensor:
         with set_recurrent_mode(True):
             return module(data.copy().update(dict(zip(keys, inputs, strict=True))))["y"]
 
-    assert torch.autograd.gradcheck(run, [data[key] for key in keys])
+    assert torch.autograd.gradcheck(run, [data[key].requires_grad_() for key in keys])
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -304,7 +248,7 @@ def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell: str) -> Non
     kept = {}
     for recompute in RECOMPUTE:
         module = make(cell, "scan", recompute, size, layers=1, bias=True)
-        data = batch(module, size, resets("none", *size[:2]))
+        data = batch(module, resets("none", *size[:2]))
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
             outputs_of = make_output(module, data)
@@ -323,7 +267,8 @@ def make_output(module: RecurrentModule, data: TensorDict) -> Tensor:
 def test_a_second_derivative_is_refused(cell: str) -> None:
     size = (2, 3, 2, 3)
     module = make(cell, "scan", "none", size, layers=1, bias=True)
-    data = batch(module, size, resets("none", 2, 3))
+    data = batch(module, resets("none", 2, 3))
+    data["x"].requires_grad_()
     with pytest.raises(RuntimeError, match="Choose backend=reference"):
         torch.autograd.grad(make_output(module, data).sum(), [data["x"]], create_graph=True)
 
@@ -334,10 +279,9 @@ def test_a_module_compiled_whole_equals_eager(cell: str) -> None:
     size = (3, 6, 2, 4)
     module = make(cell, "scan", "none", size, layers=2, bias=True)
     is_init = resets("random", *size[:2])
-    expected = outputs_and_gradients(module, batch(module, size, is_init))
+    expected = outputs_and_gradients(module, batch(module, is_init))
     compiled = torch.compile(module, fullgraph=True)
-    compiled.in_keys = module.in_keys
-    assert_equal(outputs_and_gradients(compiled, batch(module, size, is_init)), expected)
+    assert_equal(outputs_and_gradients(compiled, batch(module, is_init)), expected)
 
 
 @pytest.mark.slow
@@ -345,7 +289,7 @@ def test_a_module_compiled_whole_equals_eager(cell: str) -> None:
 def test_a_compiled_module_needs_no_gradient(cell: str) -> None:
     size = (3, 6, 2, 4)
     module = make(cell, "scan", "none", size, layers=1, bias=True)
-    data = batch(module, size, resets("random", *size[:2]))
+    data = batch(module, resets("random", *size[:2]))
     with set_recurrent_mode(True), torch.no_grad():
         expected = module(data.clone())
         found = torch.compile(module, fullgraph=True)(data.clone())
@@ -357,4 +301,4 @@ def test_a_compiled_scan_of_a_cell_without_a_derivative_is_refused(step_only_cel
     module = make(step_only_cell, "scan", "none", (2, 3, 2, 3), layers=1, bias=True)
     compiled = torch.compile(module, fullgraph=True)
     with set_recurrent_mode(True), pytest.raises(Exception, match="Choose backend=reference"):
-        compiled(batch(module, (2, 3, 2, 3), resets("none", 2, 3)))
+        compiled(batch(module, resets("none", 2, 3)))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from parity import PATTERNS, batch, outputs_and_gradients, resets
 from tensordict import TensorDict
-from test_triton import PATTERNS, WAYS, batch, make
-from torch import Tensor
+from triton_layers import CELLS, WAYS, assert_within, make
 
-from recurrl.recurrent import RecurrentModule, set_recurrent_mode
+from recurrl.recurrent import set_recurrent_mode
 
 pytestmark = pytest.mark.gpu
 
@@ -18,54 +18,30 @@ pytestmark = pytest.mark.gpu
 TOLERANCES = {"ieee": 2e-5, "tf32x3": 2e-5, "tf32": 2e-3, "bf16": 2e-2}
 
 
-def everything(module: RecurrentModule, data: TensorDict) -> dict[str, Tensor]:
-    """Outputs, returned states and all gradients, on the module's device and in its dtype."""
-    first = next(module.parameters())
-    keys = ("x", *module.state_keys)
-    inputs = {key: data[key].to(first).requires_grad_() for key in keys}
-    with set_recurrent_mode(True):
-        result = module(data.to(first.device).update(inputs))
-    found = {"y": result["y"], **{f"next {key}": result["next", key] for key in module.state_keys}}
-    generator = torch.Generator().manual_seed(2)
-    loss = sum((value * torch.randn(value.shape, generator=generator).to(value)).sum() for value in found.values())
-    wanted = inputs | dict(module.named_parameters())
-    gradients = torch.autograd.grad(loss, list(wanted.values()))
-    return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
-
-
-def assert_right(module: RecurrentModule, data: TensorDict, tolerance: float) -> None:
-    truth = make(module.cell_name, module.layers.hidden_size, "reference").double().cuda()
-    truth.load_state_dict(module.state_dict())
-    expected, found = everything(truth, data), everything(module, data)
-    for name, value in expected.items():
-        error = float((found[name].double() - value).norm() / value.norm().clamp(min=1e-30))
-        assert error < tolerance, f"{name}: {error:.1e}"
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("recompute", WAYS.values(), ids=WAYS.keys())
 @pytest.mark.parametrize("hidden", [1, 17, 64, 96, 128, 200, 512, 1024])
 @pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_kernels_equal_the_reference(
     cell: str, precision: str, hidden: int, recompute: dict[str, Any], pattern: str
 ) -> None:
     module = make(cell, hidden, precision=precision, **recompute).cuda()
-    assert_right(module, batch(module, 37, 21, pattern), TOLERANCES[precision])
+    assert_within(module, batch(module, resets(pattern, 37, 21)), TOLERANCES[precision])
 
 
 @pytest.mark.parametrize("backend", ["pad", "scan"])
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_the_other_backends_equal_the_reference(cell: str, backend: str) -> None:
     module = make(cell, 64, backend).cuda()
-    assert_right(module, batch(module, 37, 21, "random"), 2e-5)
+    assert_within(module, batch(module, resets("random", 37, 21)), 2e-5)
 
 
 @pytest.mark.parametrize("hidden", [64, 256])
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_a_captured_layer_follows_new_data(cell: str, hidden: int) -> None:
     module = make(cell, hidden).cuda().requires_grad_(False)
-    data = batch(module, 16, 12, "random").cuda()
+    data = batch(module, resets("random", 16, 12)).cuda()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), set_recurrent_mode(True):
         module(data.clone())
@@ -83,12 +59,12 @@ def test_a_captured_layer_follows_new_data(cell: str, hidden: int) -> None:
 
 def test_another_stream_than_the_default_one_gives_the_same() -> None:
     module = make("gru", 64).cuda()
-    data = batch(module, 16, 12, "random")
-    expected = everything(module, data)
+    data = batch(module, resets("random", 16, 12))
+    expected = outputs_and_gradients(module, data)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = everything(module, data)
+        found = outputs_and_gradients(module, data)
     stream.synchronize()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, msg=name)
@@ -97,9 +73,9 @@ def test_another_stream_than_the_default_one_gives_the_same() -> None:
 @pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one device only")
 def test_another_device_than_the_first_one_gives_the_same() -> None:
     module = make("lstm", 64)
-    data = batch(module, 16, 12, "random")
-    expected = everything(module.to("cuda:0"), data)
-    found = everything(module.to("cuda:1"), data)
+    data = batch(module, resets("random", 16, 12))
+    expected = outputs_and_gradients(module.to("cuda:0"), data)
+    found = outputs_and_gradients(module.to("cuda:1"), data)
     for name, value in expected.items():
         torch.testing.assert_close(found[name].to("cuda:0"), value, msg=name)
 

@@ -1,0 +1,27 @@
+"""What tests of the triton kernels set up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from recurrl.recurrent.backends.triton import table
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """New memory holds NaN: an element that no thread writes shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def one_launch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weights stay on the chip, however small."""
+    monkeypatch.setattr(table, "configuration", table.step_configuration)

@@ -1,0 +1,75 @@
+"""What tests of parity share: patterns of resets, batches, and everything that two implementations must agree on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from recurrl.recurrent import RecurrentModule, set_recurrent_mode
+
+PATTERNS = ("none", "first", "every step", "last", "random", "one row only")
+
+
+def resets(pattern: str, rows: int, steps: int) -> Tensor:
+    """The marks ``is_init`` ``[rows, steps]``."""
+    marks = torch.zeros(rows, steps, dtype=torch.bool)
+    if pattern == "first":
+        marks[:, 0] = True
+    elif pattern == "every step":
+        marks[:] = True
+    elif pattern == "last":
+        marks[:, -1] = True
+    elif pattern == "random":
+        # Of this seed, one row of three steps or more has starts in its middle and is not all starts.
+        marks = torch.rand(rows, steps, generator=torch.Generator().manual_seed(25)) < 0.3
+    elif pattern == "one row only":
+        marks[0, steps // 2] = True
+    return marks
+
+
+def batch(module: RecurrentModule, is_init: Tensor) -> TensorDict:
+    """Random inputs and stored states for a module, in its dtype."""
+    generator = torch.Generator().manual_seed(1)
+    dtype = next(module.parameters()).dtype
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*is_init.shape[:2], *shape, dtype=torch.float64, generator=generator).to(dtype)
+
+    data = {"x": random(module.layers.input_size), "is_init": is_init}
+    for key, spec in module.make_tensordict_primer().primers.items():
+        data[key] = random(*spec.shape)
+    return TensorDict(data, is_init.shape[:2])
+
+
+def outputs_and_gradients(module: torch.nn.Module, data: TensorDict) -> dict[str, Tensor]:
+    """The output, the returned states and all gradients, in the module's dtype and on its device.
+
+    The loss weighs every element of the output and of the states by a random number.
+    """
+    first = next(module.parameters())
+    state_keys: list[Any] = [key for key in data.keys(True, True) if key not in ("x", "is_init")]
+    inputs = {key: data[key].detach().to(first).requires_grad_() for key in ("x", *state_keys)}
+    with set_recurrent_mode(True):
+        result = module(data.copy().to(first.device).update(inputs))
+    found = {"y": result["y"], **{f"next {key}": result["next", key] for key in state_keys}}
+    generator = torch.Generator().manual_seed(2)
+    loss = sum(
+        (value * torch.randn(value.shape, dtype=torch.float64, generator=generator).to(value)).sum()
+        for value in found.values()
+    )
+    # A module that torch.compile made puts its own name before those of its parameters.
+    wanted = inputs | {name.rpartition(".")[2]: parameter for name, parameter in module.named_parameters()}
+    gradients = torch.autograd.grad(loss, list(wanted.values()))
+    return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
+
+
+def relative_errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Of each the norm of the difference over that of the truth."""
+    assert found.keys() == expected.keys()
+    return {
+        name: float((found[name].detach().double() - value.detach()).norm() / value.norm().clamp(min=1e-30).detach())
+        for name, value in expected.items()
+    }

@@ -1,0 +1,76 @@
+"""When the triton kernels can be chosen, and which are launched."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from triton_layers import CELLS
+
+from recurrl.recurrent import backends
+from recurrl.recurrent.backends import Options
+from recurrl.recurrent.backends.triton import launches, table
+from recurrl.recurrent.cells import load_cell
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("cell", "options", "sentence"),
+    [
+        ("mingru", {}, "has no kernel for cell=mingru"),
+        ("lstm", {"proj_size": 4}, "proj_size=4 is not possible"),
+        ("gru", {"recompute": "chunk"}, "chunk_len=0. Give 1 or more"),
+        ("gru", {"hidden_size": 1025}, "hidden_size=1025 is not possible .* tested up to 1024"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_refused(cell: str, options: dict[str, Any], sentence: str) -> None:
+    reason = backends.refusal("triton", load_cell(cell), Options(**options), CPU)
+    assert reason is not None
+    assert pytest.RaisesExc(ValueError, match=sentence).matches(ValueError(reason))
+
+
+def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    reason = backends.refusal("triton", load_cell("gru"), Options(), CPU)
+    assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
+def test_an_old_gpu_is_refused(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    reason = backends.refusal("triton", load_cell("gru"), Options(hidden_size=512), torch.device("cuda"))
+    assert (reason is None) is runs
+    assert runs or "needs compute capability 8.0 or above" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("cell", "hidden", "precision", "architecture", "resident"),
+    [
+        ("gru", 128, "tf32", 90, True),
+        ("gru", 128, "tf32", 80, False),
+        ("gru", 128, "bf16", 80, True),
+        ("gru", 128, "ieee", 90, False),
+        ("lstm", 128, "tf32", 90, False),
+        ("gru", 129, "bf16", 100, False),
+    ],
+)
+def test_weights_stay_on_the_chip_where_they_fit(
+    cell: str, hidden: int, precision: str, architecture: int, resident: bool
+) -> None:
+    assert table.configuration(cell, hidden, precision, architecture, 64).resident is resident
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_launch_of_the_table_says_all_that_the_compiler_asks(cell: str, direction: str) -> None:
+    for precision, architecture, hidden in product(table.PRECISIONS, table.ARCHITECTURES, [1, 64, 128, 1000]):
+        found = launches.all_launches(cell, hidden, precision, architecture, direction)
+        assert found
+        for launch in found:
+            annotations = launch.kernel.fn.__annotations__
+            assert set(launch.constants) == set(annotations)
+            assert set(annotations.values()) == {"tl.constexpr"}
+            assert set(launch.aligned) <= set(launch.signature) - set(annotations)

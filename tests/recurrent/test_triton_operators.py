@@ -1,0 +1,186 @@
+"""The operators of the triton kernels in torch: autograd, memory, the compiler, capture, autocast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from parity import batch, outputs_and_gradients, resets
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton_layers import CELLS, WAYS, make
+
+from recurrl.recurrent import set_recurrent_mode
+from recurrl.recurrent.backends import triton as backend
+from recurrl.recurrent.backends.triton import recurrence, table
+from recurrl.recurrent.segments import Segments
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[int]) -> None:
+    module = make(cell, 6)
+    data = batch(module, resets("random", 5, 7))
+    with set_recurrent_mode(True):
+        expected = module(data.clone())["y"]
+        with torch.no_grad():
+            found = module(data.clone())["y"]
+    assert kept_gates == [35, 0]
+    assert torch.equal(found, expected)
+
+
+@pytest.fixture
+def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each layer that runs forwards, the number of steps whose gates it writes."""
+    steps: list[int] = []
+    forward = recurrence.Recurrence.forward
+
+    def watched(self: Any, x_gates: Tensor, states: list[Tensor], gates: Tensor) -> None:
+        steps.append(len(gates))
+        forward(self, x_gates, states, gates)
+
+    monkeypatch.setattr(recurrence.Recurrence, "forward", watched)
+    return steps
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_recomputation_keeps_the_states_and_no_gates(cell: str) -> None:
+    rows, steps, hidden = 2, 16, 16
+    kept = {}
+    for recompute, way in WAYS.items():
+        module = make(cell, hidden, **way)
+        data = batch(module, resets("none", rows, steps))
+        sizes: list[int] = []
+        keep = torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.numel()) or t, lambda t: t)
+        with set_recurrent_mode(True), keep:
+            module(data)
+        kept[recompute] = sum(sizes)
+    assert kept["none"] - kept["full"] == 4 * rows * steps * hidden
+    assert kept["chunk"] == kept["full"]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_scratch_memory_of_chunks_is_that_of_a_chunk(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch: dict[str, list[int]] = {}
+    run = recurrence.BackwardSweep.run
+    for recompute, way in WAYS.items():
+        sizes = scratch[recompute] = []
+
+        def watched(self: Any, window: Any, gates: Tensor, sizes: list[int] = sizes) -> Any:
+            found = run(self, window, gates)
+            sizes.append(sum(value.numel() for value in (gates, *found[:2])))
+            return found
+
+        monkeypatch.setattr(recurrence.BackwardSweep, "run", watched)
+        module = make(cell, 16, **way)
+        with set_recurrent_mode(True):
+            module(batch(module, resets("none", 4, 12)))["y"].sum().backward()
+    assert scratch["full"] == scratch["none"] == [4 * 12 * 16 * 9]
+    assert scratch["chunk"] == [4 * 2 * 16 * 9] * 6
+
+
+class NoLookAtTheData(TorchDispatchMode):
+    """What a CUDA graph cannot capture: operations whose result the host, or the shape of a tensor, depends on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        assert "_local_scalar_dense" not in name
+        assert "nonzero" not in name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", ["none", "chunk"])
+@pytest.mark.parametrize("choose", ["configuration", "step_configuration"], ids=["resident", "step by step"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_nothing_looks_at_the_data_while_a_graph_is_captured(
+    cell: str, choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes are rows then, with starts in their middle."""
+    monkeypatch.setattr(table, "configuration", getattr(table, choose))
+    module = make(cell, 6, bidirectional=True, **WAYS[recompute])
+    data = batch(module, resets("random", 3, 5))
+    expected = outputs_and_gradients(module, data)
+    monkeypatch.setattr(backend, "_data_is_out_of_reach", lambda _: True)
+    monkeypatch.delattr(Segments, "packing")
+    with NoLookAtTheData():
+        found = outputs_and_gradients(module, data)
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cell: str) -> None:
+    module = make(cell, 6)
+    data = batch(module, resets("random", 5, 7))
+    expected = outputs_and_gradients(module, data)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = outputs_and_gradients(module, data)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def operands(cell: str, keep: bool, window_steps: int) -> tuple[Any, ...]:
+    """Arguments of the operator of the forward pass: lanes of 5, 4 and 3 steps."""
+    torch.manual_seed(0)
+    steps, inputs, hidden = 12, 4, 6
+    gates, states = {"gru": 3, "lstm": 4}[cell], {"gru": 1, "lstm": 2}[cell]
+    return (
+        torch.randn(steps, inputs, requires_grad=True),
+        torch.randn(gates * hidden, inputs, requires_grad=True),
+        torch.randn(gates * hidden, hidden, requires_grad=True),
+        torch.randn(4 * hidden, requires_grad=True),
+        torch.tensor([1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.int8),
+        [torch.randn(steps, hidden, requires_grad=True) for _ in range(states)],
+        torch.tensor([3, 8, 0]),
+        torch.tensor([5, 4, 3], dtype=torch.int32),
+        [3, 3, 3, 2, 1],
+        "ieee",
+        keep,
+        window_steps,
+    )
+
+
+@pytest.mark.parametrize(("keep", "window_steps"), [(True, 0), (False, 0), (False, 2)], ids=["none", "full", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_operators_are_registered_as_torch_wants_them(
+    cell: str, keep: bool, window_steps: int, one_launch_a_step: None
+) -> None:
+    from recurrl.recurrent.backends.triton.ops import recurrent_backward, recurrent_forward
+
+    torch.use_deterministic_algorithms(False)  # NaN does not equal itself
+    arguments = operands(cell, keep, window_steps)
+    assert set(torch.library.opcheck(recurrent_forward, arguments).values()) == {"SUCCESS"}
+    *inputs, _, _ = [
+        [each.detach() for each in value] if isinstance(value, list) and isinstance(value[0], Tensor) else value
+        for value in (value.detach() if isinstance(value, Tensor) else value for value in arguments)
+    ]
+    *states, gates = recurrent_forward(*inputs, keep, window_steps)
+    backward = ([torch.randn_like(h) for h in states], *inputs, window_steps, states, gates, True, True)
+    assert set(torch.library.opcheck(recurrent_backward, backward).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_compiler_takes_a_module_whole(cell: str) -> None:
+    module = make(cell, 6, precision="auto")
+    data = batch(module, resets("random", 5, 7))
+    expected = outputs_and_gradients(module, data)
+    found = outputs_and_gradients(torch.compile(module, fullgraph=True, backend="aot_eager"), data)
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    module = make("gru", 6)
+    data = batch(module, resets("none", 2, 3))
+    data["x"].requires_grad_()
+    with set_recurrent_mode(True):
+        output = module(data)["y"].sum()
+    with pytest.raises(RuntimeError, match="Choose backend=reference"):
+        torch.autograd.grad(output, [data["x"]], create_graph=True)
+
+
+def test_another_dtype_is_refused() -> None:
+    module = make("gru", 6).double()
+    with set_recurrent_mode(True), pytest.raises(ValueError, match=r"computes in float32, .* torch\.float64"):
+        module(batch(module, resets("none", 2, 3)).double())

@@ -1,0 +1,179 @@
+"""The triton kernels compute what the reference computes, through triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from parity import PATTERNS, batch, outputs_and_gradients, resets
+from triton_layers import CELLS, SIGNIFICANT_BITS, WAYS, assert_within, errors, every_pattern, make
+
+from recurrl.recurrent import set_recurrent_mode
+from recurrl.recurrent.backends import triton as backend
+from recurrl.recurrent.backends.triton import table
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# Of full float32, relative in the norm. tf32 and bf16 are held to a reference that rounds the same factors. All that
+# is left is that a factor near the middle of two numbers of the format may fall to the other one, because the
+# reference's exact sum and the kernel's float32 sum lie on two sides of it. If the sums differ by a part ε, and
+# numbers of the format lie a part u apart, this happens to ε/u of the factors; each is then off by u, and their norm
+# by √(ε·u). ε is taken for half of what full float32 is allowed. (Without that rounding the reference is 1e-4 to 5e-4
+# and 1e-3 to 7e-3 away.)
+TOLERANCE = 2e-5
+TOLERANCES = {
+    "ieee": TOLERANCE,
+    "tf32x3": TOLERANCE,
+    **{precision: (TOLERANCE / 2 * 2.0 ** (1 - bits)) ** 0.5 for precision, bits in SIGNIFICANT_BITS.items()},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", WAYS)
+@pytest.mark.parametrize("precision", TOLERANCES)
+@pytest.mark.parametrize("hidden", [1, 17, 24, 50, 64, 96, 128, 200, 256, 512])
+@pytest.mark.parametrize("cell", CELLS)
+def test_all_combinations_equal_the_reference(cell: str, hidden: int, precision: str, recompute: str) -> None:
+    """Each row of the batch has a pattern of resets of its own."""
+    module = make(cell, hidden, precision=precision, **WAYS[recompute])
+    data = batch(module, every_pattern(7 if hidden <= 64 else 3))
+    assert_within(module, data, TOLERANCES[precision], rounding_of=precision)
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
+@pytest.mark.parametrize("recompute", ["none", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_precision_rounds_the_factors_of_the_recurrent_products(cell: str, recompute: str, precision: str) -> None:
+    module = make(cell, 24, precision=precision, **WAYS[recompute])
+    assert_within(module, batch(module, every_pattern(7)), TOLERANCES[precision], rounding_of=precision)
+
+
+@pytest.mark.parametrize(("precision", "other"), [("ieee", "tf32"), ("tf32", "bf16"), ("bf16", "ieee")])
+@pytest.mark.parametrize("cell", CELLS)
+def test_another_rounding_does_not_pass_for_it(cell: str, precision: str, other: str) -> None:
+    module = make(cell, 24, precision=precision)
+    found = errors(module, batch(module, every_pattern(7)), rounding_of=other)
+    assert max(found.values()) > TOLERANCES[other]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_kernels_equal_the_reference(cell: str, pattern: str) -> None:
+    assert_within(make(cell, 17), batch(make(cell, 17), resets(pattern, 5, 7)), TOLERANCE)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_kernels_of_one_step_equal_the_reference(cell: str, one_launch_a_step: None) -> None:
+    assert_within(make(cell, 17), batch(make(cell, 17), every_pattern(4)), TOLERANCE)
+
+
+@pytest.mark.parametrize("recompute", ["full", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gates_computed_again_give_the_same_gradients(cell: str, recompute: str) -> None:
+    module = make(cell, 17, **WAYS[recompute])
+    assert_within(module, batch(module, resets("random", 5, 7)), TOLERANCE)
+
+
+@pytest.mark.parametrize("recompute", ["full", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gates_computed_again_give_the_same_gradients_step_by_step(
+    cell: str, recompute: str, one_launch_a_step: None
+) -> None:
+    module = make(cell, 17, **WAYS[recompute])
+    assert_within(module, batch(module, resets("random", 5, 5)), TOLERANCE)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), rows=st.integers(1, 6), steps=st.integers(1, 5), chunk_len=st.integers(1, 6))
+def test_any_resets_in_chunks_of_any_length(
+    data: st.DataObject, rows: int, steps: int, chunk_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = make(data.draw(st.sampled_from(CELLS)), 3, recurrent_recompute="chunk", recurrent_chunk_len=chunk_len)
+    inputs = batch(module, resets("none", rows, steps))
+    marks = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    inputs["is_init"] = torch.tensor(marks).reshape(rows, steps, 1)
+    with monkeypatch.context() as patch:
+        if data.draw(st.booleans(), "one launch a step"):
+            patch.setattr(table, "configuration", table.step_configuration)
+        if data.draw(st.booleans(), "rows for lanes"):
+            patch.setattr(backend, "_data_is_out_of_reach", lambda _: True)
+        assert_within(module, inputs, TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [96, 128])
+@pytest.mark.parametrize("cell", CELLS)
+def test_resident_kernels_equal_the_reference_in_the_largest_sizes(cell: str, hidden: int) -> None:
+    with table.forced(table.Configuration(True, 16, 128, 128, warps=8, stages=1)):
+        assert_within(make(cell, hidden), batch(make(cell, hidden), resets("random", 5, 7)), TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_largest_size_equals_the_reference(cell: str) -> None:
+    module = make(cell, table.LARGEST_HIDDEN, precision="tf32x3")
+    assert_within(module, batch(module, resets("random", 2, 2)), TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (4, 1), (33, 3)], ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_any_number_of_rows_and_steps(cell: str, shape: tuple[int, int]) -> None:
+    assert_within(make(cell, 6), batch(make(cell, 6), resets("random", *shape)), TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 2}, {"bias": False}, {"bidirectional": True}], ids=str)
+@pytest.mark.parametrize("cell", CELLS)
+def test_layers_directions_and_no_bias(cell: str, options: dict[str, Any]) -> None:
+    assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), resets("random", 5, 7)), TOLERANCE)
+
+
+@pytest.mark.parametrize("recompute", ["none", "chunk"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_layers_directions_and_no_bias_step_by_step(cell: str, recompute: str, one_launch_a_step: None) -> None:
+    module = make(cell, 6, num_layers=2, bias=False, bidirectional=True, **WAYS[recompute])
+    assert_within(module, batch(module, resets("random", 3, 4)), TOLERANCE)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_ways_to_compute_a_layer_round_the_same_factors(
+    cell: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they differ by is the order of sums in float32, far less than a factor rounded otherwise."""
+    data = batch(make(cell, 24), resets("random", 3, 4))
+    found = []
+    for configuration in (table.configuration, table.step_configuration):
+        monkeypatch.setattr(table, "configuration", configuration)
+        for way in WAYS.values():
+            module = make(cell, 24, precision=precision, **way)
+            found.append(outputs_and_gradients(module, data))
+    for other in found[1:]:
+        for name, value in found[0].items():
+            error = (other[name] - value).norm() / value.norm()
+            assert error < 2e-5, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_dropout_between_layers_is_that_of_other_backends(cell: str) -> None:
+    found = []
+    for name in ("triton", "scan"):
+        module = make(cell, 6, name, num_layers=2, dropout=0.5).train()
+        data = batch(module, resets("random", 5, 7))
+        torch.manual_seed(3)
+        found.append(outputs_and_gradients(module, data))
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_loss_of_the_output_alone_has_its_gradients(cell: str) -> None:
+    module, truth = make(cell, 6), make(cell, 6, "scan")
+    data = batch(module, resets("random", 5, 7))
+    for each in (module, truth):
+        with set_recurrent_mode(True):
+            each(data.clone())["y"].square().sum().backward()
+    for found, expected in zip(module.parameters(), truth.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)

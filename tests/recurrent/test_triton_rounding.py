@@ -1,0 +1,60 @@
+"""The factors of the triton kernels' products: how they are rounded, before a launch and in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from parity import batch, outputs_and_gradients, resets
+from triton_layers import SIGNIFICANT_BITS, make, to_significant_bits
+
+from recurrl.recurrent.backends.triton import maths, recurrence
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16 emulated", "ieee"])
+def test_weights_are_rounded_before_the_launch_as_states_are_in_it(precision: str) -> None:
+    @triton.jit
+    def kernel(x, out, PRECISION: tl.constexpr):
+        k = tl.arange(0, 256)
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
+
+    x = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    x[:2] = torch.tensor([float("nan"), -float("inf")])
+    out = torch.empty(256)
+    kernel[(1,)](x, out, PRECISION=precision)
+    torch.testing.assert_close(recurrence.rounded(x, precision), out, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
+def test_a_factor_is_rounded_to_the_nearest(precision: str) -> None:
+    @triton.jit
+    def kernel(x, out, PRECISION: tl.constexpr):
+        k = tl.arange(0, 256)
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
+
+    x = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    out = torch.empty(256)
+    kernel[(1,)](x, out, PRECISION=precision)
+    assert torch.equal(out, to_significant_bits(x, SIGNIFICANT_BITS[precision.removesuffix(" emulated")]))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1], ids=["torch's", "a GPU's", "a negative one"])
+def test_a_factor_that_is_no_number_stays_one(precision: str, bits: int) -> None:
+    @triton.jit
+    def kernel(x, out, PRECISION: tl.constexpr):
+        k = tl.arange(0, 16)
+        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
+
+    x, out = torch.full((16,), bits, dtype=torch.int32).view(torch.float32), torch.zeros(16)
+    kernel[(1,)](x, out, PRECISION=precision)
+    assert out.isnan().all()
+
+
+def test_a_dtype_of_the_product_is_its_precision() -> None:
+    module = make("gru", 6, precision="ieee", recurrent_compute_dtype=torch.bfloat16)
+    rounded = make("gru", 6, precision="bf16")
+    data = batch(module, resets("random", 5, 7))
+    found, expected = (outputs_and_gradients(m, data) for m in (module, rounded))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

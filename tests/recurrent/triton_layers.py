@@ -1,0 +1,115 @@
+"""What tests of the triton kernels share: layers, and the truth that theirs is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from parity import PATTERNS, outputs_and_gradients, relative_errors, resets
+from tensordict import TensorDict
+from torch import Tensor
+
+from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.backends import LayerWeights, reference
+from recurrl.recurrent.cells import Cell
+
+CELLS = ("gru", "lstm")
+WAYS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "full": {"recurrent_recompute": "full"},
+    "chunk": {"recurrent_recompute": "chunk", "recurrent_chunk_len": 2},
+}
+SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
+"""Of the factors of the recurrent products. (The interpreter computes tf32x3 in full float32.)"""
+
+
+def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee", **options: Any) -> RecurrentModule:
+    """A layer of four inputs, always with the same weights."""
+    torch.manual_seed(0)
+    return RecurrentModule(
+        cell,
+        4,
+        hidden,
+        in_key="x",
+        out_key="y",
+        recurrent_backend=backend,
+        recurrent_matmul_precision=precision if backend == "triton" else "auto",
+        **options,
+    )
+
+
+def every_pattern(steps: int) -> Tensor:
+    """Marks with one row a pattern of resets, one of them with random resets."""
+    return torch.cat([resets(pattern, 1, steps) for pattern in PATTERNS])
+
+
+def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = None) -> dict[str, float]:
+    """Of the output, the states and all gradients, relative to the reference in float64.
+
+    Args:
+        module: of one backend or the other.
+        data: its inputs.
+        rounding_of: a precision; then the reference rounds the factors of its recurrent products likewise.
+    """
+    layers = module.layers
+    truth = make(
+        module.cell_name,
+        layers.hidden_size,
+        "reference",
+        num_layers=layers.num_layers,
+        bias=layers.bias,
+        bidirectional=layers.bidirectional,
+    ).double()
+    truth.load_state_dict(module.state_dict())
+    with _products_rounded(SIGNIFICANT_BITS.get(rounding_of or "")):
+        expected = outputs_and_gradients(truth.to(next(module.parameters()).device), data)
+    return relative_errors(outputs_and_gradients(module, data), expected)
+
+
+def assert_within(module: RecurrentModule, data: TensorDict, tolerance: float, rounding_of: str | None = None) -> None:
+    """That none of the errors reaches the tolerance."""
+    for name, error in errors(module, data, rounding_of).items():
+        assert error < tolerance, f"{name}: {error:.1e}"
+
+
+def to_significant_bits(x: Tensor, bits: int) -> Tensor:
+    """Rounded to the nearest number with so many bits, the leading one included."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
+
+
+@contextmanager
+def _products_rounded(bits: int | None) -> Iterator[None]:
+    """Within it, the reference rounds both factors of its recurrent products, forwards and backwards."""
+    if bits is None:
+        yield
+        return
+    with mock.patch.object(reference, "step", partial(_step_of_rounded_factors, bits)):
+        yield
+
+
+def _step_of_rounded_factors(
+    bits: int, cell: Cell, weights: LayerWeights, x_gates_BG: Tensor, states_BH: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    h_gates_BG: Tensor = _RoundedProduct.apply(states_BH[0], weights.w_hh, bits)
+    return cell.activate(x_gates_BG, h_gates_BG if weights.b_hh is None else h_gates_BG + weights.b_hh, states_BH)
+
+
+class _RoundedProduct(torch.autograd.Function):
+    """``h @ wᵀ`` of rounded factors, summed exactly. The weights' gradient, a product of torch, is unrounded."""
+
+    @staticmethod
+    def forward(ctx: Any, h_BH: Tensor, w_GH: Tensor, bits: int) -> Tensor:
+        ctx.save_for_backward(h_BH, w_GH)
+        ctx.bits = bits
+        return to_significant_bits(h_BH, bits) @ to_significant_bits(w_GH, bits).t()
+
+    @staticmethod
+    def backward(ctx: Any, grad_BG: Tensor) -> tuple[Tensor, Tensor, None]:
+        h_BH, w_GH = ctx.saved_tensors
+        through_h = to_significant_bits(grad_BG, ctx.bits) @ to_significant_bits(w_GH, ctx.bits)
+        return through_h, grad_BG.t() @ h_BH, None
