@@ -346,6 +346,11 @@ def _refuse_renamed(space: spaces.Space[Any], spec: Any) -> None:
 
 def _import_packages(config: EnvConfig) -> None:
     for package in config.packages:
+        if not all(name.isidentifier() for name in package.split(".")):
+            raise ConfigError(
+                f"env.packages={list(config.packages)} holds {package!r}, which is no name of a package. Give names as "
+                "Python imports them, or env.packages=[] for none."
+            )
         top = package.partition(".")[0]
         if importlib.util.find_spec(top) is None:
             install = f"'recurrl[{top}]'" if top in EXTRAS else top

@@ -26,6 +26,14 @@ def test_a_package_that_is_not_installed_is_refused_with_the_command_that_instal
     )
 
 
+@pytest.mark.parametrize("name", ["", ".games", "some-games", "games."])
+def test_what_is_no_name_of_a_package_is_refused(refusal, name):
+    assert refusal({"env.packages": [name]}) == (
+        f"env.packages={[name]} holds {name!r}, which is no name of a package. Give names as Python imports them, or "
+        "env.packages=[] for none."
+    )
+
+
 def test_a_package_within_one_that_is_not_installed_is_refused(refusal):
     assert "pip install some_games" in refusal({"env.packages": ["some_games.classic"]})
 
