@@ -12,30 +12,26 @@ from triton_layers import SIGNIFICANT_BITS, make, to_significant_bits
 from recurrl.recurrent.backends.triton import maths, recurrence
 
 
+@triton.jit
+def round_256(x, out, PRECISION: tl.constexpr):
+    k = tl.arange(0, 256)
+    tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated", "ieee"])
 def test_weights_are_rounded_before_the_launch_as_states_are_in_it(precision: str) -> None:
-    @triton.jit
-    def kernel(x, out, PRECISION: tl.constexpr):
-        k = tl.arange(0, 256)
-        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
-
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     x[:2] = torch.tensor([float("nan"), -float("inf")])
     out = torch.empty(256)
-    kernel[(1,)](x, out, PRECISION=precision)
+    round_256[(1,)](x, out, PRECISION=precision)
     torch.testing.assert_close(recurrence.rounded(x, precision), out, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
 def test_a_factor_is_rounded_to_the_nearest(precision: str) -> None:
-    @triton.jit
-    def kernel(x, out, PRECISION: tl.constexpr):
-        k = tl.arange(0, 256)
-        tl.store(out + k, maths.rounded(tl.load(x + k), PRECISION))
-
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     out = torch.empty(256)
-    kernel[(1,)](x, out, PRECISION=precision)
+    round_256[(1,)](x, out, PRECISION=precision)
     assert torch.equal(out, to_significant_bits(x, SIGNIFICANT_BITS[precision.removesuffix(" emulated")]))
 
 
