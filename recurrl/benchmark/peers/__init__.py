@@ -1,7 +1,7 @@
 """What ``benchmark.py train`` compares: one module a training loop, each in a process of its own.
 
-A module has ``make(task)``, which returns a :class:`Loop`. It imports nothing of recurrl but this file, unless it is
-recurrl's own: memory is compared too.
+A module has ``make(task)``, which returns a :class:`Loop`. It imports nothing of recurrl but this file and
+:mod:`recurrl.schedule`, unless it is recurrl's own: memory is compared too.
 """
 
 from __future__ import annotations
@@ -72,11 +72,6 @@ class Task:
     def frames(self) -> int:
         """Frames an iteration."""
         return self.envs * self.steps
-
-
-def falling(start: float, final_fraction: float, done: float) -> float:
-    """``start`` when nothing is done, ``start · final_fraction`` when all is, linear between."""
-    return start * (1 - (1 - final_fraction) * min(done, 1.0))
 
 
 class Loop(Protocol):

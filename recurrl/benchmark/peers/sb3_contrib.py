@@ -13,7 +13,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 from torch import Tensor, nn
 
-from recurrl.benchmark.peers import OBSERVATION_SIZE, Task, falling, masked_cartpole
+from recurrl.benchmark.peers import OBSERVATION_SIZE, Task, masked_cartpole
+from recurrl.schedule import annealed
 
 
 class Encoder(BaseFeaturesExtractor):
@@ -86,7 +87,7 @@ class RecurrentPPOLoop:
 
 
 def _falling(start: float, final_fraction: float) -> Callable[[float], float]:
-    return lambda remaining: falling(start, final_fraction, 1 - remaining)
+    return lambda remaining: annealed(start, final_fraction, 1 - remaining)
 
 
 def make(task: Task) -> RecurrentPPOLoop:

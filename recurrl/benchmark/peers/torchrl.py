@@ -26,7 +26,8 @@ from torchrl.modules import GRUModule, LSTMModule, OneHotCategorical, set_recurr
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from recurrl.benchmark.peers import ACTIONS, LONGEST_EPISODE, OBSERVATION_SIZE, Task, falling, masked_cartpole
+from recurrl.benchmark.peers import ACTIONS, LONGEST_EPISODE, OBSERVATION_SIZE, Task, masked_cartpole
+from recurrl.schedule import annealed
 
 CELLS = {"gru": GRUModule, "lstm": LSTMModule}
 
@@ -84,8 +85,9 @@ class TorchRLLoop:
     def learn(self) -> None:
         """Advantages from a pass of the critic, then epochs of minibatches of whole rows."""
         if self.task.total_frames is not None:
+            done = min(self.frames / self.task.total_frames, 1.0)
             for group in self.optimizer.param_groups:
-                group["lr"] = falling(self.task.lr, self.task.lr_final_fraction, self.frames / self.task.total_frames)
+                group["lr"] = annealed(self.task.lr, self.task.lr_final_fraction, done)
         with set_recurrent_mode(True):
             with torch.no_grad():
                 self.advantage(self.batch)
