@@ -25,21 +25,15 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import STARTED, checkpoint, envs, losses, not_finite
 from recurrl.atomic import atomic_write, remove_unfinished
 from recurrl.collector import make_collector
-from recurrl.config import (
-    CONFIG_FILE,
-    TrainConfig,
-    check_key,
-    differences,
-    key_paths,
-    run_directory_of,
-    typed,
-    value_of,
-)
+from recurrl.config import TrainConfig
+from recurrl.config.composed import typed, value_of
+from recurrl.config.keys import check_key, differences, key_paths
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
 from recurrl.replay_check import check_replay
 from recurrl.report import Report
 from recurrl.resources import sentence, shortages_as_sentences
+from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.signals import Interrupted, stop_request
 from recurrl.time_limit import time_limit
 from recurrl.tracking.csv import FILE_NAME

@@ -33,7 +33,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from recurrl import checkpoint, cli, envs
-from recurrl.config import TrainConfig, typed
+from recurrl.config import TrainConfig
+from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
 from recurrl.validation import check
 

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recurrl import envs
-from recurrl.config import typed
+from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
 from recurrl.losses import algorithm_names
 from recurrl.validation import check

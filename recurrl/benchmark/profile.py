@@ -21,7 +21,8 @@ from recurrl import advantage
 from recurrl.benchmark.measuring import machine
 from recurrl.collector import make_collector
 from recurrl.collector.lean import LeanCollector
-from recurrl.config import TrainConfig, typed
+from recurrl.config import TrainConfig
+from recurrl.config.composed import typed
 from recurrl.learner import Learner
 from recurrl.train import make_policy_for, set_process_state
 from recurrl.validation import check

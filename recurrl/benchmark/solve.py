@@ -23,7 +23,8 @@ from hydra import compose, initialize_config_module
 from recurrl.benchmark.loops import RemoteLoop, remote_loop
 from recurrl.benchmark.measuring import machine
 from recurrl.benchmark.peers import Task, not_installed
-from recurrl.config import TrainConfig, given, typed
+from recurrl.config import TrainConfig, given
+from recurrl.config.composed import typed
 
 T = TypeVar("T")
 DEFAULT = "default run"

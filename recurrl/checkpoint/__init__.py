@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.checkpoint import files
-from recurrl.config import CONFIG_FILE, TrainConfig, differences, run_directory_of
+from recurrl.config import TrainConfig
+from recurrl.config.keys import differences
 from recurrl.errors import ConfigError
 from recurrl.learner import Learner
 from recurrl.policy import ActorCritic
+from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.tracking import Resumed
 
 FOLDER = "checkpoints"

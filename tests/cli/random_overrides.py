@@ -10,7 +10,8 @@ from typing import Any, get_type_hints
 
 import recurrl.configs
 
-from recurrl.config import TrainConfig, key_paths
+from recurrl.config import TrainConfig
+from recurrl.config.keys import key_paths
 
 SMALL = (
     *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),

@@ -10,7 +10,8 @@ from tensordict import TensorDictBase
 
 from recurrl.benchmark.peers import HIDDEN, Task
 from recurrl.collector import make_collector
-from recurrl.config import TrainConfig, typed
+from recurrl.config import TrainConfig
+from recurrl.config.composed import typed
 from recurrl.evaluation import evaluate
 from recurrl.learner import Learner
 from recurrl.train import make_policy_for, set_process_state

@@ -1,29 +1,17 @@
-"""The typed configuration: which keys there are, and what each of them is.
+"""The schema of a configuration: which keys there are, of which types, and what each of them is.
 
-Values live in ``configs/``, the rules between them in ``recurrl.validation``; this file gives keys and types.
-:func:`typed` turns a composed configuration into plain dataclasses, which everything behind the command line works
-with. What it refuses, it refuses with a :class:`ConfigError` that says what was asked, why it can't be, and what to do.
+Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`; here are neither.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import reduce
-from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
-
-import torch
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from recurrl.errors import ConfigError
-from recurrl.recurrent.backends import AUTO
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
 NO_CELL = "none"
+AUTO_DEVICE = "auto"
 
 NATIVE = "vector_entry_point"
 VECTORIZATIONS = ("inline", NATIVE, "serial", "parallel", "gymnasium")
@@ -31,9 +19,6 @@ VECTORIZATIONS = ("inline", NATIVE, "serial", "parallel", "gymnasium")
 
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
 """What ``state`` can be: where the recurrent states that slices start from come from, see ``recurrl.states``."""
-
-CONFIG_FILE = "config.yaml"
-"""In a run directory: the run's whole configuration, that of the run it resumed included."""
 
 
 @dataclass
@@ -315,156 +300,3 @@ def given(value: Value | None) -> Value:
     """An option that the algorithm at hand has, so that its yaml gives it and :mod:`recurrl.validation` holds to it."""
     assert value is not None
     return value
-
-
-def typed(config: DictConfig) -> TrainConfig:
-    """The dataclasses of a composed configuration; ``device=auto`` becomes the device it stands for here.
-
-    Raises:
-        ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
-    """
-    check_keys(OmegaConf.to_container(config, resolve=False))
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), config)
-        result = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_untypable(error, config)) from error
-    assert isinstance(result, TrainConfig)
-    _check_lists(result)
-    if result.device == AUTO:
-        result.device = "cuda" if torch.cuda.is_available() else "cpu"
-    return result
-
-
-def _check_lists(config: TrainConfig) -> None:
-    """Refuses what is no plain value within a list, which OmegaConf lets through."""
-    for key in key_paths(TrainConfig):
-        value = reduce(getattr, key.split("."), config)
-        nested = [item for item in value if isinstance(item, list | dict)] if isinstance(value, list) else []
-        if nested:
-            raise ConfigError(
-                f"The configuration key {key!r} takes a list of plain values, and {nested[0]} is none. Give "
-                f"{key}=[...], with commas between its values."
-            )
-
-
-def value_of(config: DictConfig, key: str) -> Any:
-    """One value of a composed configuration; None where it is not given.
-
-    Raises:
-        ConfigError: it refers to a key that does not exist.
-    """
-    try:
-        return OmegaConf.select(config, key)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_untypable(error, config)) from error
-
-
-def _untypable(error: OmegaConfBaseException, config: DictConfig) -> str:
-    key = getattr(error, "full_key", None)
-    reason = str(error).splitlines()[0].rstrip(".")
-    if "missing mandatory" in reason:
-        return f"The configuration key {key!r} has to be given: it has no default. Add {key}=... to the command line."
-    if "is not a ListConfig" in reason:
-        return f"The configuration key {key!r} has to be a list. Give {key}=[...], with commas between its values."
-    if "could not be converted to Integer" in reason:
-        # A list is given as a whole, so the advice is about all of it.
-        whole_key, place, _ = str(key).partition("[")
-        value = OmegaConf.select(config, whole_key)
-        whole = _as_integers(value) if isinstance(value, ListConfig) == bool(place) else None
-        if whole is not None:
-            return (
-                f"The configuration key {whole_key!r} takes whole numbers, written without a point or an exponent. "
-                f"Give {whole_key}={whole}."
-            )
-    return f"The configuration key {key!r}: {reason}. Give a value of that type."
-
-
-def _as_integers(value: Any) -> str | None:
-    """A number, or a list of them, written as integers; None where that would change a value."""
-    if isinstance(value, ListConfig):
-        items = [_as_integers(item) for item in value]
-        return None if None in items else f"[{','.join(map(str, items))}]"
-    if isinstance(value, float) and not value.is_integer():
-        return None
-    return f"{int(value):_}" if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def check_keys(values: Any) -> None:
-    """Refuses keys the schema does not have, with the nearest ones it has.
-
-    Raises:
-        ConfigError: such a key.
-    """
-    known = set(key_paths(TrainConfig))
-    for path in _paths_of(values):
-        check_key(path, known)
-
-
-def check_key(path: str, known: Iterable[str] | None = None) -> None:
-    """Refuses one dotted key the schema does not have, with the nearest ones it has.
-
-    Raises:
-        ConfigError: there is no such key.
-    """
-    known = set(key_paths(TrainConfig)) if known is None else set(known)
-    if path in known or path.startswith("env.kwargs."):
-        return
-    near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
-    last = path.rpartition(".")[2]
-    names = {key.rpartition(".")[2] for key in known}
-    lasts = {last} if near else {last, *difflib.get_close_matches(last, names, n=1, cutoff=0.75)}
-    near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
-    advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --cfg job lists all keys."
-    raise ConfigError(f"There is no configuration key {path!r}. {advice}")
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Of two configurations as plain values: the dotted keys whose values differ, with both values."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in dict.fromkeys((*before, *after)):
-        was, now = before.get(key), after.get(key)
-        if isinstance(was, Mapping) and isinstance(now, Mapping):
-            found |= differences(was, now, f"{prefix}{key}.")
-        elif was != now:
-            found[prefix + key] = (was, now)
-    return found
-
-
-def key_paths(schema: type, prefix: str = "") -> list[str]:
-    """The dotted paths of all keys of a schema, those of groups included."""
-    hints = get_type_hints(schema)
-    paths: list[str] = []
-    for field in fields(schema):
-        path = prefix + field.name
-        paths.append(path)
-        if is_dataclass(hints[field.name]):
-            paths += key_paths(hints[field.name], path + ".")
-    return paths
-
-
-def _paths_of(values: Any, prefix: str = "") -> list[str]:
-    if not isinstance(values, dict):
-        return []
-    paths: list[str] = []
-    for key, value in values.items():
-        paths.append(f"{prefix}{key}")
-        if f"{prefix}{key}" != "env.kwargs":
-            paths += _paths_of(value, f"{prefix}{key}.")
-    return paths
-
-
-def run_directory_of(path: Path) -> Path:
-    """The run directory a resume or evaluation path points into: itself, or the one its checkpoint lies in.
-
-    Raises:
-        ConfigError: the path is no run directory and no checkpoint of one.
-    """
-    for candidate in (path, path.parent.parent):
-        if (candidate / CONFIG_FILE).is_file():
-            return candidate
-    what = "does not exist" if not path.exists() else "is neither a run directory nor a checkpoint in one"
-    raise ConfigError(
-        f"{path} {what}. Give a directory that a training run wrote (it holds config.yaml and checkpoints/), or "
-        "one of the checkpoints in it."
-    )

@@ -1,4 +1,4 @@
-"""The typed configuration: which keys there are, of which types, and what is refused as neither."""
+"""From a composed configuration to dataclasses: what they are, and what is refused as none of their keys or types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from recurrl.config import TrainConfig, key_paths, run_directory_of, typed
+from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
 
 
@@ -32,16 +32,6 @@ def untypable(untyped_defaults) -> Callable[..., str]:
 # What is fine
 
 
-def test_the_yaml_files_give_a_value_to_each_key_of_the_schema_and_to_no_other(untyped_defaults):
-    def paths(values, prefix=""):
-        for key, value in values.items():
-            yield prefix + key
-            if isinstance(value, dict) and prefix + key != "env.kwargs":
-                yield from paths(value, f"{prefix}{key}.")
-
-    assert set(paths(OmegaConf.to_container(untyped_defaults))) == set(key_paths(TrainConfig))
-
-
 def test_a_typed_configuration_is_plain_dataclasses_lists_and_dictionaries(compose):
     def visit(value):
         assert not isinstance(value, DictConfig | ListConfig)
@@ -58,44 +48,13 @@ def test_a_typed_configuration_is_plain_dataclasses_lists_and_dictionaries(compo
     assert isinstance(config.total_frames, int)
 
 
-def test_rows_slices_and_iterations_follow_from_the_batch(compose):
-    config = compose("total_frames=100", "frames_per_batch=48", "env.num_envs=4", "slice_len=6")
-    assert config.steps_per_row == 12
-    assert config.slices_per_batch == 8
-    assert config.iterations == 2
-
-
 @pytest.mark.parametrize(("available", "device"), [(True, "cuda"), (False, "cpu")])
 def test_an_automatic_device_is_the_gpu_where_there_is_one(compose, monkeypatch, available, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     assert compose("device=auto").device == device
 
 
-def test_a_run_directory_is_found_from_itself_and_from_its_checkpoints(finished_run):
-    assert run_directory_of(finished_run) == finished_run
-    assert run_directory_of(finished_run / "checkpoints" / "frames_000000000032") == finished_run
-
-
 # Keys that there are not, and keys that have to be given
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (
-            ["minibatch_slice=4"],
-            "There is no configuration key 'minibatch_slice'. Did you mean minibatch_slices?",
-        ),
-        (["env.num_env=4"], "There is no configuration key 'env.num_env'. Did you mean env.num_envs"),
-        (["hidden_size=8"], "There is no configuration key 'hidden_size'. Did you mean cell.hidden_size?"),
-        (["+gama=0.9"], "There is no configuration key 'gama'. Did you mean algorithm.gamma"),
-        (["++xyzzy=1"], "There is no configuration key 'xyzzy'. recurrl-train --cfg job lists all keys."),
-        (["-m", "sed=0,1"], "There is no configuration key 'sed'. Did you mean seed?"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_key_that_does_not_exist_is_refused_with_the_nearest_one(refused, overrides, sentence):
-    assert refused(*overrides).startswith(sentence)
 
 
 def test_a_misspelt_key_in_a_file_of_the_user_is_refused_with_the_nearest_one(untypable):

@@ -1,0 +1,89 @@
+"""From what Hydra composed to plain dataclasses, which everything behind the command line works with.
+
+What is refused, is refused with a :class:`ConfigError` that says what was asked, why it can't be, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recurrl.config import AUTO_DEVICE, TrainConfig
+from recurrl.config.keys import check_keys, key_paths, typed_value
+from recurrl.errors import ConfigError
+
+
+def typed(config: DictConfig) -> TrainConfig:
+    """The dataclasses of a composed configuration; ``device=auto`` becomes the device it stands for here.
+
+    Raises:
+        ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
+    """
+    check_keys(OmegaConf.to_container(config, resolve=False))
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), config)
+        result = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_untypable(error, config)) from error
+    assert isinstance(result, TrainConfig)
+    _check_lists(result)
+    if result.device == AUTO_DEVICE:
+        result.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return result
+
+
+def value_of(config: DictConfig, key: str) -> Any:
+    """One value of a composed configuration; None where it is not given.
+
+    Raises:
+        ConfigError: it refers to a key that does not exist.
+    """
+    try:
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_untypable(error, config)) from error
+
+
+def _check_lists(config: TrainConfig) -> None:
+    """Refuses what is no plain value within a list, which OmegaConf lets through."""
+    for key in key_paths(TrainConfig):
+        value = typed_value(config, key)
+        nested = [item for item in value if isinstance(item, list | dict)] if isinstance(value, list) else []
+        if nested:
+            raise ConfigError(
+                f"The configuration key {key!r} takes a list of plain values, and {nested[0]} is none. Give "
+                f"{key}=[...], with commas between its values."
+            )
+
+
+def _untypable(error: OmegaConfBaseException, config: DictConfig) -> str:
+    key = getattr(error, "full_key", None)
+    reason = str(error).splitlines()[0].rstrip(".")
+    if "missing mandatory" in reason:
+        return f"The configuration key {key!r} has to be given: it has no default. Add {key}=... to the command line."
+    if "is not a ListConfig" in reason:
+        return f"The configuration key {key!r} has to be a list. Give {key}=[...], with commas between its values."
+    if "could not be converted to Integer" in reason:
+        # A list is given as a whole, so the advice is about all of it.
+        whole_key, place, _ = str(key).partition("[")
+        value = OmegaConf.select(config, whole_key)
+        whole = _as_integers(value) if isinstance(value, ListConfig) == bool(place) else None
+        if whole is not None:
+            return (
+                f"The configuration key {whole_key!r} takes whole numbers, written without a point or an exponent. "
+                f"Give {whole_key}={whole}."
+            )
+    return f"The configuration key {key!r}: {reason}. Give a value of that type."
+
+
+def _as_integers(value: Any) -> str | None:
+    """A number, or a list of them, written as integers; None where that would change a value."""
+    if isinstance(value, ListConfig):
+        items = [_as_integers(item) for item in value]
+        return None if None in items else f"[{','.join(map(str, items))}]"
+    if isinstance(value, float) and not value.is_integer():
+        return None
+    return f"{int(value):_}" if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,84 @@
+"""The dotted keys of a configuration: which there are, the value behind one, and in which two configurations differ."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import reduce
+from typing import Any, get_type_hints
+
+from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
+
+FREE = "env.kwargs"
+"""Below this key are the arguments of an environment, which no schema knows."""
+
+
+def key_paths(schema: type, prefix: str = "") -> list[str]:
+    """The dotted paths of all keys of a schema, those of groups included."""
+    hints = get_type_hints(schema)
+    paths: list[str] = []
+    for field in fields(schema):
+        path = prefix + field.name
+        paths.append(path)
+        if is_dataclass(hints[field.name]):
+            paths += key_paths(hints[field.name], path + ".")
+    return paths
+
+
+def typed_value(config: TrainConfig, key: str) -> Any:
+    """The value behind a dotted key of a typed configuration."""
+    return reduce(getattr, key.split("."), config)
+
+
+def check_keys(values: Any) -> None:
+    """Refuses keys the schema does not have, with the nearest ones it has.
+
+    Raises:
+        ConfigError: such a key.
+    """
+    known = set(key_paths(TrainConfig))
+    for path in _paths_of(values):
+        check_key(path, known)
+
+
+def check_key(path: str, known: Iterable[str] | None = None) -> None:
+    """Refuses one dotted key the schema does not have, with the nearest ones it has.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    known = set(key_paths(TrainConfig)) if known is None else set(known)
+    if path in known or path.startswith(f"{FREE}."):
+        return
+    near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
+    last = path.rpartition(".")[2]
+    names = {key.rpartition(".")[2] for key in known}
+    lasts = {last} if near else {last, *difflib.get_close_matches(last, names, n=1, cutoff=0.75)}
+    near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
+    advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --cfg job lists all keys."
+    raise ConfigError(f"There is no configuration key {path!r}. {advice}")
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Of two configurations as plain values: the dotted keys whose values differ, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys((*before, *after)):
+        was, now = before.get(key), after.get(key)
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            found |= differences(was, now, f"{prefix}{key}.")
+        elif was != now:
+            found[prefix + key] = (was, now)
+    return found
+
+
+def _paths_of(values: Any, prefix: str = "") -> list[str]:
+    if not isinstance(values, dict):
+        return []
+    paths: list[str] = []
+    for key, value in values.items():
+        paths.append(f"{prefix}{key}")
+        if f"{prefix}{key}" != FREE:
+            paths += _paths_of(value, f"{prefix}{key}.")
+    return paths
