@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from recurrl import compiling
 from recurrl.config import (
     BURN_IN,
     NO_CELL,
@@ -23,8 +24,8 @@ from recurrl.config import (
 )
 from recurrl.errors import ConfigError
 from recurrl.recurrent import precision as matmul_precision
-from recurrl.recurrent.backends import RECOMPUTE, Options, backend_names, refusal
-from recurrl.recurrent.cells import cell_names, load_cell
+from recurrl.recurrent.backends import AUTO, RECOMPUTE, Options, backend_names, refusal
+from recurrl.recurrent.cells import cell_names, is_hand_written, is_parallel_in_time, load_cell
 
 CRITIC_OPTIONS = ("critic", "lmbda", "critic_coeff", "critic_loss", "clip_value", "normalize_advantage")
 PPO_OPTIONS = ("objective", "kl_coeff", *CRITIC_OPTIONS)
@@ -37,6 +38,7 @@ MOST_STEPS, MOST_COPIES, MOST_FEATURES, MOST_LAYERS, MOST_WORKERS = 10**12, 2**1
 MOST_LR, MOST_SCALE = 1.0, 1e6
 """Beyond these the weights, the loss, or what the environment is given, soon are no numbers."""
 MOST_SECONDS = 1e6
+COMPILED_BACKENDS = (AUTO, "scan", "triton")
 MAY_BE_NULL = ("clip_value", "ref_refresh_updates", "kl_mask_threshold")
 
 
@@ -53,6 +55,7 @@ def check(config: TrainConfig) -> None:
     _check_groups(config)
     _check_device(config)
     _check_recurrence(config)
+    _check_compile(config)
     _check_batches(config)
     _check_states(config)
     _check_workers(config)
@@ -277,6 +280,32 @@ def _check_recurrence(config: TrainConfig) -> None:
         config.algorithm.critic != "recurrent" or config.cell.name != NO_CELL,
         "algorithm.critic=recurrent gives the critic a cell of its own, but cell=none. Choose a cell, or "
         "algorithm.critic=feedforward.",
+    )
+
+
+def _check_compile(config: TrainConfig) -> None:
+    if not config.compile:
+        return
+    reason = compiling.refusal(torch.device(config.device))
+    if reason is not None:
+        raise ConfigError(reason)
+    if config.cell.name == NO_CELL:
+        return
+    _require(
+        config.backend.name in COMPILED_BACKENDS,
+        f"compile=true is not possible with backend={config.backend.name}: the compiler takes no layer whose course "
+        f"depends on where episodes start. Choose one of: {', '.join(COMPILED_BACKENDS)}; or leave compile out.",
+    )
+    _require(
+        config.recompute.name == "none" or config.backend.name == "triton",
+        f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
+        "compiled scan keeps what its backward pass needs. Choose recompute=none, or leave compile out.",
+    )
+    cell = load_cell(config.cell.name)
+    _require(
+        is_hand_written(cell) or is_parallel_in_time(cell),
+        f"compile=true is not possible with cell={config.cell.name}: the derivative of a compiled scan has to be "
+        "written by hand, or the cell has to have a parallel form. Leave compile out.",
     )
 
 
