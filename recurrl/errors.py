@@ -1,4 +1,4 @@
-"""The error that is meant for the person at the keyboard."""
+"""The errors that are meant for the person at the keyboard."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ class ConfigError(ValueError):
 
     The command line prints it as one sentence, without a traceback.
     """
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuses what was asked for unless ``condition`` holds.
+
+    Raises:
+        ConfigError: with the message.
+    """
+    if not condition:
+        raise ConfigError(message)
 
 
 class ReplayError(ConfigError):

@@ -18,7 +18,7 @@ from recurrl.buffer import segment_ends
 from recurrl.config import BURN_IN, REFRESH, ZERO, TrainConfig
 from recurrl.policy import VALUE, ActorCritic
 from recurrl.recurrent import set_recurrent_mode
-from recurrl.recurrent.module import IS_INIT
+from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.recurrent.segments import Segments
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurrl import validation
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.learner import Learner
@@ -116,34 +114,3 @@ def test_the_seconds_of_compiling_are_taken_out_of_learning_once() -> None:
         report.compiled(30.0)
     assert report.compile_time_s == 30.0
     assert report.learn_time_s == pytest.approx(30.0, abs=1.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "advice"),
-    [
-        ({"backend.name": "pad"}, "Choose one of: auto, scan, triton"),
-        ({"backend.name": "reference"}, "Choose one of: auto, scan, triton"),
-        ({"backend.name": "scan", "recompute.name": "full"}, "Choose recompute=none, or leave compile out"),
-    ],
-)
-def test_what_cannot_be_compiled_is_refused(
-    refusal: Callable[[dict[str, object]], str], changes: dict[str, object], advice: str
-) -> None:
-    message = refusal({"compile": True, **changes})
-    assert message.startswith(("compile=true is not possible", "recompute=full is not possible with compile=true"))
-    assert advice in message
-
-
-def test_a_cell_whose_scan_the_compiler_cannot_differentiate_is_refused(
-    refusal: Callable[[dict[str, object]], str], step_only_cell: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(validation, "cell_names", lambda: (step_only_cell,))
-    assert "written by hand" in refusal({"compile": True, "cell.name": step_only_cell})
-
-
-def test_without_a_compiler_of_its_own_language_compiling_is_refused(
-    refusal: Callable[[dict[str, object]], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert shutil.which("no-such-compiler") is None
-    assert "no-such-compiler is not on the path" in refusal({"compile": True})

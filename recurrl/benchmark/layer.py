@@ -7,10 +7,8 @@ the measure of what resets cost.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torchrl.modules import GRUModule as TorchRLGRU
 from torchrl.modules import LSTMModule as TorchRLLSTM
 
+from recurrl.benchmark.command_line import add_output, add_threads, publish
 from recurrl.benchmark.measuring import Run, interleaved, machine, peak_memory
 from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
 
@@ -48,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backends", default="auto,pad,scan", help="of ours; default: %(default)s")
     parser.add_argument("--peers", default="pad,scan", help="TorchRL's backends; default: %(default)s")
     parser.add_argument("--repetitions", type=int, default=9, help="counted ones; default: %(default)s")
-    parser.add_argument("--threads", type=int, default=2, help="of torch on a CPU; default: %(default)s")
+    add_threads(parser, default=2)
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="folder for layer.md and layer.png; default: the table is printed")
+    add_output(parser, "layer.md", "layer.png")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -70,12 +69,10 @@ def run(arguments: argparse.Namespace) -> None:
             _small_table("Frames (rows of 64 steps, four random resets, 64 inputs, 128 hidden)", by_size),
         ]
     )
-    sys.stdout.write(text + "\n")
+    publish(text + "\n", arguments.output, "layer.md")
     if arguments.output is not None:
         from recurrl.benchmark.layer_plot import plot
 
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "layer.md").write_text(text + "\n", encoding="utf-8")
         plot(cases, by_distribution, by_size, arguments.output / "layer.png")
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 from hydra import compose, initialize_config_module
 
+from recurrl.benchmark.command_line import add_output, add_threads, publish
 from recurrl.benchmark.loops import RemoteLoop, remote_loop
 from recurrl.benchmark.measuring import machine
 from recurrl.benchmark.peers import Task, not_installed
@@ -70,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every-frames", type=int, default=4096, help="between evaluations; default: %(default)s")
     parser.add_argument("--episodes", type=int, default=20, help="an evaluation; default: %(default)s")
     parser.add_argument("--limit-s", type=float, default=180, help="seconds each may take; default: %(default)s")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, each process; default: %(default)s")
-    parser.add_argument("--output", type=Path, help="folder for solve.md; default: the table is printed")
+    add_threads(parser, default=1)
+    add_output(parser, "solve.md")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -82,10 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     tasks = {key: task for key, task in contenders(default_task()).items() if key[0] in set(asked) - set(missing)}
     attempts = [attempt for seed in arguments.seeds.split(",") for attempt in _attempts(tasks, int(seed), arguments)]
     text = f"Measured on {machine(torch.device('cpu'))}.\n\n{table(attempts, arguments.target)}\n"
-    sys.stdout.write(text)
-    if arguments.output is not None:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "solve.md").write_text(text, encoding="utf-8")
+    publish(text, arguments.output, "solve.md")
 
 
 def default_task() -> Task:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from recurrl.benchmark.command_line import add_output, add_threads, publish
 from recurrl.benchmark.loops import RemoteLoop, remote_loop
 from recurrl.benchmark.measuring import machine, peak_proportional_memory
 from recurrl.benchmark.peers import CELLS, NEEDS, Task, not_installed
@@ -59,10 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minibatches", type=int, default=4, help="of whole rows; default: %(default)s")
     parser.add_argument("--hidden", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--lr", type=float, default=3e-4, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, each process; default: %(default)s")
     parser.add_argument("--repetitions", type=int, default=25, help="counted iterations; default: %(default)s")
     parser.add_argument("--no-memory", action="store_true", help="leave out the part that takes memory")
-    parser.add_argument("--output", type=Path, help="folder for train.md and train.png; default: the table is printed")
+    add_threads(parser, default=1)
+    add_output(parser, "train.md", "train.png")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -86,12 +85,10 @@ def run(arguments: argparse.Namespace) -> None:
     ]
     notes = [f"Not installed, and so not compared: {loop} (pip install {NEEDS[loop]})." for loop in missing]
     text = "\n\n".join([f"Measured on {machine(torch.device('cpu'))}.", *notes, table(figures)])
-    sys.stdout.write(text + "\n")
+    publish(text + "\n", arguments.output, "train.md")
     if arguments.output is not None:
         from recurrl.benchmark.train_plot import plot
 
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        (arguments.output / "train.md").write_text(text + "\n", encoding="utf-8")
         plot(figures, arguments.output / "train.png")
 
 

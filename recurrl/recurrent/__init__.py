@@ -5,13 +5,8 @@ Stands alone: plain arguments, no configuration, no training code.
 
 from torchrl.modules import recurrent_mode, set_recurrent_mode
 
-from recurrl.recurrent.module import (
-    GRUModule,
-    LSTMModule,
-    RecurrentModule,
-    canonicalize_rnn_subset,
-    prepare_for_compile,
-)
+from recurrl.recurrent.module import RecurrentModule, prepare_for_compile
+from recurrl.recurrent.module.drop_in import GRUModule, LSTMModule, canonicalize_rnn_subset
 from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
 from recurrl.recurrent.rnn import GRU, LSTM, GRUCell, LSTMCell
 

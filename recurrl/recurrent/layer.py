@@ -106,6 +106,12 @@ def state_sizes(cell: Cell, parameters: Parameters) -> list[int]:
     return [parameters.proj_size or parameters.hidden_size] + [parameters.hidden_size] * (len(cell.STATES) - 1)
 
 
+def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, int]]:
+    """The shape ``[L·D, X]`` of each state."""
+    count = parameters.num_layers * directions(parameters)
+    return [(count, size) for size in state_sizes(cell, parameters)]
+
+
 def run_step(
     cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor, states_BLX: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recurrl.recurrent.backends import LayerWeights, Options, step
 from recurrl.recurrent.cells import Cell, load_cell
-from recurrl.recurrent.layer import directions, run_sequence, run_step, state_sizes
+from recurrl.recurrent.layer import run_sequence, run_step, state_shapes
 from recurrl.recurrent.segments import Segments
 
 
@@ -64,8 +64,7 @@ class _PythonRNN(nn.RNNBase):
             mask = None if mask is None else mask.transpose(0, 1)
         rows, steps, _ = x.shape
         if states_LBX is None:
-            count = self.num_layers * directions(self)
-            states_LBX = tuple(x.new_zeros(count, rows, size) for size in state_sizes(self.cell, self))
+            states_LBX = tuple(x.new_zeros(count, rows, size) for count, size in state_shapes(self.cell, self))
         states_BLX = tuple(states.transpose(0, 1) for states in states_LBX)
         no_reset = torch.zeros(rows, steps, dtype=torch.bool, device=x.device)
         if mask is None:

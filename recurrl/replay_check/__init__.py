@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from recurrl.config import TrainConfig
 from recurrl.policy import ActorCritic
 from recurrl.recurrent import precision
-from recurrl.recurrent.module import IS_INIT
+from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.replay_check import network, recorded
 
 TOLERANCE = {"ieee": 1e-4, "tf32x3": 1e-3, "tf32": 3e-2, "bf16": 2e-1}

@@ -15,7 +15,7 @@ from recurrl.config import TrainConfig
 from recurrl.envs import in_this_process, make_env
 from recurrl.errors import ReplayError
 from recurrl.policy import ACTION, LOG_PROB, VALUE
-from recurrl.recurrent.module import IS_INIT
+from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.replay_check.places import NOT_SEEN, any_of, first, place
 
 ENOUGH_RESETS = 5

@@ -158,3 +158,8 @@ def test_a_value_of_the_wrong_type_is_refused_at_the_command_line(refused):
         "The configuration key 'epochs': Value 'abc' of type 'str' could not be converted to Integer. "
         "Give a value of that type."
     )
+
+
+@pytest.mark.parametrize("key", ["seed", "resume", "logger.project", "env.id"])
+def test_an_interpolation_of_a_key_that_does_not_exist_is_refused(refused, key):
+    assert "'nonesuch'" in refused(f"{key}=${{nonesuch}}")

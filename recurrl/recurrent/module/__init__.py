@@ -1,6 +1,6 @@
-"""The TensorDict layer: keys, step and sequence mode, primers.
+"""The TensorDict layer: a recurrent module with its options, in step and in sequence mode.
 
-The one file of the package that knows tensordict and torchrl.
+This package alone of ``recurrl.recurrent`` knows tensordict and torchrl.
 
 Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions, X
 size of a state.
@@ -8,25 +8,24 @@ size of a state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
-from tensordict import TensorDictBase, unravel_key, unravel_key_list
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from recurrl.recurrent import auto, backends, precision, rnn
+from recurrl.recurrent import auto, backends, precision, rnn, submodule
 from recurrl.recurrent.backends import Options, scan
 from recurrl.recurrent.cells import Cell, load_cell
-from recurrl.recurrent.layer import Parameters, Stack, directions, run_sequence, run_step, state_sizes
+from recurrl.recurrent.layer import Parameters, run_sequence, run_step, state_shapes
+from recurrl.recurrent.module.entries import contiguous, needed, primer, stored_states
+from recurrl.recurrent.module.keys import keys_read, keys_written
 from recurrl.recurrent.segments import Segments, in_transform
-
-IS_INIT = "is_init"
 
 
 class RecurrentModule(TensorDictModuleBase):
@@ -98,32 +97,31 @@ class RecurrentModule(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         self.cell_name = cell
-        sizes = {
-            "input_size": input_size,
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "bias": bias,
-            "dropout": dropout,
-            "bidirectional": bidirectional,
-        }
         if not (batch_first if wrapped is None else wrapped.batch_first):
             raise ValueError(
                 f"batch_first=False is not possible for {self._name}: a TensorDict's first dimensions are its batch."
             )
         if wrapped is None:
-            if not input_size or not hidden_size:
-                raise ValueError(
-                    f"{self._name} needs input_size and hidden_size, or a torch module to wrap. Got "
-                    f"input_size={input_size} and hidden_size={hidden_size}."
-                )
-            layers = self._make_layers(sizes, proj_size, device)
+            layers = submodule.make(
+                cell,
+                self._name,
+                device,
+                input_size=input_size,
+                hidden_size=hidden_size,
+                num_layers=num_layers,
+                bias=bias,
+                dropout=dropout,
+                bidirectional=bidirectional,
+                proj_size=proj_size,
+            )
         elif input_size is not None or hidden_size is not None:
             raise ValueError(f"{self._name} takes sizes or a {cell} to wrap, not both: the {cell} has its own sizes.")
         else:
             layers = wrapped
         self.add_module(cell, layers)
         self.python_based = python_based or isinstance(wrapped, (rnn.GRU, rnn.LSTM))
-        self.in_keys, self.out_keys = self._checked_keys(in_key, in_keys, out_key, out_keys)
+        self.in_keys = keys_read(self._name, self.cell, in_key, in_keys)
+        self.out_keys = keys_written(self._name, self.cell, out_key, out_keys)
         self.default_recurrent_mode = default_recurrent_mode
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
@@ -151,39 +149,6 @@ class RecurrentModule(TensorDictModuleBase):
     @property
     def _name(self) -> str:
         return type(self).__name__
-
-    def _make_layers(self, sizes: dict[str, Any], proj_size: int, device: torch.device | str | None) -> nn.Module:
-        if proj_size and self.cell.TORCH is not nn.LSTM:
-            raise ValueError(
-                f"proj_size={proj_size} is not possible for cell {self.cell_name!r}, only for an LSTM. Leave it at 0."
-            )
-        if self.cell.TORCH is None:
-            return Stack(self.cell, **sizes, device=device)
-        projected: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
-        # Not torch's own module, even where its kernels are to run: the compiler does not take one.
-        return _PYTHON[self.cell_name](**sizes, **projected, batch_first=True, device=device)
-
-    def _checked_keys(
-        self,
-        in_key: NestedKey | None,
-        in_keys: Sequence[NestedKey] | None,
-        out_key: NestedKey | None,
-        out_keys: Sequence[NestedKey] | None,
-    ) -> tuple[list[NestedKey], list[NestedKey]]:
-        states: list[NestedKey] = [f"recurrent_state{suffix}" for suffix in self.cell.STATES]
-        read = _keys("in_key", in_key, in_keys, states)
-        written = _keys("out_key", out_key, out_keys, [("next", key) for key in states])
-        expected = 1 + len(states)
-        if len(read) == expected and not _is_reset_mark(read[-1]):
-            read = [*read, IS_INIT]
-        if len(read) != expected + 1 or not _is_reset_mark(read[-1]):
-            raise ValueError(
-                f"{self._name} reads one input, {len(states)} state(s) and, if it is named, 'is_init' last. Got "
-                f"in_keys={read}."
-            )
-        if len(written) != expected:
-            raise ValueError(f"{self._name} writes one output and {len(states)} state(s). Got out_keys={written}.")
-        return read, written
 
     @property
     def cell(self) -> Cell:
@@ -231,7 +196,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: the cell is in plain Python already and has no other form.
         """
-        self._exchange(_PYTHON.get(self.cell_name))
+        self._exchange(submodule.IN_PYTHON.get(self.cell_name))
         self.python_based = True
         return self
 
@@ -247,18 +212,8 @@ class RecurrentModule(TensorDictModuleBase):
         self.python_based = False
         return self
 
-    def _exchange(self, made: type[nn.RNNBase] | None) -> None:
-        old = self.layers
-        if made is None:
-            raise ValueError(f"Cell {self.cell_name!r} has one form only, ours: torch has no module of it.")
-        if isinstance(old, made):
-            return
-        names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
-        arguments = {name: getattr(old, name) for name in (*names, *(["proj_size"] if old.proj_size else []))}
-        new = made(**arguments, device="meta")
-        for name, parameter in old.named_parameters():
-            setattr(new, name, parameter)
-        setattr(self, self.cell_name, new.train(old.training))
+    def _exchange(self, form: type[nn.RNNBase] | None) -> None:
+        setattr(self, self.cell_name, submodule.in_form(self._modules[self.cell_name], form, self.cell_name))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The transform that gives an environment the recurrent states: specs, and zeros at resets.
@@ -266,16 +221,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             RuntimeError: a new state is not written where the next step would read it.
         """
-        wanted = [unravel_key(("next", key)) for key in self.state_keys]
-        if self.out_keys[1:] != wanted:
-            raise RuntimeError(
-                f"The states are read from {self.state_keys} but written to {self.out_keys[1:]}; an environment can "
-                f"carry them from step to step only if they are written to {wanted}."
-            )
-        count = self.layers.num_layers * directions(self.layers)
-        sizes = state_sizes(self.cell, self.layers)
-        specs = {key: Unbounded(shape=(count, size)) for key, size in zip(self.state_keys, sizes, strict=True)}
-        return TensorDictPrimer(specs, expand_specs=True)
+        return primer(self.state_keys, self.out_keys[1:], state_shapes(self.cell, self.layers))
 
     @property
     def canonical_keys(self) -> list[NestedKey]:
@@ -289,7 +235,7 @@ class RecurrentModule(TensorDictModuleBase):
             data: entries that it lacks are passed over.
             inplace: change ``data`` itself rather than a shallow copy.
         """
-        return canonicalize_rnn_subset(data, [self], inplace=inplace)
+        return contiguous(data, self.canonical_keys, inplace)
 
     @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -305,9 +251,11 @@ class RecurrentModule(TensorDictModuleBase):
             raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension, which is time.")
         # Step mode reads any batch as B rows; sequence mode as B rows of T steps.
         lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
-        x = self._needed(tensordict, self.in_keys[0]).reshape(*lead, -1)
-        is_init = self._needed(tensordict, self.in_keys[-1]).reshape(lead)
-        output, new_states = self.run(x, is_init, self._states(tensordict, x), sequence)
+        x = needed(self._name, tensordict, self.in_keys[0]).reshape(*lead, -1)
+        is_init = needed(self._name, tensordict, self.in_keys[-1]).reshape(lead)
+        shapes = state_shapes(self.cell, self.layers)
+        states = stored_states(self._name, tensordict, self.state_keys, shapes, x)
+        output, new_states = self.run(x, is_init, states, sequence)
         for key, value in zip(self.out_keys, (output, *new_states), strict=True):
             tensordict.set(key, value.reshape(*batch, *value.shape[len(lead) :]))
         return tensordict
@@ -358,147 +306,6 @@ class RecurrentModule(TensorDictModuleBase):
         self.backend_in_use = name
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
 
-    def _needed(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-        value = tensordict.get(key)
-        if value is None:
-            raise KeyError(
-                f"{self._name} needs the entry {key!r}, which is not in the TensorDict. (is_init comes from an "
-                "InitTracker transform on the environment.)"
-            )
-        return cast(Tensor, value)
-
-    def _states(self, tensordict: TensorDictBase, x: Tensor) -> tuple[Tensor, ...]:
-        """The incoming states ``[..., L·D, X]``, zero if the TensorDict has none."""
-        found = [tensordict.get(key) for key in self.state_keys]
-        if any(state is None for state in found) and any(state is not None for state in found):
-            missing = [key for key, state in zip(self.state_keys, found, strict=True) if state is None]
-            raise KeyError(f"{self._name} got some of its states but not {missing}. Give all of them, or none.")
-        count = self.layers.num_layers * directions(self.layers)
-        sizes = state_sizes(self.cell, self.layers)
-        return tuple(
-            x.new_zeros(()).expand(*x.shape[:-1], count, size)
-            if state is None
-            else state.reshape(*x.shape[:-1], count, size)
-            for state, size in zip(found, sizes, strict=True)
-        )
-
-
-class GRUModule(RecurrentModule):
-    """Gated recurrent units. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``.
-
-    ``gru`` is an ``nn.GRU`` to wrap. Constructor and behaviour are those of ``torchrl.modules.GRUModule``.
-    """
-
-    def __init__(
-        self,
-        input_size: int | None = None,
-        hidden_size: int | None = None,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        python_based: bool = False,
-        recurrent_backend: str = backends.AUTO,
-        recurrent_compute_dtype: torch.dtype = torch.float32,
-        recurrent_recompute: str = "none",
-        recurrent_matmul_precision: str = precision.AUTO,
-        *,
-        in_key: NestedKey | None = None,
-        in_keys: Sequence[NestedKey] | None = None,
-        out_key: NestedKey | None = None,
-        out_keys: Sequence[NestedKey] | None = None,
-        device: torch.device | str | None = None,
-        gru: nn.RNNBase | None = None,
-        default_recurrent_mode: bool | None = None,
-        recurrent_chunk_len: int = 0,
-    ) -> None:
-        super().__init__(
-            "gru",
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            0,
-            bidirectional,
-            python_based,
-            recurrent_backend,
-            recurrent_compute_dtype,
-            recurrent_recompute,
-            recurrent_matmul_precision,
-            in_key=in_key,
-            in_keys=in_keys,
-            out_key=out_key,
-            out_keys=out_keys,
-            device=device,
-            wrapped=gru,
-            default_recurrent_mode=default_recurrent_mode,
-            recurrent_chunk_len=recurrent_chunk_len,
-        )
-
-
-class LSTMModule(RecurrentModule):
-    """Long short-term memory. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
-    ``recurrent_state_c``.
-
-    ``lstm`` is an ``nn.LSTM`` to wrap. Constructor and behaviour are those of ``torchrl.modules.LSTMModule``.
-    """
-
-    def __init__(
-        self,
-        input_size: int | None = None,
-        hidden_size: int | None = None,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = True,
-        dropout: float = 0.0,
-        proj_size: int = 0,
-        bidirectional: bool = False,
-        python_based: bool = False,
-        recurrent_backend: str = backends.AUTO,
-        recurrent_compute_dtype: torch.dtype = torch.float32,
-        recurrent_recompute: str = "none",
-        recurrent_matmul_precision: str = precision.AUTO,
-        *,
-        in_key: NestedKey | None = None,
-        in_keys: Sequence[NestedKey] | None = None,
-        out_key: NestedKey | None = None,
-        out_keys: Sequence[NestedKey] | None = None,
-        device: torch.device | str | None = None,
-        lstm: nn.RNNBase | None = None,
-        default_recurrent_mode: bool | None = None,
-        recurrent_chunk_len: int = 0,
-    ) -> None:
-        super().__init__(
-            "lstm",
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            proj_size,
-            bidirectional,
-            python_based,
-            recurrent_backend,
-            recurrent_compute_dtype,
-            recurrent_recompute,
-            recurrent_matmul_precision,
-            in_key=in_key,
-            in_keys=in_keys,
-            out_key=out_key,
-            out_keys=out_keys,
-            device=device,
-            wrapped=lstm,
-            default_recurrent_mode=default_recurrent_mode,
-            recurrent_chunk_len=recurrent_chunk_len,
-        )
-
-
-_PYTHON: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
-
 
 def prepare_for_compile(device: torch.device | str) -> None:
     """Makes modules with ``recurrent_backend="auto"`` ready for ``torch.compile`` on ``device``; takes about a second.
@@ -509,31 +316,3 @@ def prepare_for_compile(device: torch.device | str) -> None:
         RuntimeError: this version of torch cannot compile a scan there.
     """
     scan.prepare(torch.device(device))
-
-
-def canonicalize_rnn_subset(
-    data: TensorDictBase, modules: Iterable[RecurrentModule], *, inplace: bool = False
-) -> TensorDictBase:
-    """``data`` with the entries of several recurrent modules laid out contiguously, the others as they are.
-
-    Args:
-        data: entries that it lacks are passed over.
-        modules: whose ``canonical_keys`` count.
-        inplace: change ``data`` itself rather than a shallow copy.
-    """
-    there = set(data.keys(include_nested=True))
-    wanted = {unravel_key(key) for module in modules for key in module.canonical_keys}
-    result = data if inplace else data.copy()
-    return result.update(data.select(*(wanted & there)).contiguous(canonical=True))
-
-
-def _is_reset_mark(key: NestedKey) -> bool:
-    return (key if isinstance(key, str) else key[-1]) == IS_INIT
-
-
-def _keys(
-    name: str, single: NestedKey | None, several: Sequence[NestedKey] | None, state_keys: Sequence[NestedKey]
-) -> list[NestedKey]:
-    if (single is None) == (several is None):
-        raise ValueError(f"Give either {name} or {name}s. Got {name}={single!r} and {name}s={several!r}.")
-    return list(unravel_key_list([single, *state_keys] if single is not None else several))

@@ -1,0 +1,141 @@
+"""TorchRL's names for recurrent modules, with the signatures that they have there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import nn
+
+from recurrl.recurrent import backends, precision
+from recurrl.recurrent.module import RecurrentModule
+from recurrl.recurrent.module.entries import contiguous
+
+
+class GRUModule(RecurrentModule):
+    """Gated recurrent units. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``.
+
+    ``gru`` is an ``nn.GRU`` to wrap. Constructor and behaviour are those of ``torchrl.modules.GRUModule``.
+    """
+
+    def __init__(
+        self,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        python_based: bool = False,
+        recurrent_backend: str = backends.AUTO,
+        recurrent_compute_dtype: torch.dtype = torch.float32,
+        recurrent_recompute: str = "none",
+        recurrent_matmul_precision: str = precision.AUTO,
+        *,
+        in_key: NestedKey | None = None,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_key: NestedKey | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
+        device: torch.device | str | None = None,
+        gru: nn.RNNBase | None = None,
+        default_recurrent_mode: bool | None = None,
+        recurrent_chunk_len: int = 0,
+    ) -> None:
+        super().__init__(
+            "gru",
+            input_size=input_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            bidirectional=bidirectional,
+            python_based=python_based,
+            recurrent_backend=recurrent_backend,
+            recurrent_compute_dtype=recurrent_compute_dtype,
+            recurrent_recompute=recurrent_recompute,
+            recurrent_matmul_precision=recurrent_matmul_precision,
+            in_key=in_key,
+            in_keys=in_keys,
+            out_key=out_key,
+            out_keys=out_keys,
+            device=device,
+            wrapped=gru,
+            default_recurrent_mode=default_recurrent_mode,
+            recurrent_chunk_len=recurrent_chunk_len,
+        )
+
+
+class LSTMModule(RecurrentModule):
+    """Long short-term memory. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
+    ``recurrent_state_c``.
+
+    ``lstm`` is an ``nn.LSTM`` to wrap. Constructor and behaviour are those of ``torchrl.modules.LSTMModule``.
+    """
+
+    def __init__(
+        self,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        proj_size: int = 0,
+        bidirectional: bool = False,
+        python_based: bool = False,
+        recurrent_backend: str = backends.AUTO,
+        recurrent_compute_dtype: torch.dtype = torch.float32,
+        recurrent_recompute: str = "none",
+        recurrent_matmul_precision: str = precision.AUTO,
+        *,
+        in_key: NestedKey | None = None,
+        in_keys: Sequence[NestedKey] | None = None,
+        out_key: NestedKey | None = None,
+        out_keys: Sequence[NestedKey] | None = None,
+        device: torch.device | str | None = None,
+        lstm: nn.RNNBase | None = None,
+        default_recurrent_mode: bool | None = None,
+        recurrent_chunk_len: int = 0,
+    ) -> None:
+        super().__init__(
+            "lstm",
+            input_size=input_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            bias=bias,
+            batch_first=batch_first,
+            dropout=dropout,
+            proj_size=proj_size,
+            bidirectional=bidirectional,
+            python_based=python_based,
+            recurrent_backend=recurrent_backend,
+            recurrent_compute_dtype=recurrent_compute_dtype,
+            recurrent_recompute=recurrent_recompute,
+            recurrent_matmul_precision=recurrent_matmul_precision,
+            in_key=in_key,
+            in_keys=in_keys,
+            out_key=out_key,
+            out_keys=out_keys,
+            device=device,
+            wrapped=lstm,
+            default_recurrent_mode=default_recurrent_mode,
+            recurrent_chunk_len=recurrent_chunk_len,
+        )
+
+
+def canonicalize_rnn_subset(
+    data: TensorDictBase, modules: Iterable[RecurrentModule], *, inplace: bool = False
+) -> TensorDictBase:
+    """``data`` with the entries of several recurrent modules laid out contiguously, the others as they are.
+
+    Args:
+        data: entries that it lacks are passed over.
+        modules: whose ``canonical_keys`` count.
+        inplace: change ``data`` itself rather than a shallow copy.
+    """
+    keys = (key for module in modules for key in module.canonical_keys)
+    return contiguous(data, keys, inplace)

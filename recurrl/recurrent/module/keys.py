@@ -1,0 +1,63 @@
+"""Which keys a recurrent module reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensordict import unravel_key_list
+from tensordict.utils import NestedKey
+
+from recurrl.recurrent.cells import Cell
+
+IS_INIT = "is_init"
+
+
+def keys_read(owner: str, cell: Cell, in_key: NestedKey | None, in_keys: Sequence[NestedKey] | None) -> list[NestedKey]:
+    """The keys of the input, of each state, and of ``is_init``, the last of which need not be given.
+
+    Raises:
+        ValueError: both or neither are given, or as many as the cell does not have; in the name of ``owner``.
+        TypeError: keys that are no keys.
+    """
+    states = _state_keys(cell)
+    keys = _keys("in_key", in_key, in_keys, states)
+    expected = 1 + len(states)
+    if len(keys) == expected and not _is_reset_mark(keys[-1]):
+        keys = [*keys, IS_INIT]
+    if len(keys) != expected + 1 or not _is_reset_mark(keys[-1]):
+        raise ValueError(
+            f"{owner} reads one input, {len(states)} state(s) and, if it is named, 'is_init' last. Got in_keys={keys}."
+        )
+    return keys
+
+
+def keys_written(
+    owner: str, cell: Cell, out_key: NestedKey | None, out_keys: Sequence[NestedKey] | None
+) -> list[NestedKey]:
+    """The keys of the output and of each new state.
+
+    Raises:
+        ValueError: both or neither are given, or as many as the cell does not have; in the name of ``owner``.
+        TypeError: keys that are no keys.
+    """
+    states = _state_keys(cell)
+    keys = _keys("out_key", out_key, out_keys, [("next", key) for key in states])
+    if len(keys) != 1 + len(states):
+        raise ValueError(f"{owner} writes one output and {len(states)} state(s). Got out_keys={keys}.")
+    return keys
+
+
+def _state_keys(cell: Cell) -> list[str]:
+    return [f"recurrent_state{suffix}" for suffix in cell.STATES]
+
+
+def _is_reset_mark(key: NestedKey) -> bool:
+    return (key if isinstance(key, str) else key[-1]) == IS_INIT
+
+
+def _keys(
+    name: str, single: NestedKey | None, several: Sequence[NestedKey] | None, state_keys: Sequence[NestedKey]
+) -> list[NestedKey]:
+    if (single is None) == (several is None):
+        raise ValueError(f"Give either {name} or {name}s. Got {name}={single!r} and {name}s={several!r}.")
+    return list(unravel_key_list([single, *state_keys] if single is not None else several))

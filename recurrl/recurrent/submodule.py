@@ -1,0 +1,60 @@
+"""The submodule that holds the parameters of a stack of layers: made from sizes, given, or exchanged for another form.
+
+A cell of torch's has two forms with the same parameters: ours in plain Python (:mod:`recurrl.recurrent.rnn`), which
+``torch.compile`` and ``torch.vmap`` take, and torch's own. Any other cell has a :class:`Stack`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from recurrl.recurrent import rnn
+from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.layer import Parameters, Stack
+
+IN_PYTHON: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
+
+
+def make(cell_name: str, owner: str, device: torch.device | str | None, **sizes: Any) -> nn.Module:
+    """A submodule of its sizes, those of ``nn.LSTM`` except ``batch_first``, with fresh parameters.
+
+    Raises:
+        ValueError: a size is missing, or the cell has no projection; in the name of ``owner``.
+    """
+    input_size, hidden_size, proj_size = sizes["input_size"], sizes["hidden_size"], sizes.pop("proj_size")
+    if not input_size or not hidden_size:
+        raise ValueError(
+            f"{owner} needs input_size and hidden_size, or a torch module to wrap. Got input_size={input_size} and "
+            f"hidden_size={hidden_size}."
+        )
+    cell = load_cell(cell_name)
+    if proj_size and cell.TORCH is not nn.LSTM:
+        raise ValueError(
+            f"proj_size={proj_size} is not possible for cell {cell_name!r}, only for an LSTM. Leave it at 0."
+        )
+    if cell.TORCH is None:
+        return Stack(cell, **sizes, device=device)
+    projected = {"proj_size": proj_size} if proj_size else {}
+    # Not torch's own module, even where its kernels are to run: the compiler does not take one.
+    return IN_PYTHON[cell_name](**sizes, **projected, batch_first=True, device=device)
+
+
+def in_form(old: nn.Module, form: type[nn.RNNBase] | None, cell_name: str) -> nn.Module:
+    """A submodule of another form with the parameters of ``old``; ``old`` itself where it has that form.
+
+    Raises:
+        ValueError: there is no such form, ``form`` is None.
+    """
+    if form is None:
+        raise ValueError(f"Cell {cell_name!r} has one form only, ours: torch has no module of it.")
+    if isinstance(old, form):
+        return old
+    names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+    projected = ["proj_size"] if cast(Parameters, old).proj_size else []
+    new = form(**{name: getattr(old, name) for name in (*names, *projected)}, device="meta")
+    for name, parameter in old.named_parameters():
+        setattr(new, name, parameter)
+    return new.train(old.training)

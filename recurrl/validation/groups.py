@@ -1,0 +1,27 @@
+"""The groups of environments that start alike and are compared."""
+
+from __future__ import annotations
+
+from recurrl.config import TrainConfig
+from recurrl.errors import require
+from recurrl.validation.advice import divisors
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses groups that do not fit the environments, and workers that would part them."""
+    size, envs = config.algorithm.group_size, config.env.num_envs
+    if size is None:
+        return
+    fitting = [divisor for divisor in divisors(envs) if divisor > 1]
+    advice = f"Give one of: {', '.join(map(str, fitting))}." if fitting else "Give a larger env.num_envs."
+    require(size >= 2, f"algorithm.group_size={size} leaves nothing to compare an episode with. {advice}")
+    require(
+        envs % size == 0,
+        f"algorithm.group_size={size} does not divide env.num_envs={envs}, so the environments do not form groups. "
+        f"{advice}",
+    )
+    require(
+        config.collector.name == "single",
+        f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, which the "
+        f"workers of collector={config.collector.name} are not. Choose collector=single, or algorithm=ppo.",
+    )

@@ -1,0 +1,31 @@
+"""The recurrent layer: what its backend can do on the device, and what needs a cell."""
+
+from __future__ import annotations
+
+import torch
+
+from recurrl.config import NO_CELL, TrainConfig
+from recurrl.errors import ConfigError, require
+from recurrl.recurrent.backends import Options, refusal
+from recurrl.recurrent.cells import load_cell
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses options that the backend does not have, and a recurrent critic without a cell."""
+    device = torch.device(config.device)
+    reason = None
+    if config.cell.name != NO_CELL:
+        options = Options(
+            recompute=config.recompute.name,
+            chunk_len=config.recompute.chunk_len,
+            precision=config.precision.name,
+            hidden_size=config.cell.hidden_size,
+        )
+        reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
+    if reason is not None:
+        raise ConfigError(reason)
+    require(
+        config.algorithm.critic != "recurrent" or config.cell.name != NO_CELL,
+        "algorithm.critic=recurrent gives the critic a cell of its own, but cell=none. Choose a cell, or "
+        "algorithm.critic=feedforward.",
+    )

@@ -1,0 +1,23 @@
+"""What the command lines of measurements have in common."""
+
+from __future__ import annotations
+
+import argparse
+
+from recurrl.benchmark.command_line import add_output, add_threads, publish
+
+
+def test_a_measurement_has_threads_and_a_folder_for_its_files_of_which_none_is_written_by_default():
+    parser = argparse.ArgumentParser()
+    add_threads(parser, default=2)
+    add_output(parser, "one.md", "one.png")
+    assert vars(parser.parse_args([])) == {"threads": 2, "output": None}
+    assert "folder for one.md and one.png" in " ".join(parser.format_help().split())
+
+
+def test_a_table_is_printed_and_written_only_where_a_folder_is_given_which_is_made(tmp_path, capsys):
+    publish("a table\n", None, "one.md")
+    assert list(tmp_path.iterdir()) == []
+    publish("a table\n", tmp_path / "new" / "folder", "one.md")
+    assert (tmp_path / "new" / "folder" / "one.md").read_text(encoding="utf-8") == "a table\n"
+    assert capsys.readouterr().out == "a table\na table\n"

@@ -1,0 +1,36 @@
+"""Workers: how many, and what follows their faults."""
+
+from __future__ import annotations
+
+import pytest
+from changes import changed
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"collector.num_workers": 2},
+            "collector.num_workers=2 was asked for, but collector=single collects in this process alone. Choose "
+            "collector=multi_sync or collector=multi_async.",
+        ),
+        (
+            {"collector.name": "multi_sync", "collector.num_workers": 5},
+            "env.num_envs=32 does not divide evenly among collector.num_workers=5. Give a multiple of 5, for example "
+            "env.num_envs=30.",
+        ),
+        (
+            {"collector.name": "multi_async", "collector.num_workers": 0},
+            "collector.num_workers=0 is out of range. Give a whole number from 1 to 1_024.",
+        ),
+        (
+            {"collector.on_fault": "restart", "env.vectorization": "serial"},
+            "collector.on_fault=restart with collector=single goes on only from faults of env.vectorization=inline, "
+            "and serial was asked for, which does not tell an environment's faults from others. Choose "
+            "env.vectorization=inline, collector=multi_sync or collector.on_fault=raise.",
+        ),
+    ],
+    ids=changed,
+)
+def test_workers_that_do_not_work_out_are_refused(refusal, changes, sentence):
+    assert refusal(changes) == sentence
