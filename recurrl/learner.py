@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from recurrl.advantage import COUNTED
 from recurrl.buffer import SliceBuffer
+from recurrl.compiling import Loss, compiled
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
 from recurrl.losses import make_algorithm
@@ -56,13 +58,20 @@ class Learner:
     Args:
         config: the run's configuration.
         policy: the policy to improve, in place.
+
+    Attributes:
+        compile_time_s: seconds of the first gradient where the loss is compiled, nearly all of them the compiler's;
+            None before it, and where nothing is compiled.
     """
+
+    compile_time_s: float | None = None
 
     def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
         device = torch.device(config.device)
         self.config = config
         self.policy = policy
         self.algorithm = make_algorithm(config, policy)
+        self._loss: Loss = compiled(self.algorithm.loss, device) if config.compile else self.algorithm.loss
         self._parameters = list(policy.parameters())
         self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, eps=1e-5, fused=True)
         self.reward_scaler = RewardScaler(
@@ -149,10 +158,13 @@ class Learner:
 
     def _gradient(self, minibatch: TensorDictBase) -> tuple[Any, Tensor]:
         """What the losses of a minibatch say, and their sum, whose gradient the parameters then have."""
-        output: Any = self.algorithm.loss(minibatch)
+        began = time.perf_counter()
+        output: Any = self._loss(minibatch)
         self.optimizer.zero_grad()
         loss: Any = sum(output[name] for name in LOSSES if name in output)
         loss.backward()
+        if self.config.compile and self.compile_time_s is None:
+            self.compile_time_s = time.perf_counter() - began
         return output, loss
 
     def trial(self, batch_NT: TensorDictBase) -> Iterator[Trial]:

@@ -23,7 +23,8 @@ class Report:
         frames_here: those of this process alone; not part of the summary.
         startup_time_s: from the beginning to the first iteration, and checking its batch.
         collect_time_s: collecting; with ``learn_time_s`` it makes up ``train_time_s``.
-        learn_time_s: learning.
+        learn_time_s: learning, without what compiling took.
+        compile_time_s: compiling the loss; None where it is not compiled.
         train_return_mean: mean return of the last 100 episodes.
         eval_return_mean: of the last evaluation, like the next two.
         eval_return_mean_zeroed_state: of the last evaluation with the recurrent states zeroed at each step.
@@ -45,6 +46,7 @@ class Report:
     startup_time_s: float | None = None
     collect_time_s: float = 0.0
     learn_time_s: float = 0.0
+    compile_time_s: float | None = None
     train_return_mean: float | None = None
     eval_return_mean: float | None = None
     eval_return_std: float | None = None
@@ -73,6 +75,14 @@ class Report:
         began = time.perf_counter()
         yield
         self.startup_time_s = (self.startup_time_s or 0.0) + time.perf_counter() - began
+
+    def compiled(self, seconds: float | None) -> None:
+        """Takes what compiling took out of the learning that it was part of, once."""
+        if seconds is None or self.compile_time_s is not None:
+            return
+        self.compile_time_s = seconds
+        self.learn_time_s -= seconds
+        self._iteration["time/learn_s"] -= seconds
 
     def iteration(self, frames: int) -> dict[str, float]:
         """Counts the frames of an iteration, and returns its times and speed, for the log."""

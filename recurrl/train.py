@@ -82,6 +82,7 @@ def train(
                     logger.info(check_replay(config, policy, batch, goes_on=start is not None))
             with report.timing("learn"), kept(run_dir, report.frames, batch, checkpoint.components(learner)):
                 metrics = learner.learn(batch, progress=report.frames / config.total_frames)
+            report.compiled(learner.compile_time_s)
             report.backend = backend_in_use(policy)
             episodes.update(batch)
             metrics |= report.iteration(config.frames_per_batch) | episodes.metrics() | collection_metrics(collector)

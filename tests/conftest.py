@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
@@ -37,6 +38,7 @@ from recurrl.cli import train as train_command
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
+from recurrl.recurrent import cells
 from recurrl.validation import check
 
 
@@ -166,6 +168,21 @@ def register() -> Iterator[Callable[[Callable[[], gymnasium.Env]], str]]:
     yield register
     for name in names:
         del gymnasium.registry[name]
+
+
+@pytest.fixture
+def step_only_cell(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Elman's cell, h' = tanh(x + h), as somebody would add it: its step and nothing else."""
+    elman = types.SimpleNamespace(
+        __name__="elman",
+        GATES=1,
+        STATES=("",),
+        RECURRENT=True,
+        TORCH=None,
+        activate=lambda x_gates, h_gates, _: (torch.tanh(x_gates + h_gates),),
+    )
+    monkeypatch.setitem(cells._loaded, "elman", elman)
+    return "elman"
 
 
 @pytest.fixture

@@ -265,6 +265,7 @@ class TrainConfig:
     seed: int
     device: str
     num_threads: int | None
+    compile: bool
     total_frames: int
     frames_per_batch: int
     slice_len: int

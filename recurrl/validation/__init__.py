@@ -12,6 +12,7 @@ from recurrl.validation import (
     batches,
     choices,
     collector,
+    compiler,
     device,
     groups,
     logger,
@@ -21,7 +22,7 @@ from recurrl.validation import (
 )
 
 # What a later one reads, an earlier one has found to be there and in its range.
-SUBJECTS = (algorithm, ranges, choices, logger, groups, device, recurrence, batches, states, collector)
+SUBJECTS = (algorithm, ranges, choices, logger, groups, device, recurrence, compiler, batches, states, collector)
 
 
 def check(config: TrainConfig) -> None:

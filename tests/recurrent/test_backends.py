@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import types
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor
 from torchrl.modules import GRUModule as TorchRLGRU
 from torchrl.modules import LSTMModule as TorchRLLSTM
 
-from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, cells, set_recurrent_mode
+from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
 from recurrl.recurrent.backends import RECOMPUTE
 
 CELLS = ("gru", "lstm")
@@ -152,21 +151,6 @@ def test_float32_is_right_to_five_digits(
     errors = relative_errors(outputs_and_gradients(module, data), outputs_and_gradients(reference, data))
     for name, error in errors.items():
         assert error < 1e-5, f"{name}: {error:.1e}"
-
-
-@pytest.fixture
-def step_only_cell(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Elman's cell, h' = tanh(x + h), as somebody would add it: its step and nothing else."""
-    elman = types.SimpleNamespace(
-        __name__="elman",
-        GATES=1,
-        STATES=("",),
-        RECURRENT=True,
-        TORCH=None,
-        activate=lambda x_gates, h_gates, _: (torch.tanh(x_gates + h_gates),),
-    )
-    monkeypatch.setitem(cells._loaded, "elman", elman)
-    return "elman"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -1,0 +1,41 @@
+"""What is compiled, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from recurrl.validation import choices
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"backend.name": "pad"}, "Choose one of: auto, scan, triton"),
+        ({"backend.name": "reference"}, "Choose one of: auto, scan, triton"),
+        ({"backend.name": "scan", "recompute.name": "full"}, "Choose recompute=none, or leave compile out"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(
+    refusal: Callable[[dict[str, object]], str], changes: dict[str, object], advice: str
+) -> None:
+    message = refusal({"compile": True, **changes})
+    assert message.startswith(("compile=true is not possible", "recompute=full is not possible with compile=true"))
+    assert advice in message
+
+
+def test_a_cell_whose_scan_the_compiler_cannot_differentiate_is_refused(
+    refusal: Callable[[dict[str, object]], str], step_only_cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(choices.CHOICES, "cell.name", (step_only_cell,))
+    assert "written by hand" in refusal({"compile": True, "cell.name": step_only_cell})
+
+
+def test_without_a_compiler_of_its_own_language_compiling_is_refused(
+    refusal: Callable[[dict[str, object]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert shutil.which("no-such-compiler") is None
+    assert "no-such-compiler is not on the path" in refusal({"compile": True})
