@@ -127,8 +127,8 @@ def evaluate_run(
     Raises:
         ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
     """
-    saved = checkpoint.find(path)
-    config = typed(_saved_config(path))
+    saved = checkpoint.Saved(checkpoint.find(path))
+    config = typed(_config_of(saved))
     config = replace(config, resume=None, device=device or config.device)
     _check(config)
     episodes = config.evaluation.episodes if episodes is None else episodes
@@ -136,7 +136,7 @@ def evaluate_run(
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
     with time_limit(config.collector.timeout_s):
         policy = make_policy_for(config)
-        checkpoint.load_policy(saved, policy)
+        saved.load_policy(policy)
         if states != KEPT and not policy.state_keys:
             raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
         return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)
@@ -252,13 +252,13 @@ def _run(composed: DictConfig) -> None:
     try:
         with shortages_as_sentences():
             remove_unfinished(run_dir)
-            effective = _with_resumed(composed, run_dir)
+            effective, start = _with_resumed(composed, run_dir)
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             _check(config)
-            checkpoint.check_resume(config, run_dir)
+            checkpoint.check_resume(config, start)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, _plain(effective), report, request)
+                train(config, run_dir, _plain(effective), report, request, start)
         report.status = "completed"
     except KeyboardInterrupt:
         report.status = "interrupted"
@@ -323,22 +323,22 @@ def _check_overrides(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{key}=null leaves {key} without a choice. Leave it out, or give one of its options.")
 
 
-def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
-    """The configuration of the run to go on from, with this command line's overrides; ``composed`` if there is none.
+def _with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, checkpoint.Saved | None]:
+    """The configuration of the run to go on from, with this command line's overrides, and what there is to go on from.
+
+    Of a run that begins it is ``composed``, and None.
 
     What results is recorded in the run directory, for those who resume or evaluate this run.
     """
     resume = value_of(composed, "resume")
-    source = None if resume is None else Path(str(resume))
+    start = checkpoint.to_resume(resume, run_dir)
     if resume == checkpoint.AUTO:
-        source = checkpoint.newest(run_dir)
-        logger.info(
-            "resume=auto: %s", f"going on from {source}" if source else f"{run_dir} holds no checkpoint, starting anew"
-        )
-    if source is None:
+        what = f"going on from {start.path}" if start else f"{run_dir} holds no checkpoint, starting anew"
+        logger.info("resume=auto: %s", what)
+    if start is None:
         _save_config(composed, run_dir)
-        return composed
-    effective = _saved_config(source)
+        return composed, None
+    effective = _config_of(start)
     before = _plain(effective)
     for override in OverridesParser.create().parse_overrides(_given_overrides()):
         key = override.key_or_group
@@ -352,7 +352,7 @@ def _with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
     checkpoint.check_changes(typed(effective), changes)
     _save_config(effective, run_dir)
     _save_config(effective, run_dir / ".hydra")
-    return effective
+    return effective, start
 
 
 def _save_config(config: DictConfig, folder: Path) -> None:
@@ -361,10 +361,13 @@ def _save_config(config: DictConfig, folder: Path) -> None:
         OmegaConf.save(config, file)
 
 
+def _config_of(saved: checkpoint.Saved) -> DictConfig:
+    """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
+    return OmegaConf.create(saved.settings) if checkpoint.is_alone(saved.path) else _saved_config(saved.path)
+
+
 def _saved_config(path: Path) -> DictConfig:
-    """The configuration of a run directory; of a checkpoint that lies alone, the one within it."""
-    if checkpoint.is_alone(path):
-        return OmegaConf.create(checkpoint.settings_of(path))
+    """The configuration of the run that a path lies in."""
     config = OmegaConf.load(run_directory_of(path) / CONFIG_FILE)
     assert isinstance(config, DictConfig)
     return config

@@ -57,7 +57,7 @@ def test_the_defaults_are_fine(compose):
     config = compose()
     check(config)
     envs.check(config.env)
-    checkpoint.check_resume(config, Path())
+    checkpoint.check_resume(config, checkpoint.to_resume(config.resume, Path()))
 
 
 def test_a_preset_precision_is_fine_on_a_cpu(checked):
