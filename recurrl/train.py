@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from recurrl import checkpoint, not_finite
 from recurrl.collector import collection_metrics, make_collector
-from recurrl.collector.carry import Carry
+from recurrl.collector.seeds import seed_process
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.envs import in_this_process, make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
@@ -37,7 +35,12 @@ _DEFAULT_THREADS = torch.get_num_threads()
 
 
 def train(
-    config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], report: Report, request: StopRequest
+    config: TrainConfig,
+    run_dir: Path,
+    settings: Mapping[str, Any],
+    report: Report,
+    request: StopRequest,
+    start: checkpoint.Saved | None = None,
 ) -> None:
     """Trains a policy as configured, from scratch or from a checkpoint.
 
@@ -47,6 +50,7 @@ def train(
         settings: the whole configuration as plain values, for the trackers.
         report: filled in on the way.
         request: to end after the iteration under way, with a checkpoint.
+        start: the checkpoint to go on from; None to begin.
 
     Raises:
         ConfigError: the environment or the checkpoint cannot be used as asked.
@@ -58,15 +62,15 @@ def train(
     logger.info(describe(config, policy))
 
     with ExitStack() as stack:
-        start = checkpoint.to_resume(config, run_dir)
-        trackers = make_trackers(config, run_dir, settings, None if start is None else checkpoint.resumed(start))
+        trackers = make_trackers(config, run_dir, settings, None if start is None else start.resumed)
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
-        collector = make_collector(config, policy)
+        report.frames = 0 if start is None else start.frames
+        collector = make_collector(config, policy, report.frames)
         # Environments that failed may not close either, which must not hide why.
         stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
-        saved = checkpoint.components(learner, episodes=episodes, report=report, carry=Carry(collector))
+        saved = checkpoint.components(learner, episodes=episodes, report=report, carry=collector)
         if start is not None:
-            report.frames = checkpoint.load(start, saved, settings)
+            start.load(saved, settings)
         progress = Progress(config.total_frames)
         stack.callback(progress.close)
         report.startup_time_s = time.time() - report.started
@@ -126,9 +130,7 @@ def is_due(config: TrainConfig, frames: int, every_frames: int | None) -> bool:
 
 def set_process_state(config: TrainConfig) -> None:
     """Sets what the whole process shares, so that a sweep's jobs do not inherit it from one another."""
-    random.seed(config.seed)
-    np.random.seed(config.seed)
-    torch.manual_seed(config.seed)
+    seed_process(config.seed)
     torch.set_num_threads(config.num_threads or _DEFAULT_THREADS)
     tf32 = precision.resolve(config.precision.name, torch.device(config.device)) == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32

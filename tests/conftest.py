@@ -223,7 +223,7 @@ def checked(defaults: TrainConfig, tmp_path: Path, no_environments: None) -> Cal
             setattr(reduce(getattr, groups, config), name, value)
         check(config)
         envs.check(config.env)
-        checkpoint.check_resume(config, tmp_path)
+        checkpoint.check_resume(config, checkpoint.to_resume(config.resume, tmp_path))
         return config
 
     return checked

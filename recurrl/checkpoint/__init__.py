@@ -23,8 +23,11 @@ FOLDER = "checkpoints"
 AUTO = "auto"
 EPISODES = "carry"
 """The component of the episodes that were under way."""
-OF_LEARNING = ("env.reward_scale", "env.normalize_observation", "env.normalize_reward")
-"""Settings of an environment that do not change how it is made."""
+NOT_OF_EPISODES = (
+    *("env.reward_scale", "env.normalize_observation", "env.normalize_reward"),
+    *("collector.timeout_s", "collector.on_fault"),
+)
+"""Settings of environments and collectors that do not change how episodes are gone on with."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,63 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Goes on from there."""
+
+
+class Saved:
+    """A checkpoint to go on from. That every byte is as it was written is checked once, when it is opened.
+
+    Args:
+        path: of the checkpoint.
+
+    Attributes:
+        path: likewise.
+        frames: how many had been seen when it was written.
+        settings: the configuration of the run that wrote it, as plain values.
+        resumed: what the metrics of a run that goes on from it go on from.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        values = files.metadata(path)
+        self.frames = int(values["frames"])
+        # Those written before checkpoints held settings have none; they are refused when they are loaded.
+        self.settings: dict[str, Any] = values.get("settings", {})
+        self.resumed = Resumed(self.frames, values.get("tracker_ids", {}))
+
+    def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Restores what :func:`save` wrote.
+
+        Environments that are made in another way than they were begin new episodes, and the log says so.
+
+        Args:
+            into: the :func:`components` of the run.
+            settings: the run's whole configuration as plain values.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the configuration.
+            RunError: a worker failed.
+        """
+        changes = {
+            key: change
+            for key, change in differences(self.settings, settings).items()
+            if key.startswith(("env.", "collector.")) and key not in NOT_OF_EPISODES
+        }
+        if changes:
+            told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+            logger.warning("The episodes that were under way begin anew: %s.", told)
+            into = {name: component for name, component in into.items() if name != EPISODES}
+        files.load(self.path, into)
+
+    def load_policy(self, policy: ActorCritic) -> None:
+        """Restores the policy alone, its running statistics included.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the policy.
+        """
+        files.load(self.path, {"policy": policy})
 
 
 def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
@@ -92,15 +152,20 @@ def prune(run_dir: Path, keep_last: int | None) -> None:
             files.remove(path)
 
 
-def to_resume(config: TrainConfig, run_dir: Path) -> Path | None:
+def to_resume(resume: object, run_dir: Path) -> Saved | None:
     """The checkpoint a run goes on from: for ``auto`` the newest of its own directory, None if there is none there.
 
+    Args:
+        resume: as configured: None to begin, ``auto``, a run directory or a checkpoint.
+        run_dir: of the run that goes on.
+
     Raises:
-        ConfigError: the path that ``resume`` gives is no run, or the run has written no checkpoint.
+        ConfigError: the path that ``resume`` gives is no run, the run has written no checkpoint, or it is damaged.
     """
-    if config.resume is None:
+    if resume is None:
         return None
-    return newest(run_dir) if config.resume == AUTO else find(Path(config.resume))
+    path = newest(run_dir) if resume == AUTO else find(Path(str(resume)))
+    return None if path is None else Saved(path)
 
 
 def newest(run_dir: Path) -> Path | None:
@@ -131,51 +196,17 @@ def is_alone(path: Path) -> bool:
     return files.is_checkpoint(path) and not (path.parent.parent / CONFIG_FILE).is_file()
 
 
-def frames_of(path: Path) -> int:
-    """How many frames had been seen when the checkpoint was written.
-
-    Raises:
-        ConfigError: the checkpoint is damaged.
-    """
-    return int(files.metadata(path)["frames"])
-
-
-def resumed(path: Path) -> Resumed:
-    """What the metrics of a run that goes on from a checkpoint go on from.
-
-    Raises:
-        ConfigError: the checkpoint is damaged.
-    """
-    values = files.metadata(path)
-    return Resumed(int(values["frames"]), values.get("tracker_ids", {}))
-
-
-def check_resume(config: TrainConfig, run_dir: Path) -> None:
-    """Refuses a resume path that is no run, or a run that has nothing left to do.
+def check_resume(config: TrainConfig, start: Saved | None) -> None:
+    """Refuses to go on with a run that has nothing left to do.
 
     Raises:
         ConfigError: with what to do.
     """
-    path = to_resume(config, run_dir)
-    if path is None:
-        return
-    frames = frames_of(path)
-    if frames + config.frames_per_batch > config.total_frames:
+    if start is not None and start.frames + config.frames_per_batch > config.total_frames:
         raise ConfigError(
-            f"resume={config.resume} has seen {frames} frames already, so total_frames={config.total_frames} leaves "
-            f"nothing to do. Give total_frames of at least {frames + config.frames_per_batch}."
+            f"resume={config.resume} has seen {start.frames} frames already, so total_frames={config.total_frames} "
+            f"leaves nothing to do. Give total_frames of at least {start.frames + config.frames_per_batch}."
         )
-
-
-def settings_of(path: Path) -> dict[str, Any]:
-    """The configuration of the run that wrote a checkpoint, as plain values.
-
-    Raises:
-        ConfigError: the checkpoint is damaged.
-    """
-    # Those written before checkpoints held settings have none; they are refused when they are loaded.
-    found: dict[str, Any] = files.metadata(path).get("settings", {})
-    return found
 
 
 def check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
@@ -198,37 +229,3 @@ def check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -
             f"{key}={changes[key][1]} would change nothing in a run that goes on, where it was {changes[key][0]}: "
             f"{held[key]}. Leave it out, or start anew without resume."
         )
-
-
-def load(path: Path, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> int:
-    """Restores what ``save`` wrote, and returns the frames seen.
-
-    Environments that are made in another way than they were begin new episodes, and the log says so.
-
-    Args:
-        path: the checkpoint.
-        into: the :func:`components` of the run.
-        settings: the run's whole configuration as plain values.
-
-    Raises:
-        ConfigError: the checkpoint is damaged, or does not fit the configuration.
-    """
-    changes = {
-        key: change
-        for key, change in differences(settings_of(path), settings).items()
-        if key.startswith(("env.", "collector.")) and key not in OF_LEARNING
-    }
-    if changes:
-        told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
-        logger.warning("The episodes that were under way begin anew: %s.", told)
-        into = {name: component for name, component in into.items() if name != EPISODES}
-    return int(files.read(path, into)["frames"])
-
-
-def load_policy(path: Path, policy: ActorCritic) -> None:
-    """Restores the policy alone, its running statistics included.
-
-    Raises:
-        ConfigError: the checkpoint is damaged, or does not fit the policy.
-    """
-    files.read(path, {"policy": policy})

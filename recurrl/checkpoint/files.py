@@ -18,7 +18,7 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, RunError
 
 PREFIX = "frames_"
 CHECKSUMS = "checksums.json"
@@ -72,25 +72,33 @@ def write(path: Path, components: Mapping[str, Any], metadata: Mapping[str, Any]
         _remove_unfinished(folder)
 
 
-def read(path: Path, components: Mapping[str, Any]) -> dict[str, Any]:
+def read(path: Path, components: Mapping[str, Any]) -> None:
     """Gives each component its state from the checkpoint, whose other components are left alone.
-
-    Returns:
-        What ``write`` was given beside the components.
 
     Raises:
         ConfigError: the checkpoint is damaged, or does not fit the components.
     """
-    found = metadata(path)
+    verify(path)
+    load(path, components)
+
+
+def load(path: Path, components: Mapping[str, Any]) -> None:
+    """The same of a checkpoint that is known to be whole.
+
+    Raises:
+        ConfigError: the checkpoint does not fit the components.
+        RunError: a component raised it.
+    """
     try:
         _checkpoint(components).load(path)
     except CheckpointError as error:
+        if isinstance(error.__cause__, RunError):
+            raise error.__cause__ from error.__cause__.__cause__
         reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
             f"The checkpoint {path} does not fit this configuration: {reason}. Resume with the settings its run had "
             "(network, environment), or start anew without resume."
         ) from error
-    return found
 
 
 def metadata(path: Path) -> dict[str, Any]:

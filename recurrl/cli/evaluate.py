@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 
 from recurrl import checkpoint
 from recurrl.cli.rules import check_config
-from recurrl.cli.run_config import saved_config
+from recurrl.cli.run_config import config_of
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
@@ -64,8 +64,8 @@ def evaluate_run(
     Raises:
         ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
     """
-    saved = checkpoint.find(path)
-    config = typed(saved_config(path))
+    saved = checkpoint.Saved(checkpoint.find(path))
+    config = typed(config_of(saved))
     config = replace(config, resume=None, device=device or config.device)
     check_config(config)
     episodes = config.evaluation.episodes if episodes is None else episodes
@@ -73,7 +73,7 @@ def evaluate_run(
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
     with time_limit(config.collector.timeout_s):
         policy = make_policy_for(config)
-        checkpoint.load_policy(saved, policy)
+        saved.load_policy(policy)
         if states != KEPT and not policy.state_keys:
             raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
         return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)

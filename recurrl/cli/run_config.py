@@ -21,22 +21,22 @@ from recurrl.tracking.csv import FILE_NAME
 logger = logging.getLogger(__name__)
 
 
-def with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
-    """The configuration of the run to go on from, with this command line's overrides; ``composed`` if there is none.
+def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, checkpoint.Saved | None]:
+    """The configuration of the run to go on from, with this command line's overrides, and what there is to go on from.
+
+    Of a run that begins it is ``composed``, and None.
 
     What results is recorded in the run directory, for those who resume or evaluate this run.
     """
     resume = value_of(composed, "resume")
-    source = None if resume is None else Path(str(resume))
+    start = checkpoint.to_resume(resume, run_dir)
     if resume == checkpoint.AUTO:
-        source = checkpoint.newest(run_dir)
-        logger.info(
-            "resume=auto: %s", f"going on from {source}" if source else f"{run_dir} holds no checkpoint, starting anew"
-        )
-    if source is None:
+        what = f"going on from {start.path}" if start else f"{run_dir} holds no checkpoint, starting anew"
+        logger.info("resume=auto: %s", what)
+    if start is None:
         _save_config(composed, run_dir)
-        return composed
-    effective = saved_config(source)
+        return composed, None
+    effective = config_of(start)
     before = plain(effective)
     for override in OverridesParser.create().parse_overrides(given_overrides()):
         key = override.key_or_group
@@ -50,13 +50,16 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> DictConfig:
     checkpoint.check_changes(typed(effective), changes)
     _save_config(effective, run_dir)
     _save_config(effective, run_dir / ".hydra")
-    return effective
+    return effective, start
+
+
+def config_of(saved: checkpoint.Saved) -> DictConfig:
+    """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
+    return OmegaConf.create(saved.settings) if checkpoint.is_alone(saved.path) else saved_config(saved.path)
 
 
 def saved_config(path: Path) -> DictConfig:
-    """The configuration of a run directory; of a checkpoint that lies alone, the one within it."""
-    if checkpoint.is_alone(path):
-        return OmegaConf.create(checkpoint.settings_of(path))
+    """The configuration of the run that a path lies in."""
     config = OmegaConf.load(run_directory_of(path) / CONFIG_FILE)
     assert isinstance(config, DictConfig)
     return config

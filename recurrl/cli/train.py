@@ -103,13 +103,13 @@ def _run(composed: DictConfig) -> None:
     try:
         with shortages_as_sentences():
             remove_unfinished(run_dir)
-            effective = with_resumed(composed, run_dir)
+            effective, start = with_resumed(composed, run_dir)
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             check_config(config)
-            checkpoint.check_resume(config, run_dir)
+            checkpoint.check_resume(config, start)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, plain(effective), report, request)
+                train(config, run_dir, plain(effective), report, request, start)
         report.status = "completed"
     except KeyboardInterrupt:
         report.status = "interrupted"

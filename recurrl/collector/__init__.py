@@ -6,22 +6,32 @@ One module a choice of ``collector``, with ``make(config, policy)``.
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
 
 from recurrl.collector.restarts import RestartingCollector
+from recurrl.collector.seeds import seed_after
 from recurrl.config import TrainConfig
 from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
 
 
-def make_collector(config: TrainConfig, policy: ActorCritic) -> BaseCollector | RestartingCollector:
+def make_collector(config: TrainConfig, policy: ActorCritic, frames: int = 0) -> BaseCollector | RestartingCollector:
     """The configured collector. Each batch holds ``frames_per_batch`` frames; episodes run on from one to the next.
+
+    Its ``state_dict`` holds what it goes on from in another process, as far as its environments can give that.
+
+    Args:
+        config: the run's configuration.
+        policy: what acts.
+        frames: those that the run has seen. What begins after some has random numbers that were not used before.
 
     Raises:
         ConfigError: the environment cannot be made, or would not carry the policy's states.
     """
     make = importlib.import_module(f"{__name__}.{config.collector.name}").make
+    config = replace(config, seed=seed_after(config.seed, frames))
     if config.collector.on_fault == "restart":
         return RestartingCollector(config, lambda seeded: make(seeded, policy))
     collector: BaseCollector = make(config, policy)

@@ -19,6 +19,7 @@ from typing import Any
 from torch import multiprocessing
 
 from recurrl.config import TrainConfig
+from recurrl.environment_state import UnsavableError
 from recurrl.errors import ConfigError, RunError
 
 _NOTICED = b"\0"
@@ -158,13 +159,17 @@ class Supervisor:
 
     def fault_of_lost(self, processes: Sequence[BaseProcess], frames: int) -> Exception | None:
         """The same, after a worker could not be reached: it is given time to end."""
-        connection.wait([process.sentinel for process in processes], timeout=_DYING_S)
+        ending = connection.wait([process.sentinel for process in processes], timeout=_DYING_S)
+        for process in processes:
+            # Its files are closed a moment before it has an exit code.
+            if process.sentinel in ending:
+                process.join(_DYING_S)
         return self.fault(processes, frames)
 
     def _reported(self, worker: int, error: Exception | str, printed: str) -> Exception:
         if isinstance(error, RunError):
             error = type(error)(f"{self._name(worker)}: {error}")
-        elif not isinstance(error, ConfigError):
+        elif not isinstance(error, ConfigError | UnsavableError):
             said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
             error = WorkerFaultError(f"{self._name(worker)} raised {said.rstrip('.')}. HYDRA_FULL_ERROR=1 shows where.")
         error.__cause__ = RemoteTraceback(f"\n{printed}")

@@ -6,7 +6,7 @@ Shape legend: N environments, T steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
+from recurrl.collector import carry
 from recurrl.envs import TensorEnv
 from recurrl.errors import NonFiniteError
 from recurrl.keys import LOG_PROB, path_of
@@ -92,6 +93,19 @@ class LeanCollector(Collector):
             self._start_new_trajectories()
         self.tensor_rollout.run(self._carrier, self._next_trajectories if self.track_traj_ids else None)
         return self._maybe_set_truncated(self._final_rollout)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The episodes under way, see :mod:`recurrl.collector.carry`. Weights and random numbers are not among them."""
+        return carry.episodes_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with them. Those that could not be given begin anew, and the log says why.
+
+        Raises:
+            UnsavableError: the environments are not made as those that were saved.
+        """
+        carry.warn_if_lost(state)
+        carry.restore_episodes(self, state)
 
     def _autocasts(self) -> bool:
         # The recurrent layer's TensorDict module sees to its dtypes then.

@@ -9,14 +9,15 @@ Shape legend: N environments, T steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import MultiAsyncCollector
 
+from recurrl.collector import carry
 from recurrl.collector.workers import Workers
 from recurrl.config import TrainConfig
 from recurrl.policy import ActorCritic
@@ -67,6 +68,14 @@ class AsyncCollector(Workers, MultiAsyncCollector):
         parts[worker].append(Part(rows.clone(), self.weights.used_by(worker)))
         if len(parts[worker]) == 1:
             self._go_on(worker)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to go on from: between two batches workers are in the midst of others."""
+        return carry.lost("the workers of collector=multi_async are in the midst of a batch whenever one is handed out")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Says that episodes begin anew."""
+        carry.warn_if_lost(state)
 
 
 def make(config: TrainConfig, policy: ActorCritic) -> AsyncCollector:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 
+from recurrl.collector import carry
 from recurrl.collector.seeds import seeds
 from recurrl.config import TrainConfig
 from recurrl.errors import RunError
@@ -32,7 +35,7 @@ class RestartingCollector:
 
     Attributes:
         current: the collector of now.
-        restarts: how many there were.
+        restarts: how many there were, those before a resume included.
 
     Raises:
         ConfigError: whatever the first collector raises.
@@ -43,12 +46,14 @@ class RestartingCollector:
         self._config, self._make = config, make
         self.current = make(config)
         self.restarts = 0
+        self._found: RunError | None = None
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         batches = iter(self.current)
         in_a_row = 0
         while True:
             try:
+                self._raise_found()
                 batch = next(batches)
             except RunError as fault:
                 in_a_row += 1
@@ -68,6 +73,37 @@ class RestartingCollector:
         seed = seeds(self._config.seed, self.restarts * self._config.env.num_envs + 1)[-1]
         self.current = self._make(replace(self._config, seed=seed))
         yield from self.current
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the collector of now gives it, and the number of restarts."""
+        state = carry.lost("they had failed")
+        with self._found_here():
+            state = self.current.state_dict()
+        return {**state, "restarts": self.restarts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there.
+
+        Raises:
+            UnsavableError: the environments are not made as those that were saved.
+        """
+        # What was written with on_fault=raise counts none.
+        self.restarts = state.get("restarts", 0)
+        with self._found_here():
+            self.current.load_state_dict(state)
+
+    @contextmanager
+    def _found_here(self) -> Iterator[None]:
+        """Keeps a fault that shows between two batches, for the next one to be collected after a restart."""
+        try:
+            yield
+        except RunError as fault:
+            self._found = fault
+
+    def _raise_found(self) -> None:
+        if self._found is not None:
+            fault, self._found = self._found, None
+            raise fault
 
     def shutdown(self, raise_on_error: bool = True) -> None:
         """Ends the collector of now."""

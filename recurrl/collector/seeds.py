@@ -1,7 +1,11 @@
-"""The seeds of environments side by side."""
+"""Where random numbers begin: those of environments side by side, of processes, and of runs that go on."""
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
+import torch
 from torchrl._utils import seed_generator
 
 
@@ -11,3 +15,19 @@ def seeds(seed: int, count: int) -> list[int]:
     for _ in range(count - 1):
         chain.append(seed_generator(chain[-1]))
     return chain
+
+
+def seed_after(seed: int, frames: int) -> int:
+    """The seed of what begins after so many frames of a run: ``seed`` at its start, and later one not used before."""
+    if frames == 0:
+        return seed
+    sequence = np.random.SeedSequence(seed, spawn_key=(frames,))
+    # 31 bits, because some environments keep their seed in a signed integer.
+    return int(sequence.generate_state(1)[0] >> 1)
+
+
+def seed_process(seed: int) -> None:
+    """Seeds the generators that a whole process shares: Python's, NumPy's and torch's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -5,10 +5,11 @@ Shape legend: N environments, T steps, W workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from io import BytesIO
 from queue import Empty
 from typing import Any
 
@@ -16,12 +17,13 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import multiprocessing, nn
+from torchrl.checkpoint import GlobalRNGState
 from torchrl.collectors import MultiCollector
 
-from recurrl.collector import acting
+from recurrl.collector import acting, carry
 from recurrl.collector.faults import Alarms, Reports, Supervisor
 from recurrl.collector.lean import LeanCollector
-from recurrl.collector.seeds import seeds
+from recurrl.collector.seeds import seed_process, seeds
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
@@ -82,7 +84,7 @@ class WorkerCollector(LeanCollector):
     Args:
         arguments: of :class:`LeanCollector`.
         network: the policy, in memory that the workers share.
-        seed: of what this worker's policy samples.
+        seed: of the workers' random numbers: what their policies sample, and what processes share.
         weights: what the policy acts with.
         reports: where an exception goes before the worker ends by it.
         alarms: where it goes at once that a step took too long.
@@ -106,8 +108,10 @@ class WorkerCollector(LeanCollector):
         self._time_limit = partial(time_limit, timeout_s, alarms.send(worker))
         own = deepcopy(network)
         options["create_env_kwargs"] = {"policy": own}
-        make_policy = partial(_make_policy, own, seed + worker)
-        options["policy_factory"] = partial(options["policy_factory"], policy_factory=make_policy)
+        options["policy_factory"] = partial(options["policy_factory"], policy_factory=partial(acting, own))
+        # The workers would number them together, in the order in which episodes happen to end.
+        options["track_traj_ids"] = False
+        seed_process(seed + worker)
         with reports.of(worker), self._time_limit():
             super().__init__(*arguments, **options)
 
@@ -116,6 +120,19 @@ class WorkerCollector(LeanCollector):
         with self._reports.of(self.worker_idx), self._time_limit():
             self._weights.load_into(self.policy, self.worker_idx)
             return super().rollout()
+
+    def saved(self) -> bytes:
+        """What this worker goes on from, its random numbers included, as ``torch.save`` writes it."""
+        with self._reports.of(self.worker_idx), self._time_limit():
+            # As tensors they would go to the main process by a file each.
+            return _written({**self.state_dict(), "rng": GlobalRNGState().state_dict()})
+
+    def restore(self, saved: bytes) -> None:
+        """Goes on from there."""
+        with self._reports.of(self.worker_idx), self._time_limit():
+            state = _read(saved)
+            carry.restore_episodes(self, state)
+            GlobalRNGState().load_state_dict(state["rng"])
 
 
 class Workers(MultiCollector):
@@ -180,9 +197,7 @@ class Workers(MultiCollector):
             try:
                 message, rollouts_before = self.queue_out.get(timeout=_POLL_S)
             except Empty:
-                fault = self._fault()
-                if fault is not None:
-                    raise fault from fault.__cause__
+                self._raise_fault()
                 continue
             # A worker hands its memory over once, and from then on only says that it has filled it.
             if rollouts_before == 0:
@@ -192,6 +207,31 @@ class Workers(MultiCollector):
                 worker = message
             self._handed_in += 1
             return worker, self._rows[worker]
+
+    def _saved(self) -> list[dict[str, Any]]:
+        """What each worker goes on from; they must be waiting for a message."""
+        return [_read(saved) for saved in self._called("saved", [()] * self.num_workers)]
+
+    def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        self._called("restore", [(_written(state),) for state in states])
+
+    def _called(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What a method of each worker returns for the worker's arguments."""
+        with self._supervised():
+            for pipe, given in zip(self.pipes, arguments, strict=True):
+                pipe.send(((method, given, {}), "cascade_execute"))
+            return [self._answer(pipe) for pipe in self.pipes]
+
+    def _answer(self, pipe: Any) -> Any:
+        while not pipe.poll(_POLL_S):
+            self._raise_fault()
+        result, _ = pipe.recv()
+        return result
+
+    def _raise_fault(self) -> None:
+        fault = self._fault()
+        if fault is not None:
+            raise fault from fault.__cause__
 
     def _fault(self) -> Exception | None:
         return self._supervisor.fault(self.procs, self._frames_of_one())
@@ -222,6 +262,12 @@ def _made_by_the_worker() -> TensorDictModuleBase:
     raise AssertionError("the worker's collector makes its policy")
 
 
-def _make_policy(policy: ActorCritic, seed: int) -> TensorDictModuleBase:
-    torch.manual_seed(seed)
-    return acting(policy)
+def _written(state: Mapping[str, Any]) -> bytes:
+    data = BytesIO()
+    torch.save(state, data)
+    return data.getvalue()
+
+
+def _read(saved: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(BytesIO(saved), weights_only=True)
+    return state

@@ -91,7 +91,8 @@ def make_env(
 
 def _limited(env: EnvBase) -> EnvBase:
     """The same environment, whose calls take no longer than the process's time limit."""
-    steps = ("step_tensors", "reset_tensors") if isinstance(env, TensorEnv) else ("_step", "_reset")
+    tensors = ("step_tensors", "reset_tensors", "episodes", "restore_episodes")
+    steps = tensors if isinstance(env, TensorEnv) else ("_step", "_reset")
     for name in (*steps, "set_seed", "close"):
         setattr(env, name, limited(getattr(env, name)))
     return env

@@ -101,6 +101,7 @@ EXACTLY = {
     "learning rate adapted": ("lr_schedule=adaptive",),
     "kl penalty": ("algorithm.objective=kl",),
     "separate critic": ("algorithm.critic=recurrent",),
+    "workers": ("collector=multi_sync",),
     "groups": (
         *("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8"),
         *("algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2"),

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDictBase
 
-from recurrl.collector import make_collector
-from recurrl.collector.carry import Carry
+from recurrl.collector import collection_metrics, make_collector
+from recurrl.collector.faults import WorkerFaultError
 from recurrl.config import TrainConfig
 from recurrl.environment_state import UnsavableError
 from recurrl.train import make_policy_for, set_process_state
 
+Compose = Callable[..., TrainConfig]
+
 SMALL = ("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
+SERIAL = "env.vectorization=serial"
 CASES = {
     "cartpole": (),
     "pendulum": ("env=pendulum_novel", "cell=lstm"),
@@ -26,49 +35,166 @@ CASES = {
     "in torch": ("env=repeat_previous_torch",),
     "groups": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10"),
 }
+OF_WORKERS = {
+    "workers": ("collector=multi_sync",),
+    "workers on torchrl's path": ("collector=multi_sync", "policy.bounded_action=tanh", "env=pendulum_novel"),
+    "workers that are restarted": ("collector=multi_sync", "collector.on_fault=restart"),
+}
 
 
-def batches(
-    config: TrainConfig, count: int, state: io.BytesIO | None = None
-) -> tuple[list[TensorDictBase], io.BytesIO]:
-    """Of a new collector, from its beginning or from a state; and the state it leaves."""
-    set_process_state(config)
-    collector = make_collector(config, make_policy_for(config))
-    try:
-        carry = Carry(collector)
-        if state is not None:
-            state.seek(0)
-            loaded = torch.load(state, weights_only=True)
-            carry.load_state_dict(loaded["carry"])
-            torch.set_rng_state(loaded["rng"])
-        found = [batch.clone() for _, batch in zip(range(count), collector, strict=False)]
-        left = io.BytesIO()
-        torch.save({"carry": carry.state_dict(), "rng": torch.get_rng_state()}, left)
-    finally:
-        collector.shutdown()
-    return found, left
+class Parts:
+    """A run in parts: collectors one after the other, each going on from what the one before it has left."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, self.frames = config, 0
+        self.left = io.BytesIO()
+
+    @contextmanager
+    def collector(self) -> Iterator[Any]:
+        """The next one, in the state of the process that it would find there."""
+        set_process_state(self.config)
+        collector = make_collector(self.config, make_policy_for(self.config), self.frames)
+        try:
+            if self.frames:
+                self.left.seek(0)
+                loaded = torch.load(self.left, weights_only=True)
+                collector.load_state_dict(loaded["carry"])
+                torch.set_rng_state(loaded["rng"])
+            yield collector
+        finally:
+            collector.shutdown()
+
+    def save(self, collector: Any) -> None:
+        self.left = io.BytesIO()
+        torch.save({"carry": collector.state_dict(), "rng": torch.get_rng_state()}, self.left)
+
+    def batches(self, count: int, saves: bool = True) -> list[TensorDictBase]:
+        """Those of the next collector, which saves its state after each."""
+        found = []
+        with self.collector() as collector:
+            for batch in islice(collector, count):
+                found.append(batch.clone())
+                self.frames += batch.numel()
+                if saves:
+                    self.save(collector)
+        return found
 
 
-@pytest.mark.parametrize("overrides", CASES.values(), ids=CASES.keys())
-def test_a_restored_collector_goes_on_as_the_one_that_was_saved(overrides, compose):
-    config = compose(*SMALL, *overrides)
-    (*_, expected), _ = batches(config, 3)
-    _, state = batches(config, 2)
-    (found,), _ = batches(config, 1, state)
+def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
     assert set(found.keys(True, True)) == set(expected.keys(True, True))
     for key, value in expected.items(True, True):
         torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=str(key))
 
 
-def test_episodes_that_cannot_be_saved_begin_anew_and_that_is_said(compose, caplog):
-    config = compose(*SMALL, "env.vectorization=serial")
-    _, state = batches(config, 1)
-    (found,), _ = batches(config, 1, state)
-    assert found["is_init"][:, 0].all()
-    assert "The episodes that were under way begin anew: TorchRL's SerialEnv does not give the state" in caplog.text
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *(pytest.param(overrides, id=name) for name, overrides in CASES.items()),
+        *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in OF_WORKERS.items()),
+    ],
+)
+def test_a_restored_collector_goes_on_as_one_that_was_never_saved(overrides: tuple[str, ...], compose: Compose) -> None:
+    config = compose(*SMALL, *overrides)
+    expected = Parts(config).batches(4, saves=False)
+    parts = Parts(config)
+    for found, whole in zip(parts.batches(2) + parts.batches(2), expected, strict=True):
+        assert_identical(found, whole)
 
 
-def test_the_state_of_another_number_of_environments_does_not_fit(compose):
-    _, state = batches(compose(*SMALL), 1)
+WITHOUT_STATE = {
+    "serial": ((SERIAL,), "TorchRL's SerialEnv does not give the state of its environments"),
+    "groups": (
+        (SERIAL, "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10"),
+        "TorchRL's SerialEnv does not give the state of its environments",
+    ),
+    "workers": (("collector=multi_sync", SERIAL), "TorchRL's SerialEnv does not give the state of its environments"),
+    "asynchronous workers": (("collector=multi_async",), "the workers of collector=multi_async are in the midst"),
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.slow if "workers" in name else [])
+        for name, case in WITHOUT_STATE.items()
+    ],
+)
+def test_episodes_that_cannot_be_saved_begin_anew_as_none_did_before_and_that_is_said(
+    overrides: tuple[str, ...], why: str, compose: Compose, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = Parts(compose(*SMALL, *overrides))
+    begun: list[list[float]] = []
+    for _ in range(3):
+        (found,) = parts.batches(1)
+        assert found["is_init"][:, 0].all()
+        begun += found["observation"][:, 0].tolist()
+    in_groups = "algorithm=grpo" in overrides
+    assert len({tuple(observation) for observation in begun}) == len(begun) // (2 if in_groups else 1)
+    assert caplog.text.count(f"The episodes that were under way begin anew: {why}") == 2
+
+
+@pytest.mark.slow
+def test_workers_draw_on_where_they_were_although_their_episodes_begin_anew(compose: Compose) -> None:
+    # The policy has no memory and sees the same at every step: actions tell of random numbers alone.
+    blind = ("cell=none", "env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
+    config = compose(*SMALL, *blind, "+env.kwargs.at=1000000", "collector=multi_sync", SERIAL)
+    _, expected = Parts(config).batches(2)
+    parts = Parts(config)
+    _, found = parts.batches(1) + parts.batches(1)
+    assert torch.equal(found["action"], expected["action"])
+    assert len(found["action"].unique(dim=0)) == 4
+
+
+def test_the_state_of_another_number_of_environments_does_not_fit(compose: Compose) -> None:
+    parts = Parts(compose(*SMALL))
+    parts.batches(1)
+    parts.config = compose(*SMALL, "env.num_envs=8")
     with pytest.raises(UnsavableError, match="4 environments were saved, and 8 are here"):
-        batches(compose(*SMALL, "env.num_envs=8"), 1, state)
+        parts.batches(1)
+
+
+@pytest.mark.slow
+def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_either(compose: Compose) -> None:
+    parts = Parts(compose(*SMALL, "collector=multi_sync"))
+    parts.batches(1)
+    parts.config = compose(*SMALL, "collector=multi_sync", "env.num_envs=8")
+    with pytest.raises(UnsavableError, match="2 environments were saved, and 4 are here"):
+        parts.batches(1)
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(compose: Compose) -> None:
+    with Parts(compose(*SMALL, "collector=multi_sync")).collector() as collector:
+        next(iter(collector))
+        os.kill(collector.procs[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerFaultError, match=r"Worker 1 of 2 \(environments 2 to 3\) was ended by SIGKILL"):
+            collector.state_dict()
+
+
+@pytest.mark.slow
+def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_goes_on_in_new_environments(
+    compose: Compose, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = Parts(compose(*SMALL, "collector=multi_sync", "collector.on_fault=restart"))
+    with parts.collector() as collector:
+        batches = iter(collector)
+        parts.frames += next(batches).numel()
+        os.kill(collector.current.procs[1].pid, signal.SIGKILL)
+        parts.save(collector)
+        assert next(batches)["is_init"][:, 0].all()
+        assert collection_metrics(collector) == {"collect/restarts": 1.0}
+        assert "Worker 1 of 2 (environments 2 to 3) was ended by SIGKILL" in caplog.text
+    with parts.collector() as collector:
+        assert next(iter(collector))["is_init"][:, 0].all()
+    assert "The episodes that were under way begin anew: they had failed" in caplog.text
+
+
+def test_restarts_before_a_resume_count(compose: Compose) -> None:
+    parts = Parts(compose(*SMALL, "collector.on_fault=restart"))
+    with parts.collector() as collector:
+        parts.frames += next(iter(collector)).numel()
+        collector.restarts = 2
+        parts.save(collector)
+    with parts.collector() as collector:
+        next(iter(collector))
+        assert collection_metrics(collector) == {"collect/restarts": 2.0}

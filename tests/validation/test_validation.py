@@ -12,7 +12,7 @@ def test_the_defaults_are_fine(compose):
     config = compose()
     check(config)
     envs.check(config.env)
-    checkpoint.check_resume(config, Path())
+    checkpoint.check_resume(config, checkpoint.to_resume(config.resume, Path()))
 
 
 def test_values_that_do_not_go_together_are_refused_at_the_command_line(refused):
