@@ -1,9 +1,10 @@
 """Time to a return of masked CartPole: recurrl's default run beside sb3-contrib and TorchRL's own loop.
 
 Each peer has the hyperparameters of recurrl's default run, as far as it has them, with four times its frames to solve
-the task in, over which its schedules stretch; sb3-contrib also those that its users publish for this task (rl-zoo). Seconds are of collection and learning, without start-up and evaluations. Each loop has
-a process of its own and they take turns, an iteration at a time; a loop is done when an evaluation reaches the return,
-or when its frames or seconds are used up.
+the task in, over which its schedules stretch; sb3-contrib also those that its users publish for this task (rl-zoo).
+Seconds are of collection and learning, without start-up and evaluations. Each loop has a process of its own and they
+take turns, an iteration at a time; a loop is done when an evaluation reaches the return, or when its frames or seconds
+are used up.
 """
 
 from __future__ import annotations
