@@ -34,6 +34,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from recurrl import checkpoint, cli, envs
+from recurrl.cli import train as train_command
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
@@ -259,7 +260,7 @@ def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], 
     with _state_of_process_kept(), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [program, *map(str, arguments)])
-        patch.setattr(cli, "_finished", [])
+        patch.setattr(train_command, "_finished", [])
         patch.delenv("HYDRA_FULL_ERROR", raising=False)
         try:
             main()

@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segment
     if key not in known:
         weights = weights_of(cell, parameters, 0, 0)
         sizes = state_sizes(cell, parameters)
-        known[key] = _measure(names, cell, x_BTI, segments, weights, sizes, options)
+        runs = {name: _one_layer(name, cell, x_BTI, segments, weights, sizes, options) for name in names}
+        known[key] = _measure(runs, x_BTI.device)
         _write(path, known)
     times: dict[str, float] = known[key]
     chosen = names[0]
@@ -111,30 +112,21 @@ def _machine(device: torch.device) -> tuple[str, ...]:
     )
 
 
-def _measure(
-    names: list[str],
-    cell: Cell,
-    x_BTI: Tensor,
-    segments: Segments,
-    weights: LayerWeights,
-    sizes: list[int],
-    options: Options,
-) -> dict[str, float]:
-    """Seconds that one layer takes by each backend, forward and, where gradients are wanted, backward."""
-    runs = {name: _run(name, cell, x_BTI, segments, weights, sizes, options) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
+def _measure(runs: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, float]:
+    """Median seconds of each, in turns; the first of each is warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for repetition in range(_REPETITIONS + 1):
         for name, run in runs.items():
             begin = time.perf_counter()
             run()
-            if x_BTI.is_cuda:
-                torch.cuda.synchronize(x_BTI.device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             if repetition > 0:
                 times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def _run(
+def _one_layer(
     name: str,
     cell: Cell,
     x_BTI: Tensor,
@@ -143,6 +135,7 @@ def _run(
     sizes: list[int],
     options: Options,
 ) -> Callable[[], None]:
+    """What one layer computes by a backend: forward and, where gradients are wanted, backward."""
     train = torch.is_grad_enabled()
     x = x_BTI.detach().requires_grad_(train)
     own = LayerWeights._make(None if w is None else w.detach().requires_grad_(train) for w in weights)

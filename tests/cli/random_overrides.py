@@ -12,6 +12,7 @@ import recurrl.configs
 
 from recurrl.config import TrainConfig
 from recurrl.config.keys import key_paths
+from recurrl.validation.choices import CHOICES
 
 SMALL = (
     *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
@@ -66,32 +67,16 @@ FLOATS = (
     "1e300",
 )
 STRINGS = {
+    **CHOICES,
     "env.source": ("gymnasium", "_spaces", "os"),
-    "env.vectorization": ("inline", "serial", "gymnasium", "parallel", "vector_entry_point"),
     "env.id": (
         *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "FrozenLake-v1"),
         *("Taxi-v3", "CliffWalking-v1", "Ant-v4", "CartPole-v0", "CartPole", "LunarLander-v3", "ALE/Pong-v5"),
         *("phys2d/CartPole-v1", "GymV21Environment-v0", "tabular/Blackjack-v0", "CarRacing-v3", "HalfCheetah-v5"),
     ),
-    "cell.name": ("gru", "lstm", "mingru", "none"),
-    "backend.name": ("auto", "pad", "scan", "reference", "triton"),
-    "recompute.name": ("none", "full", "chunk"),
-    "precision.name": ("ieee", "tf32", "tf32x3", "bf16"),
-    "collector.name": ("single", "multi_sync", "multi_async"),
-    "logger.name": ("csv", "tensorboard", "wandb"),
     "logger.project": ("mine", "a/b", "'a b'"),
     "logger.id": ("mine", "a/b", "' a'"),
-    "state": ("stored", "zero", "burn_in", "refresh"),
-    "lr_schedule": ("linear", "adaptive"),
-    "algorithm.objective": ("clip", "kl", "plain"),
-    "algorithm.critic": ("shared", "recurrent", "feedforward"),
-    "algorithm.critic_loss": ("l2", "smooth_l1"),
-    "algorithm.normalize_advantage": ("none", "minibatch", "batch"),
-    "algorithm.advantage": ("outcome", "process"),
-    "algorithm.aggregation": ("step", "episode"),
-    "policy.image_encoder": ("nature", "impala"),
-    "policy.bounded_action": ("clip", "tanh"),
-    "logger.mode": ("auto", "online", "offline", "disabled"),
+    "logger.mode": (*CHOICES["logger.mode"], "disabled"),
     "resume": ("auto", "/", ".", "/dev/null", "~", "nonesuch/checkpoints"),
     "device": ("auto", "cpu", "cpu:0", "cpu:1", "cuda", "cuda:0", "cuda:99", "meta", "mps", "cpu:-1"),
 }

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from run_files import SUMMARY_KEYS, metrics, summary
 
-from recurrl.cli import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 from recurrl.learner import Learner
 
 REFUSAL = (

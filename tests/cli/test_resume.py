@@ -11,7 +11,7 @@ import yaml
 from run_files import learning_rates, metrics, settings, summary, without_times
 
 from recurrl import checkpoint
-from recurrl.cli import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 from recurrl.train import make_policy_for
 
 

@@ -24,9 +24,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Each measurement's candidates; pad comes out twice as fast."""
     asked: list[list[str]] = []
 
-    def measure(names: list[str], *_: object) -> dict[str, float]:
-        asked.append(names)
-        return {name: 0.5 if name == "pad" else 1.0 for name in names}
+    def measure(runs: dict[str, object], _: object) -> dict[str, float]:
+        asked.append(list(runs))
+        return {name: 0.5 if name == "pad" else 1.0 for name in runs}
 
     monkeypatch.setattr(auto, "_measure", measure)
     return asked

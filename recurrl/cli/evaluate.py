@@ -1,0 +1,86 @@
+"""``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
+
+from recurrl import checkpoint
+from recurrl.cli.rules import check_config
+from recurrl.cli.run_config import saved_config
+from recurrl.config.composed import typed
+from recurrl.errors import ConfigError, RunError
+from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
+from recurrl.time_limit import time_limit
+from recurrl.train import make_policy_for
+
+
+def evaluate_main() -> None:
+    """``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
+    parser = argparse.ArgumentParser(
+        prog="recurrl-evaluate",
+        description="Plays deterministic episodes with the policy of a run, and prints returns.",
+    )
+    parser.add_argument("run", type=Path, help="a run directory, or a checkpoint in one")
+    parser.add_argument("--episodes", type=int, help="how many (default: as many as the run's own evaluation)")
+    parser.add_argument("--seed", type=int, help="seed of the environments (default: the run's)")
+    parser.add_argument("--device", help="where the policy runs (default: the run's device)")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="also with the recurrent states zeroed at each step, and with those of another episode",
+    )
+    arguments = parser.parse_args()
+    given = (arguments.run, arguments.episodes, arguments.seed, arguments.device)
+    try:
+        lines = [_return_line(evaluate_run(*given))]
+        if arguments.memory:
+            lines.append(f"with its memory zeroed: {_return_line(evaluate_run(*given, states=ZEROED))}")
+            lines.append(f"with another episode's: {_return_line(evaluate_run(*given, states=SHUFFLED))}")
+    except (ConfigError, RunError) as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def evaluate_run(
+    path: Path,
+    episodes: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    states: str = KEPT,
+) -> list[float]:
+    """Returns of deterministic episodes of a run's policy, in the environment it was trained in.
+
+    Args:
+        path: a run directory, or one of its checkpoints; of a run directory the newest checkpoint is taken.
+        episodes: how many; default: as many as the run's own evaluation.
+        seed: of the environments; default: the run's.
+        device: where the policy runs; default: the run's.
+        states: what becomes of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
+
+    Raises:
+        ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
+    """
+    saved = checkpoint.find(path)
+    config = typed(saved_config(path))
+    config = replace(config, resume=None, device=device or config.device)
+    check_config(config)
+    episodes = config.evaluation.episodes if episodes is None else episodes
+    if episodes < 1:
+        raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
+    with time_limit(config.collector.timeout_s):
+        policy = make_policy_for(config)
+        checkpoint.load_policy(saved, policy)
+        if states != KEPT and not policy.state_keys:
+            raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
+        return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)
+
+
+def _return_line(returns: list[float]) -> str:
+    return (
+        f"return {fmean(returns):.1f} ± {pstdev(returns):.1f} over {len(returns)} episodes "
+        f"(min {min(returns):.1f}, max {max(returns):.1f})"
+    )

@@ -1,0 +1,36 @@
+"""The overrides of a command line: which were given, and what is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from recurrl.config import TrainConfig
+from recurrl.config.keys import check_key, key_paths
+from recurrl.errors import ConfigError
+
+GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig) if key.endswith(".name")))
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Refuses overrides of keys that do not exist, before Hydra does, which cannot name the nearest ones."""
+    overrides = get_args_parser().parse_known_args(list(arguments))[0].overrides
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.key_or_group
+        if key.startswith("hydra") or "/" in key:
+            continue
+        if key != "experiment":
+            check_key(key)
+        if key in GROUPS and not override.is_delete() and override.value() is None:
+            raise ConfigError(f"{key}=null leaves {key} without a choice. Leave it out, or give one of its options.")
+
+
+def given_overrides() -> list[str]:
+    """The job's overrides as they were given: an interpolation in one is about the run's configuration, not Hydra's."""
+    given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(given, list)
+    return [str(override) for override in given]
