@@ -13,8 +13,6 @@ from tensordict import TensorDict
 
 from recurrl.advantage import ADVANTAGE, COUNTED, COUNTED_LENGTH, add_group_advantages
 
-Episode = tuple[int, int, int]  # group, index in its row, row
-
 
 def rows_of(starts: list[list[int]], steps: int) -> TensorDict:
     is_init = torch.zeros(len(starts), steps, 1, dtype=torch.bool)

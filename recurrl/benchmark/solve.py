@@ -1,9 +1,10 @@
 """Time to a return of masked CartPole: recurrl's default run beside sb3-contrib and TorchRL's own loop.
 
-Each peer has the hyperparameters of recurrl's default run, as far as it has them; sb3-contrib also those that its users
-publish for this task (rl-zoo). Seconds are of collection and learning, without start-up and evaluations. Each loop has
-a process of its own and they take turns, an iteration at a time; a loop is done when an evaluation reaches the return,
-or when its frames or seconds are used up.
+Each peer has the hyperparameters of recurrl's default run, as far as it has them, with four times its frames to solve
+the task in, over which its schedules stretch; sb3-contrib also those that its users publish for this task (rl-zoo).
+Seconds are of collection and learning, without start-up and evaluations. Each loop has a process of its own and they
+take turns, an iteration at a time; a loop is done when an evaluation reaches the return, or when its frames or seconds
+are used up.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from recurrl.config.composed import typed
 
 T = TypeVar("T")
 DEFAULT = "default run"
+MORE_FRAMES = 4
+"""A peer that needs more frames than recurrl shall be seen to get there."""
 RL_ZOO = Task(
     cell="lstm",
     envs=8,
@@ -110,11 +113,12 @@ def default_task() -> Task:
 
 def contenders(default: Task) -> dict[tuple[str, str], Task]:
     """Loop and settings of each, and what they come to."""
+    longer = replace(default, total_frames=MORE_FRAMES * given(default.total_frames))
     return {
         ("recurrl", DEFAULT): default,
-        ("sb3_contrib", DEFAULT): replace(default, cell="lstm"),
+        ("sb3_contrib", DEFAULT): replace(longer, cell="lstm"),
         ("sb3_contrib", "rl-zoo"): RL_ZOO,
-        ("torchrl", DEFAULT): default,
+        ("torchrl", DEFAULT): longer,
     }
 
 

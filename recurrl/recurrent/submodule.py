@@ -18,18 +18,40 @@ from recurrl.recurrent.layer import Parameters, Stack
 IN_PYTHON: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
 
 
-def make(cell_name: str, owner: str, device: torch.device | str | None, **sizes: Any) -> nn.Module:
-    """A submodule of its sizes, those of ``nn.LSTM`` except ``batch_first``, with fresh parameters.
+def make_or_wrap(
+    cell_name: str,
+    owner: str,
+    wrapped: nn.RNNBase | None,
+    batch_first: bool,
+    device: torch.device | str | None,
+    **sizes: Any,
+) -> nn.Module:
+    """``wrapped``, or without one a submodule of its sizes, the other arguments of ``nn.LSTM``, with fresh parameters.
 
     Raises:
-        ValueError: a size is missing, or the cell has no projection; in the name of ``owner``.
+        ValueError: time before batch, sizes besides a module to wrap, a size that is missing, or a projection that the
+            cell does not have; in the name of ``owner``.
     """
-    input_size, hidden_size, proj_size = sizes["input_size"], sizes["hidden_size"], sizes.pop("proj_size")
+    if not (batch_first if wrapped is None else wrapped.batch_first):
+        raise ValueError(
+            f"batch_first=False is not possible for {owner}: a TensorDict's first dimensions are its batch."
+        )
+    input_size, hidden_size = sizes["input_size"], sizes["hidden_size"]
+    if wrapped is not None:
+        if input_size is not None or hidden_size is not None:
+            raise ValueError(
+                f"{owner} takes sizes or a {cell_name} to wrap, not both: the {cell_name} has its own sizes."
+            )
+        return wrapped
     if not input_size or not hidden_size:
         raise ValueError(
             f"{owner} needs input_size and hidden_size, or a torch module to wrap. Got input_size={input_size} and "
             f"hidden_size={hidden_size}."
         )
+    return _make(cell_name, device, **sizes)
+
+
+def _make(cell_name: str, device: torch.device | str | None, proj_size: int, **sizes: Any) -> nn.Module:
     cell = load_cell(cell_name)
     if proj_size and cell.TORCH is not nn.LSTM:
         raise ValueError(
@@ -37,7 +59,7 @@ def make(cell_name: str, owner: str, device: torch.device | str | None, **sizes:
         )
     if cell.TORCH is None:
         return Stack(cell, **sizes, device=device)
-    projected = {"proj_size": proj_size} if proj_size else {}
+    projected: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
     # Not torch's own module, even where its kernels are to run: the compiler does not take one.
     return IN_PYTHON[cell_name](**sizes, **projected, batch_first=True, device=device)
 

@@ -97,27 +97,20 @@ class RecurrentModule(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         self.cell_name = cell
-        if not (batch_first if wrapped is None else wrapped.batch_first):
-            raise ValueError(
-                f"batch_first=False is not possible for {self._name}: a TensorDict's first dimensions are its batch."
-            )
-        if wrapped is None:
-            layers = submodule.make(
-                cell,
-                self._name,
-                device,
-                input_size=input_size,
-                hidden_size=hidden_size,
-                num_layers=num_layers,
-                bias=bias,
-                dropout=dropout,
-                bidirectional=bidirectional,
-                proj_size=proj_size,
-            )
-        elif input_size is not None or hidden_size is not None:
-            raise ValueError(f"{self._name} takes sizes or a {cell} to wrap, not both: the {cell} has its own sizes.")
-        else:
-            layers = wrapped
+        layers = submodule.make_or_wrap(
+            cell,
+            self._name,
+            wrapped,
+            batch_first,
+            device,
+            input_size=input_size,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            bias=bias,
+            dropout=dropout,
+            proj_size=proj_size,
+            bidirectional=bidirectional,
+        )
         self.add_module(cell, layers)
         self.python_based = python_based or isinstance(wrapped, (rnn.GRU, rnn.LSTM))
         self.in_keys = keys_read(self._name, self.cell, in_key, in_keys)
