@@ -23,7 +23,7 @@ NAME = "wandb"
 FINISH_TIMEOUT_S = 60.0
 """How long the end of a run waits for its last metrics to be uploaded, where WANDB_FINISH_TIMEOUT does not say."""
 SERVICE_ENDED = (ConnectionError, HandleAbandonedError, MailboxClosedError)
-"""What wandb raises once the process that writes and uploads for it has ended."""
+"""What wandb's calls raise once the process that writes and uploads for it has ended. Two have no public name."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,15 @@ class WandbTracker:
                 "does not answer. They are in %s; upload them with: wandb sync --include-online %s",
                 *(self._run.id, self._run.settings.finish_timeout, self._run_dir / "metrics.csv", _folder(self._run)),
             )
+        except ConnectionError:
+            raise
+        except OSError as error:
+            logger.error(
+                "wandb could not write all of wandb run %s: %s. All metrics are in %s.",
+                *(self._run.id, error.strerror or error, self._run_dir / "metrics.csv"),
+            )
+            # The next run of this process, such as a sweep's, does not get what is left of this one.
+            wandb.teardown()
 
     @contextmanager
     def _surviving_its_process(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import wandb
+from disks import with_a_disk_of_its_own
 from wandb_server import WandbServer
 
 from recurrl.learner import Learner
@@ -263,3 +264,29 @@ def test_training_goes_on_when_the_process_of_wandb_is_killed_and_says_what_beca
     assert outcome.code == 0, outcome.err
     assert "The process of wandb has ended" not in outcome.out
     assert len(list((tmp_path / "next").glob("wandb/offline-run-*/*.wandb"))) == 1
+
+
+# Where it cannot write
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not with_a_disk_of_its_own("/dev/shm", "1m"), reason="a disk of its own cannot be had here")
+def test_where_the_disk_of_wandb_is_full_training_goes_on_and_says_so_and_the_next_run_is_recorded(
+    machine, tiny, tmp_path
+):
+    folder = tmp_path / "0" / "wandb"
+    folder.mkdir(parents=True)
+    train = [*with_a_disk_of_its_own(str(folder), "20k"), str(Path(sys.executable).parent / "recurrl-train")]
+    sweep = ["--multirun", "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir=${hydra.job.num}"]
+    ours = [*tiny, "logger=wandb", "logger.mode=offline", "total_frames=3200"]
+    outcome = subprocess.run([*train, *sweep, *ours], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert outcome.returncode == 0, outcome.stderr
+    assert re.findall(r"wandb could not write all of wandb run \w+: (.*?)\. All metrics are in", outcome.stdout) == [
+        "No space left on device"
+    ]
+    for job in ("0", "1"):
+        with (tmp_path / job / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            assert [row["frames"] for row in csv.DictReader(file)][-1] == "3200"
+        assert json.loads((tmp_path / job / "summary.json").read_text(encoding="utf-8"))["status"] == "completed"
+    [recorded] = (tmp_path / "1").glob("wandb/offline-run-*/*.wandb")
+    assert recorded.stat().st_size > 50_000
