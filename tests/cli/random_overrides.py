@@ -115,18 +115,20 @@ LISTS = {
         "{sutton_barto_reward:true}",
     ),
 }
+SLOW = ("multi_", "parallel", "triton", "wandb", "compile=true")
 SERVICES = (
     *(("collector=multi_sync",), ("collector=multi_async",), ("collector=multi_async", "collector.num_workers=4")),
     *(("env.vectorization=parallel", "env.num_envs=2", "minibatch_slices=2"), ("collector=multi_sync", "cell=none")),
     *(("backend=triton",), ("backend=triton", "cell=lstm", "recompute=full"), ("backend=triton", "precision=bf16")),
+    *(("compile=true",), ("compile=true", "cell=lstm"), ("compile=true", "cell=mingru", "backend=scan")),
     *(("logger=wandb", "logger.mode=offline"), ("logger=wandb", "logger.id=mine"), ("logger=wandb", "resume=auto")),
 )
-"""Choices that start processes, or run in an interpreter. They take seconds, so they are drawn rarely."""
+"""Choices that start processes, compile, or run in an interpreter. They take seconds, so they are drawn rarely."""
 
 
 def is_slow(overrides: list[str]) -> bool:
     """Whether a command line makes such a choice."""
-    return any(name in override for override in overrides for name in ("multi_", "parallel", "triton", "wandb"))
+    return any(name in override for override in overrides for name in SLOW)
 
 
 def leaf_types() -> dict[str, Any]:
