@@ -135,8 +135,9 @@ def _record(report: Report, run_dir: Path) -> None:
 
 def _closing_line(report: Report, run_dir: Path) -> str:
     summary = report.summary()
+    compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
     return (
-        f"{report.frames} frames in {summary['train_time_s']:.1f} s of training; evaluation return "
+        f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
         f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
         f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}; {run_dir}"
     )
