@@ -23,12 +23,13 @@ from gymnasium.envs.registration import load_env_creator
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl._utils import seed_generator
-from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
+from torchrl.envs import EnvBase, GymWrapper, SerialEnv
 
 from recurrl.config import NATIVE, EnvConfig
 from recurrl.environment_state import UnsavableError, restore, state_of
 from recurrl.envs._faults import Faults
 from recurrl.envs._native import NativeVectorEnv
+from recurrl.envs._parallel import NamedParallelEnv
 from recurrl.envs._spaces import check_spaces, leaves, spec_under
 from recurrl.envs._tensors import TensorEnv
 from recurrl.envs._wrappers import (
@@ -110,7 +111,7 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvB
         return SerialEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
     if config.vectorization == "parallel":
         _refuse_nested(config)
-        return ParallelEnv(num_envs, [partial(_wrap_in_worker, make_one, os.getpid()) for make_one in makers])
+        return NamedParallelEnv(config.id, [partial(_wrap_in_worker, make_one, os.getpid()) for make_one in makers])
     if config.vectorization == "gymnasium":
         # TorchRL resets finished environments itself; Gymnasium must not do so behind its back.
         mode = gymnasium.vector.AutoresetMode.DISABLED
