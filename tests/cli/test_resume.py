@@ -11,6 +11,7 @@ import yaml
 from run_files import learning_rates, metrics, settings, summary, without_times
 
 from recurrl import checkpoint
+from recurrl.checkpoint import files
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.train import make_policy_for
 
@@ -88,6 +89,16 @@ def test_a_checkpoint_that_lies_alone_holds_all_it_takes_to_go_on_and_to_be_eval
     assert without_times(metrics(run)) == without_times(metrics(finished_run))[1:]
     assert settings(run) == settings(finished_run) | {"resume": "mine"}
     assert evaluate(tmp_path / "mine").code == 0
+
+
+def test_a_checkpoint_is_gone_over_byte_for_byte_once_for_a_resume(train, finished_run, tmp_path, monkeypatch):
+    checkpoint_64 = finished_run / "checkpoints" / "frames_000000000064"
+    checked = []
+    damage = files.damage
+    monkeypatch.setattr(files, "damage", lambda path: checked.append(path) or damage(path))
+    outcome = train(f"resume={finished_run}", "total_frames=96", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert checked.count(checkpoint_64) == 1
 
 
 def test_a_resumed_run_goes_on_with_the_schedule_of_the_learning_rate(resumed_run, finished_run):
