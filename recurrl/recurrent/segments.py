@@ -5,7 +5,7 @@ A *row* is T consecutive steps. A *segment* is a piece of a row between resets: 
 start it is replaced by the stored state.
 
 Shape legend: B rows, T steps, N segments, S steps of the longest segment, P steps of all rows (B·T), X any further
-dimensions.
+dimensions, R rows of memory for states.
 """
 
 from __future__ import annotations
@@ -18,6 +18,74 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Packed steps, and memory ``[R, X]`` of states for them: those that enter, and after these, R = N + P, those after
+    each packed step.
+    """
+
+    sizes: list[int]
+    """For each time step, not increasing: how many segments are still running."""
+
+    device: torch.device
+
+    positions_P: Tensor | None = None
+    """See :class:`Packing`. None if values are in packed order outside too."""
+
+    inverse_P: Tensor | None = None
+
+    @cached_property
+    def last_N(self) -> Tensor:
+        """The rows of the states after each segment's last step."""
+        sizes = np.asarray(self.sizes)
+        segments_N = np.arange(sizes[0])
+        lengths_N = np.searchsorted(-sizes, -segments_N)
+        return self._on_device(sizes[0] + (np.cumsum(sizes) - sizes)[lengths_N - 1] + segments_N)
+
+    @cached_property
+    def before_P(self) -> Tensor | None:
+        """The rows of the states that enter each packed step; None if these are the first P ones."""
+        if self.sizes[0] == self.sizes[-1]:
+            return None
+        sizes = np.asarray(self.sizes)
+        rows_P = sizes[0] + np.arange(sizes.sum())
+        return self._on_device(rows_P - np.repeat(np.concatenate((sizes[:1], sizes[:-1])), sizes))
+
+    @torch.inference_mode(False)
+    def _on_device(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(rows).to(self.device)
+
+    def entered(self, states_RX: Tensor, begin: int, end: int) -> Tensor:
+        """The states that enter the packed steps from ``begin`` to ``end``."""
+        if self.before_P is None:
+            return states_RX[begin:end]
+        return states_RX.index_select(0, self.before_P[begin:end])
+
+    def packed(self, values_PX: Tensor, begin: int, end: int) -> Tensor:
+        """The packed steps from ``begin`` to ``end`` of values that are in the order of the rows."""
+        if self.positions_P is None:
+            return values_PX[begin:end]
+        return values_PX.index_select(0, self.positions_P[begin:end])
+
+    def unpacked(self, packed_PX: Tensor) -> Tensor:
+        """Packed values in the order of the rows, in new memory."""
+        return packed_PX.clone() if self.inverse_P is None else packed_PX.index_select(0, self.inverse_P)
+
+    def pack_into(self, values_PX: Tensor, out_PX: Tensor) -> None:
+        """Values in the order of the rows, written in packed order."""
+        if self.positions_P is None:
+            out_PX.copy_(values_PX)
+        else:
+            torch.index_select(values_PX, 0, self.positions_P, out=out_PX)
+
+    def unpack_into(self, packed_CX: Tensor, out_PX: Tensor, begin: int, end: int) -> None:
+        """The packed steps from ``begin`` to ``end``, written to their places in the order of the rows."""
+        if self.positions_P is None:
+            out_PX[begin:end] = packed_CX
+        else:
+            out_PX.index_copy_(0, self.positions_P[begin:end], packed_CX)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +115,11 @@ class Packing:
 
     inverse_P: Tensor | None
     """The packed index of each step of the rows, likewise."""
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The same, for values in the order of the rows. Where no row holds a reset, they are to be packed before."""
+        return Steps(self.batch_sizes, self.starts_N.device, self.positions_P, self.inverse_P)
 
     def pack(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to packed ``[P, ...]``."""
