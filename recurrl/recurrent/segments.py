@@ -108,6 +108,9 @@ class Packing:
     ends_N: Tensor
     """Flat index of each segment's last step, likewise."""
 
+    lengths_N: np.ndarray
+    """Steps of each segment, likewise."""
+
     positions_P: Tensor | None
     """The flat index within the rows of each packed step; None when no row holds a reset, so that the packed layout
     is the rows' transpose.
@@ -222,7 +225,7 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     starts_N = np.flatnonzero(starts_BT.numpy())
     if len(starts_N) == rows:
         first_N = torch.from_numpy(starts_N).to(device)
-        return Packing(starts_BT.shape, [rows] * steps, first_N, first_N + steps - 1, None, None)
+        return Packing(starts_BT.shape, [rows] * steps, first_N, first_N + steps - 1, np.full(rows, steps), None, None)
     lengths_N = np.diff(starts_N, append=starts_BT.numel())
     order_N = np.argsort(-lengths_N, kind="stable")
     starts_N, lengths_N = starts_N[order_N], lengths_N[order_N]
@@ -234,7 +237,8 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     on_device = [
         torch.from_numpy(values).to(device) for values in (starts_N, starts_N + lengths_N - 1, positions_P, inverse_P)
     ]
-    return Packing(starts_BT.shape, running_SN.sum(1).tolist(), *on_device)
+    first_N, last_N, *permutation = on_device
+    return Packing(starts_BT.shape, running_SN.sum(1).tolist(), first_N, last_N, lengths_N, *permutation)
 
 
 def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
