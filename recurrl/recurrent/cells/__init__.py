@@ -177,7 +177,7 @@ def tanh_into(value: Tensor, out: Tensor) -> Tensor:
     torch's tanh on a CPU takes about seven times as long as its sigmoid. The other form is right to one unit in the
     last place of 1, as sums of order 1 are anyway.
     """
-    if value.device.type != "cpu" or value.numel() < _FEW_ELEMENTS or torch.compiler.is_compiling():
+    if value.numel() < _FEW_ELEMENTS or value.device.type != "cpu" or torch.compiler.is_compiling():
         return into(out, torch.tanh, value)
     torch.add(value, value, out=out).sigmoid_()
     return torch.add(_MINUS_ONE, out, alpha=2, out=out)
