@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurrl import __version__
 from recurrl.atomic import atomic_write
 from recurrl.recurrent.backends import LayerWeights, Options, candidates, load_backend
 from recurrl.recurrent.cells import Cell
@@ -73,6 +74,7 @@ def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segment
             str(x_BTI.dtype),
             "training" if torch.is_grad_enabled() else "inference",
             *(options.recompute, options.precision, options.compute_dtype, options.fused),
+            f"recurrl {__version__}",  # the times are those of its code
             *_machine(x_BTI.device),
             ",".join(names),
         )

@@ -201,7 +201,7 @@ class Segments:
 
 # The schedule of a batch is asked for by every layer's module that sees it, and by every epoch over the same
 # minibatch. It is kept by the marks' content, so that it can never be that of another batch.
-_KEPT_PACKINGS = 64
+KEPT_PACKINGS = 64
 _packings: OrderedDict[tuple[Any, ...], Packing] = OrderedDict()
 
 
@@ -213,7 +213,7 @@ def _packing_of(starts_BT: Tensor) -> Packing:
         # Training may ask for what inference mode was the first to ask for, whose tensors autograd refuses.
         with torch.inference_mode(False):
             found = _pack(on_cpu, starts_BT.device)
-        while len(_packings) >= _KEPT_PACKINGS:
+        while len(_packings) >= KEPT_PACKINGS:
             _packings.popitem(last=False)
     _packings[key] = found
     return found
