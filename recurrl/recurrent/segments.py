@@ -29,33 +29,28 @@ class Steps:
     sizes: list[int]
     """For each time step, not increasing: how many segments are still running."""
 
-    device: torch.device
+    last_N: Tensor
+    """The rows of the states after each segment's last step."""
+
+    before_P: Tensor | None
+    """The rows of the states that enter each packed step; None if these are the first P ones."""
 
     positions_P: Tensor | None = None
     """See :class:`Packing`. None if values are in packed order outside too."""
 
     inverse_P: Tensor | None = None
 
-    @cached_property
-    def last_N(self) -> Tensor:
-        """The rows of the states after each segment's last step."""
-        sizes = np.asarray(self.sizes)
-        segments_N = np.arange(sizes[0])
-        lengths_N = np.searchsorted(-sizes, -segments_N)
-        return self._on_device(sizes[0] + (np.cumsum(sizes) - sizes)[lengths_N - 1] + segments_N)
-
-    @cached_property
-    def before_P(self) -> Tensor | None:
-        """The rows of the states that enter each packed step; None if these are the first P ones."""
-        if self.sizes[0] == self.sizes[-1]:
-            return None
-        sizes = np.asarray(self.sizes)
-        rows_P = sizes[0] + np.arange(sizes.sum())
-        return self._on_device(rows_P - np.repeat(np.concatenate((sizes[:1], sizes[:-1])), sizes))
-
-    @torch.inference_mode(False)
-    def _on_device(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(rows).to(self.device)
+    @classmethod
+    def of_sizes(cls, sizes: list[int], device: torch.device) -> Steps:
+        """Those of values that are in packed order outside too."""
+        segments, steps = sizes[0], sum(sizes)
+        if segments == sizes[-1]:
+            return cls(sizes, torch.arange(steps, steps + segments, device=device), None)
+        sizes_S = np.asarray(sizes)
+        lengths_N = np.searchsorted(-sizes_S, -np.arange(segments))
+        last_N = segments + (np.cumsum(sizes_S) - sizes_S)[lengths_N - 1] + np.arange(segments)
+        before_P = segments + np.arange(steps) - np.repeat([segments, *sizes[:-1]], sizes)
+        return cls(sizes, torch.from_numpy(last_N).to(device), torch.from_numpy(before_P).to(device))
 
     def entered(self, states_RX: Tensor, begin: int, end: int) -> Tensor:
         """The states that enter the packed steps from ``begin`` to ``end``."""
@@ -99,8 +94,8 @@ class Packing:
     rows_and_steps: torch.Size
     """(B, T) of the rows."""
 
-    batch_sizes: list[int]
-    """For each of the S steps, not increasing: how many segments are still running."""
+    steps: Steps
+    """The same for values in the order of the rows; where no row holds a reset, for values that are packed before."""
 
     starts_N: Tensor
     """Flat index of each segment's first step, in packed order of the segments."""
@@ -119,10 +114,10 @@ class Packing:
     inverse_P: Tensor | None
     """The packed index of each step of the rows, likewise."""
 
-    @cached_property
-    def steps(self) -> Steps:
-        """The same, for values in the order of the rows. Where no row holds a reset, they are to be packed before."""
-        return Steps(self.batch_sizes, self.starts_N.device, self.positions_P, self.inverse_P)
+    @property
+    def batch_sizes(self) -> list[int]:
+        """For each of the S steps, not increasing: how many segments are still running."""
+        return self.steps.sizes
 
     def pack(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to packed ``[P, ...]``."""
@@ -225,20 +220,26 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     starts_N = np.flatnonzero(starts_BT.numpy())
     if len(starts_N) == rows:
         first_N = torch.from_numpy(starts_N).to(device)
-        return Packing(starts_BT.shape, [rows] * steps, first_N, first_N + steps - 1, np.full(rows, steps), None, None)
+        unbroken = Steps.of_sizes([rows] * steps, device)
+        return Packing(starts_BT.shape, unbroken, first_N, first_N + steps - 1, np.full(rows, steps), None, None)
     lengths_N = np.diff(starts_N, append=starts_BT.numel())
     order_N = np.argsort(-lengths_N, kind="stable")
     starts_N, lengths_N = starts_N[order_N], lengths_N[order_N]
+    ends_N = starts_N + lengths_N - 1
     offsets_S1 = np.arange(lengths_N[0])[:, None]
     running_SN = offsets_S1 < lengths_N
     positions_P = (starts_N + offsets_S1)[running_SN]
     inverse_P = np.empty_like(positions_P)
     inverse_P[positions_P] = np.arange(len(positions_P))
-    on_device = [
-        torch.from_numpy(values).to(device) for values in (starts_N, starts_N + lengths_N - 1, positions_P, inverse_P)
-    ]
-    first_N, last_N, *permutation = on_device
-    return Packing(starts_BT.shape, running_SN.sum(1).tolist(), first_N, last_N, lengths_N, *permutation)
+    # The state that enters a step is that after the step before it in the row, but for the first ones of segments.
+    before_P = inverse_P[positions_P - 1] + len(starts_N)
+    before_P[: len(starts_N)] = np.arange(len(starts_N))
+    first_N, end_N, last_N, before, positions, inverse = (
+        torch.from_numpy(values).to(device)
+        for values in (starts_N, ends_N, inverse_P[ends_N] + len(starts_N), before_P, positions_P, inverse_P)
+    )
+    packed = Steps(running_SN.sum(1).tolist(), last_N, before, positions, inverse)
+    return Packing(starts_BT.shape, packed, first_N, end_N, lengths_N, positions, inverse)
 
 
 def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:

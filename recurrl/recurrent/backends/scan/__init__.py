@@ -66,7 +66,7 @@ def sequence(
         output_PO, last_NX = packed.run(cell, x_BTI.flatten(0, 1), packing.steps, entering_NX, weights)
         output_BTO = output_PO.unflatten(0, packing.rows_and_steps)
     else:
-        layer = (cell, packing.pack(x_BTI), Steps(packing.batch_sizes, x_BTI.device), entering_NX, weights)
+        layer = (cell, packing.pack(x_BTI), Steps.of_sizes(packing.batch_sizes, x_BTI.device), entering_NX, weights)
         if options.recompute == "none":
             output_PO, last_NX = packed.run(*layer)
         else:

@@ -67,7 +67,7 @@ def run_in_chunks(
     chunks = [steps.sizes[first : first + at_once] for first in range(0, len(steps.sizes), at_once)]
     going_on = [sizes[0] for sizes in chunks[1:]] + [0]
     for sizes, x, rest in zip(chunks, x_PI.split_with_sizes([sum(s) for s in chunks]), going_on, strict=True):
-        output, last = checkpoint(run, cell, x, Steps(sizes, x.device), running, weights, use_reentrant=False)
+        output, last = checkpoint(run, cell, x, Steps.of_sizes(sizes, x.device), running, weights, use_reentrant=False)
         outputs.append(output)
         ended.append(tuple(state[rest:] for state in last))
         running = _rows(last, 0, rest)
@@ -113,7 +113,7 @@ def _apart_first(rows_GX: Tensor, apart: int) -> Tensor:
 
 
 def _apart_last(rows_GX: Tensor, apart: int) -> Tensor:
-    """Inverse of ``_apart_first``, in new memory."""
+    """Inverse of ``_apart_first``, in memory of its own."""
     return torch.cat((rows_GX[apart:], rows_GX[:apart]))
 
 
@@ -185,18 +185,20 @@ def _project_inputs(
 ) -> Tensor:
     """The memory that the steps work in, holding the input projections and all biases."""
     gates_PA = x_PI.new_empty(len(x_PI), apart + len(w_ih))
-    bias_A = gates_PA.new_zeros(gates_PA.shape[1])
-    if b_ih is not None and b_hh is not None:
-        bias_A[apart:] = b_ih
-        bias_A[: len(b_hh)] += _apart_first(b_hh, apart)
-    gates_PA[:, :apart] = bias_A[:apart]
-    bias_G, projected_PG, w_ih_t = bias_A[apart:], gates_PA[:, apart:], w_ih.t()
+    if b_ih is None or b_hh is None:
+        bias_A = gates_PA.new_zeros(gates_PA.shape[1])
+    else:
+        both = len(w_ih) - apart
+        bias_A = torch.cat((b_hh[both:], b_ih[:both] + b_hh[:both], b_ih[both:]))
+    projected_PG, w_ih_t = gates_PA[:, apart:], w_ih.t()
     for begin, end, is_large in products.blocks(len(x_PI), products.least_rows(x_PI, *w_ih_t.shape)):
         x = steps.packed(x_PI, begin, end)
         if is_large:
-            projected_PG[begin:end] = products.by_onednn(x, w_ih, bias_G)
+            gates_PA[begin:end, :apart] = bias_A[:apart]
+            projected_PG[begin:end] = products.by_onednn(x, w_ih, bias_A[apart:])
         else:
-            torch.mm(x, w_ih_t, out=projected_PG[begin:end]).add_(bias_G)
+            gates_PA[begin:end] = bias_A
+            projected_PG[begin:end].addmm_(x, w_ih_t)
     return gates_PA
 
 
@@ -329,9 +331,7 @@ class _WeightGradients:
     def __init__(self, x_PI: Tensor, steps: Steps, w_ih: Tensor, w_hh: Tensor, wants_x: bool) -> None:
         self.x, self.steps, self.w_ih = x_PI, steps, w_ih
         self.x_PI = torch.empty_like(x_PI) if wants_x else None
-        # Transposed, because oneDNN is faster so.
-        self.w_ih_IG = w_ih.new_zeros(w_ih.shape[::-1])
-        self.w_hh_OG = w_hh.new_zeros(w_hh.shape[::-1])
+        self.w_ih_GI, self.w_hh_GO = (_sum_for(weight, len(x_PI)) for weight in (w_ih, w_hh))
         self.bias_A: Tensor | None = None
 
     def add(self, begin: int, end: int, grads_CA: Tensor, entered_CO: Tensor) -> None:
@@ -339,22 +339,22 @@ class _WeightGradients:
         rows = end - begin
         for a, b, is_large in products.blocks(rows, products.least_rows(grads_CA, *self.w_ih.shape)):
             grads = _columns(grads_CA[a:b, -len(self.w_ih) :], is_large)
-            _add_product(self.w_ih_IG, self.steps.packed(self.x, begin + a, begin + b), grads, is_large)
+            _add_product(self.w_ih_GI, self.steps.packed(self.x, begin + a, begin + b), grads, is_large)
             if self.x_PI is not None:
                 grad_x = products.by_onednn(grads, self.w_ih.t()) if is_large else grads @ self.w_ih
                 self.steps.unpack_into(grad_x, self.x_PI, begin + a, begin + b)
-        for a, b, is_large in products.blocks(rows, products.least_rows(grads_CA, *self.w_hh_OG.shape)):
-            grads = _columns(grads_CA[a:b, : self.w_hh_OG.shape[1]], is_large)
-            _add_product(self.w_hh_OG, entered_CO[a:b], grads, is_large)
+        for a, b, is_large in products.blocks(rows, products.least_rows(grads_CA, *self.w_hh_GO.shape)):
+            grads = _columns(grads_CA[a:b, : len(self.w_hh_GO)], is_large)
+            _add_product(self.w_hh_GO, entered_CO[a:b], grads, is_large)
         bias_A = grads_CA.sum(0)
         self.bias_A = bias_A if self.bias_A is None else self.bias_A.add_(bias_A)
 
     def weights(self, apart: int, has_biases: bool) -> tuple[Tensor | None, ...]:
         """Those of w_ih, w_hh, b_ih and b_hh."""
-        weights = (self.w_ih_IG.t().contiguous(), _apart_last(self.w_hh_OG.t(), apart))
+        weights = (self.w_ih_GI.contiguous(), _apart_last(self.w_hh_GO, apart))
         if not has_biases or self.bias_A is None:
             return *weights, None, None
-        return *weights, self.bias_A[apart:], _apart_last(self.bias_A[: self.w_hh_OG.shape[1]], apart)
+        return *weights, self.bias_A[apart:], _apart_last(self.bias_A[: len(self.w_hh_GO)], apart)
 
 
 def _columns(grads_CG: Tensor, is_large: bool) -> Tensor:
@@ -362,8 +362,15 @@ def _columns(grads_CG: Tensor, is_large: bool) -> Tensor:
     return grads_CG.contiguous() if is_large else grads_CG
 
 
-def _add_product(total_XG: Tensor, values_CX: Tensor, grads_CG: Tensor, is_large: bool) -> None:
+def _sum_for(weight_GX: Tensor, steps: int) -> Tensor:
+    """Zeros; transposed in memory if oneDNN adds to them, which is faster so."""
+    if steps >= products.least_rows(weight_GX, *weight_GX.shape):
+        return weight_GX.new_zeros(weight_GX.shape[::-1]).t()
+    return weight_GX.new_zeros(weight_GX.shape)
+
+
+def _add_product(total_GX: Tensor, values_CX: Tensor, grads_CG: Tensor, is_large: bool) -> None:
     if is_large:
-        total_XG.add_(products.by_onednn(values_CX.t(), grads_CG.t()))
+        total_GX.t().add_(products.by_onednn(values_CX.t(), grads_CG.t()))
     else:
-        total_XG.addmm_(values_CX.t(), grads_CG)
+        total_GX.addmm_(grads_CG.t(), values_CX)
