@@ -28,7 +28,9 @@ from recurrl.recurrent.layer import Parameters, state_sizes, weights_of
 from recurrl.recurrent.segments import Segments, in_transform
 
 CACHE_VARIABLE = "RECURRL_CACHE_DIR"
-_REPETITIONS = 5
+# By turns, and the more often the shorter they take, for the median of a few short ones is that of the machine's moods.
+_LEAST_REPETITIONS, _MOST_REPETITIONS = 5, 25
+_SECONDS = 0.2
 # A later candidate must beat an earlier one by this much, so that noise does not make two runs differ.
 _MARGIN = 0.9
 
@@ -125,7 +127,10 @@ def _measure(
     """Seconds that one layer takes by each backend, forward and, where gradients are wanted, backward."""
     runs = {name: _run(name, cell, x_BTI, segments, weights, sizes, options) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
-    for repetition in range(_REPETITIONS + 1):
+    started = time.perf_counter()
+    for repetition in range(_MOST_REPETITIONS + 1):
+        if repetition > _LEAST_REPETITIONS and time.perf_counter() - started > _SECONDS:
+            break
         for name, run in runs.items():
             begin = time.perf_counter()
             run()
