@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recurrl import __version__
 from recurrl.atomic import atomic_write
 from recurrl.recurrent.backends import LayerWeights, Options, candidates, load_backend
 from recurrl.recurrent.cells import Cell
@@ -27,7 +28,9 @@ from recurrl.recurrent.layer import Parameters, state_sizes, weights_of
 from recurrl.recurrent.segments import Segments, in_transform
 
 CACHE_VARIABLE = "RECURRL_CACHE_DIR"
-_REPETITIONS = 5
+# By turns, and the more often the shorter they take, for the median of a few short ones is that of the machine's moods.
+_LEAST_REPETITIONS, _MOST_REPETITIONS = 5, 25
+_SECONDS = 0.2
 # A later candidate must beat an earlier one by this much, so that noise does not make two runs differ.
 _MARGIN = 0.9
 
@@ -73,6 +76,7 @@ def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segment
             str(x_BTI.dtype),
             "training" if torch.is_grad_enabled() else "inference",
             *(options.recompute, options.precision, options.compute_dtype, options.fused),
+            f"recurrl {__version__}",  # the times are those of its code
             *_machine(x_BTI.device),
             ",".join(names),
         )
@@ -115,7 +119,10 @@ def _machine(device: torch.device) -> tuple[str, ...]:
 def _measure(runs: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, float]:
     """Median seconds of each, in turns; the first of each is warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for repetition in range(_REPETITIONS + 1):
+    started = time.perf_counter()
+    for repetition in range(_MOST_REPETITIONS + 1):
+        if repetition > _LEAST_REPETITIONS and time.perf_counter() - started > _SECONDS:
+            break
         for name, run in runs.items():
             begin = time.perf_counter()
             run()

@@ -5,7 +5,7 @@ A *row* is T consecutive steps. A *segment* is a piece of a row between resets: 
 start it is replaced by the stored state.
 
 Shape legend: B rows, T steps, N segments, S steps of the longest segment, P steps of all rows (B·T), X any further
-dimensions.
+dimensions, R rows of memory for states.
 """
 
 from __future__ import annotations
@@ -21,6 +21,69 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
+class Steps:
+    """Packed steps, and memory ``[R, X]`` of states for them: those that enter, and after these, R = N + P, those after
+    each packed step.
+    """
+
+    sizes: list[int]
+    """For each time step, not increasing: how many segments are still running."""
+
+    last_N: Tensor
+    """The rows of the states after each segment's last step."""
+
+    before_P: Tensor | None
+    """The rows of the states that enter each packed step; None if these are the first P ones."""
+
+    positions_P: Tensor | None = None
+    """See :class:`Packing`. None if values are in packed order outside too."""
+
+    inverse_P: Tensor | None = None
+
+    @classmethod
+    def of_sizes(cls, sizes: list[int], device: torch.device) -> Steps:
+        """Those of values that are in packed order outside too."""
+        segments, steps = sizes[0], sum(sizes)
+        if segments == sizes[-1]:
+            return cls(sizes, torch.arange(steps, steps + segments, device=device), None)
+        sizes_S = np.asarray(sizes)
+        lengths_N = np.searchsorted(-sizes_S, -np.arange(segments))
+        last_N = segments + (np.cumsum(sizes_S) - sizes_S)[lengths_N - 1] + np.arange(segments)
+        before_P = segments + np.arange(steps) - np.repeat([segments, *sizes[:-1]], sizes)
+        return cls(sizes, torch.from_numpy(last_N).to(device), torch.from_numpy(before_P).to(device))
+
+    def entered(self, states_RX: Tensor, begin: int, end: int) -> Tensor:
+        """The states that enter the packed steps from ``begin`` to ``end``."""
+        if self.before_P is None:
+            return states_RX[begin:end]
+        return states_RX.index_select(0, self.before_P[begin:end])
+
+    def packed(self, values_PX: Tensor, begin: int, end: int) -> Tensor:
+        """The packed steps from ``begin`` to ``end`` of values that are in the order of the rows."""
+        if self.positions_P is None:
+            return values_PX[begin:end]
+        return values_PX.index_select(0, self.positions_P[begin:end])
+
+    def unpacked(self, packed_PX: Tensor) -> Tensor:
+        """Packed values in the order of the rows, in new memory."""
+        return packed_PX.clone() if self.inverse_P is None else packed_PX.index_select(0, self.inverse_P)
+
+    def pack_into(self, values_PX: Tensor, out_PX: Tensor) -> None:
+        """Values in the order of the rows, written in packed order."""
+        if self.positions_P is None:
+            out_PX.copy_(values_PX)
+        else:
+            torch.index_select(values_PX, 0, self.positions_P, out=out_PX)
+
+    def unpack_into(self, packed_CX: Tensor, out_PX: Tensor, begin: int, end: int) -> None:
+        """The packed steps from ``begin`` to ``end``, written to their places in the order of the rows."""
+        if self.positions_P is None:
+            out_PX[begin:end] = packed_CX
+        else:
+            out_PX.index_copy_(0, self.positions_P[begin:end], packed_CX)
+
+
+@dataclass(frozen=True, eq=False)
 class Packing:
     """Segments sorted by length, longest first, and their steps laid out step by step.
 
@@ -31,14 +94,17 @@ class Packing:
     rows_and_steps: torch.Size
     """(B, T) of the rows."""
 
-    batch_sizes: list[int]
-    """For each of the S steps, not increasing: how many segments are still running."""
+    steps: Steps
+    """The same for values in the order of the rows; where no row holds a reset, for values that are packed before."""
 
     starts_N: Tensor
     """Flat index of each segment's first step, in packed order of the segments."""
 
     ends_N: Tensor
     """Flat index of each segment's last step, likewise."""
+
+    lengths_N: np.ndarray
+    """Steps of each segment, likewise."""
 
     positions_P: Tensor | None
     """The flat index within the rows of each packed step; None when no row holds a reset, so that the packed layout
@@ -47,6 +113,11 @@ class Packing:
 
     inverse_P: Tensor | None
     """The packed index of each step of the rows, likewise."""
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """For each of the S steps, not increasing: how many segments are still running."""
+        return self.steps.sizes
 
     def pack(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to packed ``[P, ...]``."""
@@ -125,7 +196,7 @@ class Segments:
 
 # The schedule of a batch is asked for by every layer's module that sees it, and by every epoch over the same
 # minibatch. It is kept by the marks' content, so that it can never be that of another batch.
-_KEPT_PACKINGS = 64
+KEPT_PACKINGS = 64
 _packings: OrderedDict[tuple[Any, ...], Packing] = OrderedDict()
 
 
@@ -137,7 +208,7 @@ def _packing_of(starts_BT: Tensor) -> Packing:
         # Training may ask for what inference mode was the first to ask for, whose tensors autograd refuses.
         with torch.inference_mode(False):
             found = _pack(on_cpu, starts_BT.device)
-        while len(_packings) >= _KEPT_PACKINGS:
+        while len(_packings) >= KEPT_PACKINGS:
             _packings.popitem(last=False)
     _packings[key] = found
     return found
@@ -149,19 +220,26 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     starts_N = np.flatnonzero(starts_BT.numpy())
     if len(starts_N) == rows:
         first_N = torch.from_numpy(starts_N).to(device)
-        return Packing(starts_BT.shape, [rows] * steps, first_N, first_N + steps - 1, None, None)
+        unbroken = Steps.of_sizes([rows] * steps, device)
+        return Packing(starts_BT.shape, unbroken, first_N, first_N + steps - 1, np.full(rows, steps), None, None)
     lengths_N = np.diff(starts_N, append=starts_BT.numel())
     order_N = np.argsort(-lengths_N, kind="stable")
     starts_N, lengths_N = starts_N[order_N], lengths_N[order_N]
+    ends_N = starts_N + lengths_N - 1
     offsets_S1 = np.arange(lengths_N[0])[:, None]
     running_SN = offsets_S1 < lengths_N
     positions_P = (starts_N + offsets_S1)[running_SN]
     inverse_P = np.empty_like(positions_P)
     inverse_P[positions_P] = np.arange(len(positions_P))
-    on_device = [
-        torch.from_numpy(values).to(device) for values in (starts_N, starts_N + lengths_N - 1, positions_P, inverse_P)
-    ]
-    return Packing(starts_BT.shape, running_SN.sum(1).tolist(), *on_device)
+    # The state that enters a step is that after the step before it in the row, but for the first ones of segments.
+    before_P = inverse_P[positions_P - 1] + len(starts_N)
+    before_P[: len(starts_N)] = np.arange(len(starts_N))
+    first_N, end_N, last_N, before, positions, inverse = (
+        torch.from_numpy(values).to(device)
+        for values in (starts_N, ends_N, inverse_P[ends_N] + len(starts_N), before_P, positions_P, inverse_P)
+    )
+    packed = Steps(running_SN.sum(1).tolist(), last_N, before, positions, inverse)
+    return Packing(starts_BT.shape, packed, first_N, end_N, lengths_N, positions, inverse)
 
 
 def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:

@@ -122,3 +122,20 @@ def test_inside_vmap_the_reference_runs(cache: Path) -> None:
     module.recurrent_backend = "scan"
     with pytest.raises(ValueError, match=r"backend=scan is not possible inside torch\.vmap"):
         torch.vmap(outputs)(x)
+
+
+def test_short_runs_are_measured_more_often_than_long_ones(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times_run(seconds: float) -> int:
+        now, runs = [0.0], []
+
+        def run() -> None:
+            runs.append(None)
+            now[0] += seconds
+
+        monkeypatch.setattr(auto.time, "perf_counter", lambda: now[0])
+        monkeypatch.setattr(auto, "_run", lambda *_: run)
+        x = torch.zeros(1)
+        assert auto._measure(["scan"], None, x, None, None, [], None) == {"scan": pytest.approx(seconds)}
+        return len(runs)
+
+    assert (times_run(1.0), times_run(0.001)) == (6, 26)

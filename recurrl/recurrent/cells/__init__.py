@@ -51,17 +51,18 @@ class Cell(Protocol):
 class HandWritten(Protocol):
     """A cell whose step and derivative are also written in place, for loops that autograd does not see.
 
-    In the memory that these share, ``gates [P, G]`` hold the sum of both projections, but for the last ``APART`` gates,
-    whose input projection ``apart [P, APART × H]`` the cell needs by itself: there they hold the recurrent one alone.
+    In the memory that these share, ``gates [P, A × H]``, each gate has the sum of both of its projections, but for the
+    last ``APART`` gates, whose projections the cell needs by themselves. First come the recurrent ones of these gates,
+    then the sums, and then the input projections of these gates: so the first ``GATES`` of the A take the recurrent
+    product, and the last ``GATES`` that of the input.
     """
+
+    GATES: int
 
     APART: int
     """How many of the last gates keep their two projections apart."""
 
-    DIRECT: bool
-    """Whether the first state reaches its successor by another path than the recurrent projection."""
-
-    def forward_views(self, gates_PG: Tensor, apart_PA: Tensor) -> tuple[Tensor, ...]:
+    def forward_views(self, gates_PA: Tensor) -> tuple[Tensor, ...]:
         """The columns that ``forward_step`` works on, so that they are cut once, not each step."""
         ...
 
@@ -69,39 +70,39 @@ class HandWritten(Protocol):
         self, views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]
     ) -> None:
         """One step, written into given memory. ``views`` are one step of ``forward_views``; when it returns, ``gates``
-        and ``apart`` hold what ``derivatives`` reads.
+        holds what ``derivatives`` reads.
         """
         ...
 
     def derivatives(
-        self, gates_PG: Tensor, apart_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...]
+        self, gates_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...], factors_PAH: Tensor
     ) -> tuple[Tensor, ...]:
-        """All factors of the backward pass that hold no gradient, for all steps at once, in new memory.
+        """All factors of the backward pass that hold no gradient, for many steps at once.
 
         Args:
-            gates_PG: as the forward pass left them.
-            apart_PA: likewise.
+            gates_PA: as the forward pass left them.
             entered_PH: the states that entered each step.
             left_PH: the states after each step; the first may be projected and is not to be read.
+            factors_PAH: takes the factors of the gates, as ``[P, A, H]``.
 
         Returns:
-            First ``[P, K, H]``, the factors of the gates; second, if ``APART``, those of the parts kept apart
-            ``[P, APART × H]``; then any others.
+            Any others, ``[P, 1, H]`` each.
         """
         ...
 
-    def backward_views(self, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def backward_views(self, factors_PAH: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The columns of ``derivatives`` that ``backward_step`` works on."""
         ...
 
-    def backward_step(self, views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> None:
+    def backward_step(self, views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], onward_B1H: Tensor) -> None:
         """One step back, in place.
 
         Args:
-            views: one step of ``backward_views``. What they are views of, the first of the derivatives (and the second,
-                if ``APART``), becomes the gradient of what it is the factor of.
-            grads_BH: the gradients of the states after the step become those of the states before it; the first
-                without what comes through the recurrent projection, and undefined unless ``DIRECT``.
+            views: one step of ``backward_views``. The factors of the gates become the gradients of the projections.
+            grads_B1H: the gradients of the states after the step. Those of all but the first become those of the
+                states before it.
+            onward_B1H: the gradient of the first state before the step. To it is added what comes by any other path
+                than the recurrent product.
         """
         ...
 
@@ -176,7 +177,7 @@ def tanh_into(value: Tensor, out: Tensor) -> Tensor:
     torch's tanh on a CPU takes about seven times as long as its sigmoid. The other form is right to one unit in the
     last place of 1, as sums of order 1 are anyway.
     """
-    if value.device.type != "cpu" or value.numel() < _FEW_ELEMENTS or torch.compiler.is_compiling():
+    if value.numel() < _FEW_ELEMENTS or value.device.type != "cpu" or torch.compiler.is_compiling():
         return into(out, torch.tanh, value)
     torch.add(value, value, out=out).sigmoid_()
     return torch.add(_MINUS_ONE, out, alpha=2, out=out)

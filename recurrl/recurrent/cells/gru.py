@@ -20,7 +20,6 @@ STATES = ("",)
 RECURRENT = True
 TORCH = nn.GRU
 APART = 1
-DIRECT = True
 HOLD = None
 SHOW = None
 SHOWN = 0.0
@@ -38,10 +37,10 @@ def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ..
     return (n + z * (h - n),)
 
 
-def forward_views(gates_PG: Tensor, apart_PA: Tensor) -> tuple[Tensor, ...]:
-    """Gates will hold (r, z, hₙ), apart xₙ and then n."""
-    r, z, h_n = gates_PG.chunk(3, -1)
-    return gates_PG[:, : 2 * r.shape[-1]], r, z, h_n, apart_PA
+def forward_views(gates_PA: Tensor) -> tuple[Tensor, ...]:
+    """Gates will hold (hₙ, r, z, n)."""
+    h_n, r, z, n = gates_PA.chunk(4, -1)
+    return gates_PA[:, r.shape[-1] : 3 * r.shape[-1]], r, z, h_n, n
 
 
 def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]) -> None:
@@ -49,38 +48,37 @@ def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_s
     rz, r, z, h_n, n = views
     rz.sigmoid_()
     tanh_into(n.addcmul_(r, h_n), n)
-    into(out_states_BH[0], torch.lerp, n, states_BH[0], z)
+    torch.lerp(n, states_BH[0], z, out=out_states_BH[0])
 
 
 def derivatives(
-    gates_PG: Tensor, apart_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...]
+    gates_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...], factors_PAH: Tensor
 ) -> tuple[Tensor, ...]:
-    """``∂h'/∂(h_r, h_z, hₙ)``, ``∂h'/∂xₙ``, ``∂h'/∂h`` directly."""
-    r, z, h_n = gates_PG.chunk(3, -1)
-    n, (h,) = apart_PA, entered_PH
-    factors = torch.empty_like(gates_PG)
-    f_r, f_z, f_h = factors.chunk(3, -1)
-    f_n = torch.addcmul(torch.ones((), dtype=n.dtype, device=n.device), n, n, value=-1)
+    """``∂h'/∂(hₙ, h_r, h_z, xₙ)``; and ``∂h'/∂h`` directly."""
+    h_n, r, z, n = gates_PA.chunk(4, -1)
+    (h,) = entered_PH
+    f_h, f_r, f_z, f_n = factors_PAH.unbind(1)
+    one = torch.ones((), dtype=n.dtype, device=n.device)
+    into(f_n, torch.addcmul, one, n, n, value=-1)
     f_n.addcmul_(f_n, z, value=-1)
     into(f_h, torch.mul, f_n, r)
     into(f_r, torch.mul, f_h, h_n)
     f_r.addcmul_(f_r, r, value=-1)
     into(f_z, torch.sub, h, n).mul_(z)
     f_z.addcmul_(f_z, z, value=-1)
-    return factors.unflatten(-1, (3, -1)), f_n, z
+    return (z.unsqueeze(1),)
 
 
-def backward_views(factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def backward_views(factors_PAH: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """As they are."""
-    return factors
+    return factors_PAH, *others
 
 
-def backward_step(views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> None:
+def backward_step(views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], onward_B1H: Tensor) -> None:
     """All gradients are the output's times a factor."""
-    (grad,), (gates, x_n, z) = grads_BH, views
-    gates.mul_(grad.unsqueeze(1))
-    x_n.mul_(grad)
-    grad.mul_(z)
+    (grad,), (factors, z) = grads_B1H, views
+    factors.mul_(grad)
+    onward_B1H.addcmul_(grad, z)
 
 
 def fused(

@@ -22,7 +22,6 @@ STATES = ("_h", "_c")
 RECURRENT = True
 TORCH = nn.LSTM
 APART = 0
-DIRECT = False
 # i = o = σ(−∞) = 0 and f = σ(∞) = 1, exactly so in every floating format: c' = c and h' = 0.
 HOLD = (-1e4, 1e4, 0.0, -1e4)
 # i = 0, o = 1 and f = σ(−30): c' = f ⊙ c = tanh(c') = h', to every digit.
@@ -40,10 +39,10 @@ def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ..
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def forward_views(gates_PG: Tensor, apart_PA: Tensor) -> tuple[Tensor, ...]:
+def forward_views(gates_PA: Tensor) -> tuple[Tensor, ...]:
     """Gates will hold (i, f, g, o)."""
-    i, f, g, o = gates_PG.chunk(4, -1)
-    return gates_PG[:, : 2 * i.shape[-1]], i, f, g, o
+    i, f, g, o = gates_PA.chunk(4, -1)
+    return gates_PA[:, : 2 * i.shape[-1]], i, f, g, o
 
 
 def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]) -> None:
@@ -53,18 +52,17 @@ def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_s
     i_f.sigmoid_()
     tanh_into(g, g)
     o.sigmoid_()
-    into(out_c, torch.mul, f, states_BH[1]).addcmul_(i, g)
+    torch.mul(f, states_BH[1], out=out_c).addcmul_(i, g)
     tanh_into(out_c, out_h).mul_(o)
 
 
 def derivatives(
-    gates_PG: Tensor, apart_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...]
+    gates_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...], factors_PAH: Tensor
 ) -> tuple[Tensor, ...]:
-    """``(∂c'/∂(i, f, g), ∂h'/∂o)``, ``∂h'/∂c'``, ``∂c'/∂c``, the derivatives by gates being by their projections."""
-    i, f, g, o = gates_PG.chunk(4, -1)
+    """``(∂c'/∂(i, f, g), ∂h'/∂o)``, the derivatives by gates being by their projections; ``∂h'/∂c'`` and ``∂c'/∂c``."""
+    i, f, g, o = gates_PA.chunk(4, -1)
     tanh_c = tanh_into(left_PH[1], torch.empty_like(left_PH[1]))
-    factors = torch.empty_like(gates_PG)
-    to_i, to_f, to_g, to_o = factors.chunk(4, -1)
+    to_i, to_f, to_g, to_o = factors_PAH.unbind(1)
     into(to_i, torch.mul, g, i)
     to_i.addcmul_(to_i, i, value=-1)
     into(to_f, torch.mul, entered_PH[1], f)
@@ -73,20 +71,19 @@ def derivatives(
     into(to_o, torch.mul, tanh_c, o)
     h_by_c = torch.addcmul(o, to_o, tanh_c, value=-1)
     to_o.addcmul_(to_o, o, value=-1)
-    return factors.unflatten(-1, (4, -1)), h_by_c, f
+    return h_by_c.unsqueeze(1), f.unsqueeze(1)
 
 
-def backward_views(factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def backward_views(factors_PAH: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """i, f and g act through c', o through h'."""
-    gates, h_by_c, f = factors
-    return gates[:, :3], gates[:, 3], h_by_c, f
+    return factors_PAH[:, :3], factors_PAH[:, 3:], *others
 
 
-def backward_step(views: tuple[Tensor, ...], grads_BH: tuple[Tensor, ...]) -> None:
+def backward_step(views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], onward_B1H: Tensor) -> None:
     """The incoming h has no path but its projection."""
-    (grad_h, grad_c), (through_c, through_h, h_by_c, f) = grads_BH, views
+    (grad_h, grad_c), (through_c, through_h, h_by_c, f) = grads_B1H, views
     grad_c.addcmul_(grad_h, h_by_c)
-    through_c.mul_(grad_c.unsqueeze(1))
+    through_c.mul_(grad_c)
     through_h.mul_(grad_h)
     grad_c.mul_(f)
 

@@ -223,12 +223,19 @@ def _collected(values_QX: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 class _Collected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values_QX: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        ctx.layout = layout
+        ctx.layout, ctx.shape = layout, values_QX.shape
+        ctx.set_materialize_grads(False)
         return values_QX.index_select(0, layout.place_P), values_QX.index_select(0, layout.shown_K)
 
     @staticmethod
-    def backward(ctx: Any, grad_PX: Tensor, grad_KX: Tensor) -> tuple[Tensor, None]:
-        layout = ctx.layout
-        grad_QX = grad_PX.index_select(0, layout.near_Q)
-        grad_QX.index_fill_(0, layout.silent, 0.0)
-        return grad_QX.index_copy_(0, layout.shown_K, grad_KX), None
+    def backward(ctx: Any, grad_PX: Tensor | None, grad_KX: Tensor | None) -> tuple[Tensor | None, None]:
+        given = [grad for grad in (grad_PX, grad_KX) if grad is not None]
+        if not given:
+            return None, None
+        # The output of a step that has no place in the rows is nobody's.
+        grad_QX = given[0].new_zeros(ctx.shape)
+        if grad_PX is not None:
+            grad_QX.index_copy_(0, ctx.layout.place_P, grad_PX)
+        if grad_KX is not None:
+            grad_QX.index_copy_(0, ctx.layout.shown_K, grad_KX)
+        return grad_QX, None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,14 +43,8 @@ class Layout:
     and the first step of a gap), P + 1 where it is shown, P + 2 where it is cleared.
     """
 
-    near_Q: Tensor
-    """The same, but for the last step of the rows where there is no such index."""
-
     place_P: Tensor
     """Where each step of the rows is among those of the blocks."""
-
-    silent: Tensor
-    """The steps of the blocks where the state is held or cleared, whose output is nobody's."""
 
     shown_K: Tensor
     """The steps of the blocks where that of a segment is shown which another one follows."""
@@ -85,18 +80,23 @@ def joined(packing: Packing, first_N: bytes, steps_at_once: int | None) -> Layou
         steps_at_once: as in :func:`separate`.
     """
     must_be_first_N = np.frombuffer(first_N, dtype=bool)
-    plans = [_Plan.separate(packing)]
-    if not must_be_first_N.all():
-        plans.append(_Plan.joined(packing, must_be_first_N))
-    return min(plans, key=lambda plan: plan.cost).layout(packing, steps_at_once)
+    plan = None if must_be_first_N.all() else _Plan.joined(packing, must_be_first_N)
+    if plan is None or plan.cost > _least_cost(packing.lengths_N):
+        plans = [_Plan.separate(packing), *([] if plan is None else [plan])]
+        plan = min(plans, key=lambda each: each.cost)
+    return plan.layout(packing, steps_at_once)
+
+
+def _least_cost(lengths_N: np.ndarray) -> int:
+    """What chains of one segment each cost at least: that of one block, or that of two without any padding."""
+    longest = int(lengths_N[0])
+    return min(len(lengths_N) * longest + _BLOCK, int(lengths_N.sum()) + 2 * _BLOCK) + _STEP * longest
 
 
 class _Plan:
     """Which chain each segment is in, at which of its steps it begins, and the blocks that the chains are cut into."""
 
-    def __init__(self, lengths_N: np.ndarray, chain_N: np.ndarray, begin_N: np.ndarray) -> None:
-        ends_C = np.zeros(chain_N.max() + 1, dtype=np.int64)
-        np.maximum.at(ends_C, chain_N, begin_N + lengths_N)
+    def __init__(self, lengths_N: np.ndarray, chain_N: np.ndarray, begin_N: np.ndarray, ends_C: np.ndarray) -> None:
         by_length = np.argsort(-ends_C, kind="stable")
         rank_C = np.empty_like(by_length)
         rank_C[by_length] = np.arange(len(by_length))
@@ -104,77 +104,69 @@ class _Plan:
         self.lengths_C = ends_C[by_length]
         self.blocks = blocks_of(self.lengths_C, _BLOCK)
         area = sum(steps * size for _, steps, size in self.blocks)
-        self.cost = int(area + _BLOCK * len(self.blocks) + _STEP * self.lengths_C[0])
+        self.cost = area + _BLOCK * len(self.blocks) + _STEP * int(self.lengths_C[0])
 
     @classmethod
     def separate(cls, packing: Packing) -> _Plan:
-        lengths_N = _lengths(packing)
-        return cls(lengths_N, np.arange(len(lengths_N)), np.zeros_like(lengths_N))
+        lengths_N = packing.lengths_N
+        return cls(lengths_N, np.arange(len(lengths_N)), np.zeros_like(lengths_N), lengths_N)
 
     @classmethod
     def joined(cls, packing: Packing, must_be_first_N: np.ndarray) -> _Plan:
         """As many chains as make them about as long as the longest segment: each segment, the longest first, goes to
         the chain that is the shortest by then.
         """
-        lengths_N = _lengths(packing)
+        lengths_N = packing.lengths_N
         count = -(-int(lengths_N.sum() + GAP * len(lengths_N)) // int(lengths_N[0] + GAP))
         count = min(max(count, int(must_be_first_N.sum())), len(lengths_N))
         turns = np.argsort(~must_be_first_N, kind="stable")
-        chain_N, begin_N = np.empty_like(lengths_N), np.zeros_like(lengths_N)
-        chain_N[turns[:count]] = np.arange(count)
-        shortest = [(int(lengths_N[segment]), chain) for chain, segment in enumerate(turns[:count])]
+        lengths = lengths_N[turns].tolist()
+        chains, begins = list(range(count)), [0] * count
+        shortest = [(length, chain) for chain, length in enumerate(lengths[:count])]
         heapq.heapify(shortest)
-        for segment in turns[count:].tolist():
+        for length in lengths[count:]:
             end, chain = shortest[0]
-            chain_N[segment], begin_N[segment] = chain, end + GAP
-            heapq.heapreplace(shortest, (end + GAP + int(lengths_N[segment]), chain))
-        return cls(lengths_N, chain_N, begin_N)
+            chains.append(chain)
+            begins.append(end + GAP)
+            heapq.heapreplace(shortest, (end + GAP + length, chain))
+        chain_N, begin_N, ends_C = np.empty_like(lengths_N), np.empty_like(lengths_N), np.empty(count, dtype=np.int64)
+        chain_N[turns], begin_N[turns] = chains, begins
+        ends, of_chains = zip(*shortest, strict=True)
+        ends_C[list(of_chains)] = ends
+        return cls(lengths_N, chain_N, begin_N, ends_C)
 
     def layout(self, packing: Packing, steps_at_once: int | None) -> Layout:
-        widths = [_width(steps, size, steps_at_once) for _, steps, size in self.blocks]
-        size_Q = sum(steps * size for _, steps, size in self.blocks)
+        place = _Places(self.blocks, [_width(steps, size, steps_at_once) for _, steps, size in self.blocks])
         steps_P = packing.rows_and_steps.numel()
-        place = _Places(self.blocks, widths)
         # The steps of all segments, one segment after another.
-        segment_P = np.repeat(np.arange(len(self.lengths_N)), self.lengths_N)
-        within_P = np.arange(steps_P) - np.repeat(np.cumsum(self.lengths_N) - self.lengths_N, self.lengths_N)
-        at_P = place(self.begin_N[segment_P] + within_P, self.chain_N[segment_P])
-        flat_P = packing.starts_N.cpu().numpy()[segment_P] + within_P
+        nth_P = np.arange(steps_P)
+        before_N = np.cumsum(self.lengths_N) - self.lengths_N
+        starts_N = packing.starts_N.cpu().numpy()
+        at_P = place(
+            nth_P + np.repeat(self.begin_N - before_N, self.lengths_N), np.repeat(self.chain_N, self.lengths_N)
+        )
+        place_P = np.empty_like(at_P)
+        place_P[nth_P + np.repeat(starts_N - before_N, self.lengths_N)] = at_P
         end_N = self.begin_N + self.lengths_N
         followed_N = end_N < self.lengths_C[self.chain_N]
-        shown_K = place(end_N[followed_N] + 1, self.chain_N[followed_N])
-        cleared_K = place(end_N[followed_N] + 2, self.chain_N[followed_N])
-        source_Q = np.full(size_Q, steps_P)
-        source_Q[at_P] = flat_P
+        followed, last = np.flatnonzero(followed_N), np.flatnonzero(~followed_N)
+        shown_K = place(end_N[followed] + 1, self.chain_N[followed])
+        source_Q = np.full(place.count, steps_P)
+        source_Q[place_P] = nth_P
         source_Q[shown_K] = steps_P + 1
-        source_Q[cleared_K] = steps_P + 2
-        place_P = np.empty_like(at_P)
-        place_P[flat_P] = at_P
+        source_Q[place(end_N[followed] + 2, self.chain_N[followed])] = steps_P + 2
+        # Each chain has a first segment, and a last one.
+        heads_C, lasts_C = np.empty(len(last), dtype=np.int64), np.empty(len(last), dtype=np.int64)
         first = np.flatnonzero(self.begin_N == 0)
-        last = np.flatnonzero(~followed_N)
-        found_N = np.concatenate((np.flatnonzero(followed_N), last[np.argsort(self.chain_N[last])]))
+        heads_C[self.chain_N[first]] = first
+        lasts_C[self.chain_N[last]] = last
+        order_N = np.empty_like(self.chain_N)
+        order_N[np.concatenate((followed, lasts_C))] = np.arange(len(order_N))
         on_device = (
             torch.from_numpy(values).to(packing.starts_N.device)
-            for values in (
-                source_Q,
-                np.minimum(source_Q, steps_P - 1),
-                place_P,
-                np.flatnonzero((source_Q == steps_P) | (source_Q == steps_P + 2)),
-                shown_K,
-                first[np.argsort(self.chain_N[first])],
-                np.argsort(found_N),
-            )
+            for values in (source_Q, place_P, shown_K, heads_C, order_N)
         )
-        pieces = [
-            (steps, [min(width, size - begin) for begin in range(0, size, width)])
-            for (_, steps, size), width in zip(self.blocks, widths, strict=True)
-        ]
-        return Layout(pieces, *on_device)
-
-
-def _lengths(packing: Packing) -> np.ndarray:
-    lengths_N: np.ndarray = (packing.ends_N - packing.starts_N + 1).cpu().numpy()
-    return lengths_N
+        return Layout(place.pieces, *on_device)
 
 
 def _width(steps: int, size: int, steps_at_once: int | None) -> int:
@@ -187,19 +179,26 @@ class _Places:
     """Finds a step of a chain among those of the blocks: block by block, piece by piece, step by step."""
 
     def __init__(self, blocks: list[tuple[int, int, int]], widths: list[int]) -> None:
+        self.pieces = [
+            (steps, [min(width, size - begin) for begin in range(0, size, width)])
+            for (_, steps, size), width in zip(blocks, widths, strict=True)
+        ]
         self.first, self.steps, self.size = np.asarray(blocks).T
         self.width = np.asarray(widths)
         area = self.steps * self.size
         self.base = np.cumsum(area) - area
+        self.count = int(area.sum())
+        """How many steps the blocks have."""
 
-    def __call__(self, step: np.ndarray, chain: np.ndarray) -> np.ndarray:
+    def __call__(self, step: np.ndarray, chain: np.ndarray) -> Any:
+        if len(self.pieces) == 1 and len(self.pieces[0][1]) == 1:
+            return step * self.size[0] + chain
         block = np.searchsorted(self.first, step, side="right") - 1
         width = self.width[block]
         before = chain // width * width
         own_width = np.minimum(width, self.size[block] - before)
         within = (step - self.first[block]) * own_width + chain - before
-        places: np.ndarray = self.base[block] + self.steps[block] * before + within
-        return places
+        return self.base[block] + self.steps[block] * before + within
 
 
 def blocks_of(lengths_C: np.ndarray, cost_of_one: int) -> list[tuple[int, int, int]]:
@@ -212,6 +211,9 @@ def blocks_of(lengths_C: np.ndarray, cost_of_one: int) -> list[tuple[int, int, i
         lengths_C: of the chains, longest first.
         cost_of_one: what one more block costs, in steps of one chain.
     """
+    longest, count = int(lengths_C[0]), len(lengths_C)
+    if longest * count - int(lengths_C.sum()) <= cost_of_one:  # less than any further block
+        return [(0, longest, count)]
     edges = np.concatenate(([0], np.unique(lengths_C)))
     sizes = np.searchsorted(-lengths_C, -edges[:-1], side="left")
     cost = sizes[:, None] * (edges[None, :] - edges[:-1, None]) + cost_of_one

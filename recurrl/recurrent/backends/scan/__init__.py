@@ -18,8 +18,8 @@ from torch.nn import functional
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import LayerWeights, Options
 from recurrl.recurrent.backends.scan import packed, traced
-from recurrl.recurrent.cells import Cell, is_parallel_in_time
-from recurrl.recurrent.segments import Segments
+from recurrl.recurrent.cells import Cell, is_hand_written, is_parallel_in_time
+from recurrl.recurrent.segments import Segments, Steps
 
 OWN_PRODUCTS = False
 
@@ -61,10 +61,17 @@ def sequence(
         return traced.run(cell, x_BTI, segments, stored_states_BTX, weights)
     packing = segments.packing
     entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
-    layer = (cell, packing.pack(x_BTI), packing.batch_sizes, entering_NX, weights)
-    if options.recompute == "none":
-        output_PO, last_NX = packed.run(*layer)
+    goes_through_rows = segments.any_reset and options.recompute == "none" and is_hand_written(cell)
+    if goes_through_rows:
+        output_PO, last_NX = packed.run(cell, x_BTI.flatten(0, 1), packing.steps, entering_NX, weights)
+        output_BTO = output_PO.unflatten(0, packing.rows_and_steps)
     else:
-        chunk_len = options.chunk_len if options.recompute == "chunk" else None
-        output_PO, last_NX = packed.run_in_chunks(*layer, chunk_len)
-    return packing.unpack(output_PO), tuple(packing.at_ends(state) for state in last_NX)
+        layer = (cell, packing.pack(x_BTI), Steps.of_sizes(packing.batch_sizes, x_BTI.device), entering_NX, weights)
+        if options.recompute == "none":
+            output_PO, last_NX = packed.run(*layer)
+        else:
+            output_PO, last_NX = packed.run_in_chunks(
+                *layer, options.chunk_len if options.recompute == "chunk" else None
+            )
+        output_BTO = packing.unpack(output_PO)
+    return output_BTO, tuple(packing.at_ends(state) for state in last_NX)

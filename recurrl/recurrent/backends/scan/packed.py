@@ -1,12 +1,16 @@
 """One layer over packed segments: a loop over steps whose batch shrinks as segments end.
 
-Cells with a hand-written derivative run in an autograd Function of their own: one GEMM projects all inputs; the loop
-holds the recurrent product and the cell's maths, in place; after the backward loop one GEMM gives each weight gradient.
-Other cells are differentiated by autograd.
+Cells with a hand-written derivative run in an autograd Function of their own: one product projects all inputs; the loop
+holds the recurrent product and the cell's maths, in place; after the backward loop one product gives each weight
+gradient. Other cells are differentiated by autograd.
 
-Shape legend: I input size, H hidden size, O output size (H, or that of the projection), K gates, G gate rows (K × H),
-N segments, B segments still running at a step, P packed steps, J columns of the input (I, and one of ones for the
-biases), X any of these sizes.
+What happens for all steps at once happens for a few megabytes at a time, which the processor's cache holds. The states
+that enter, then those after each packed step, lie in one piece of memory, and so do their gradients: the loop back
+walks it in the other direction.
+
+Shape legend: I input size, H hidden size, O output size (H, or that of the projection), K gates, A gates that memory is
+kept for (see :class:`~recurrl.recurrent.cells.HandWritten`), G gate rows (K × H), N segments, B segments running at a
+step, P packed steps, R rows of memory for states (N + P), C packed steps of a few time steps, X any of these sizes.
 """
 
 from __future__ import annotations
@@ -21,40 +25,49 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from recurrl.recurrent.backends import LayerWeights, step
+from recurrl.recurrent.backends.scan import products
 from recurrl.recurrent.cells import Cell, HandWritten, is_hand_written
+from recurrl.recurrent.segments import Steps
+
+# Memory of the backward pass's factors, on a CPU.
+_BYTES_AT_ONCE = 8 << 20
 
 
 def run(
-    cell: Cell, x_PI: Tensor, batch_sizes: list[int], entering_NX: tuple[Tensor, ...], weights: LayerWeights
+    cell: Cell, x_PI: Tensor, steps: Steps, entering_NX: tuple[Tensor, ...], weights: LayerWeights
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The output ``[P, O]`` of every step, and each state ``[N, X]`` after each segment's last step."""
-    if not is_hand_written(cell):
-        return _by_autograd(cell, x_PI, batch_sizes, entering_NX, weights)
-    output_PO, *last_NX = _PackedLayer.apply(  # type: ignore[no-untyped-call]
-        cell, batch_sizes, x_PI, *weights, *entering_NX
-    )
-    return output_PO, tuple(last_NX)
+    """The output ``[P, O]`` of every step, and each state ``[N, X]`` after each segment's last step.
+
+    Input and output are in the order of the rows if ``steps`` has their positions (for a cell with a hand-written
+    derivative only), and packed if not.
+    """
+    if is_hand_written(cell):
+        output_PO, *last_NX = _PackedLayer.apply(  # type: ignore[no-untyped-call]
+            cell, steps, x_PI, *weights, *entering_NX
+        )
+        return output_PO, tuple(last_NX)
+    return _by_autograd(cell, x_PI, steps, entering_NX, weights)
 
 
 def run_in_chunks(
     cell: Cell,
     x_PI: Tensor,
-    batch_sizes: list[int],
+    steps: Steps,
     entering_NX: tuple[Tensor, ...],
     weights: LayerWeights,
     chunk_len: int | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """As ``run``, keeping the states at every ``chunk_len``-th of the S steps only, about the √S-th if it is None; the
-    backward pass runs each chunk again.
+    """As ``run`` of packed steps, keeping the states at every ``chunk_len``-th of the S steps only, about the √S-th if
+    it is None; the backward pass runs each chunk again.
     """
-    steps = chunk_len or math.isqrt(max(len(batch_sizes) - 1, 0)) + 1
+    at_once = chunk_len or math.isqrt(max(len(steps.sizes) - 1, 0)) + 1
     outputs: list[Tensor] = []
     ended: list[tuple[Tensor, ...]] = []
     running = entering_NX
-    chunks = [batch_sizes[first : first + steps] for first in range(0, len(batch_sizes), steps)]
+    chunks = [steps.sizes[first : first + at_once] for first in range(0, len(steps.sizes), at_once)]
     going_on = [sizes[0] for sizes in chunks[1:]] + [0]
     for sizes, x, rest in zip(chunks, x_PI.split_with_sizes([sum(s) for s in chunks]), going_on, strict=True):
-        output, last = checkpoint(run, cell, x, sizes, running, weights, use_reentrant=False)
+        output, last = checkpoint(run, cell, x, Steps.of_sizes(sizes, x.device), running, weights, use_reentrant=False)
         outputs.append(output)
         ended.append(tuple(state[rest:] for state in last))
         running = _rows(last, 0, rest)
@@ -63,15 +76,15 @@ def run_in_chunks(
 
 
 def _by_autograd(
-    cell: Cell, x_PI: Tensor, batch_sizes: list[int], entering_NX: tuple[Tensor, ...], weights: LayerWeights
+    cell: Cell, x_PI: Tensor, steps: Steps, entering_NX: tuple[Tensor, ...], weights: LayerWeights
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     x_gates_PG = functional.linear(x_PI, weights.w_ih, weights.b_ih)
     states = entering_NX
     history = []
-    for x_gates_BG in x_gates_PG.split_with_sizes(batch_sizes):
+    for x_gates_BG in x_gates_PG.split_with_sizes(steps.sizes):
         states = step(cell, weights, x_gates_BG, _rows(states, 0, len(x_gates_BG)))
         history.append(states)
-    return torch.cat([states[0] for states in history]), _last(history, batch_sizes)
+    return torch.cat([states[0] for states in history]), _last(history, steps.sizes)
 
 
 def _last(history: Sequence[tuple[Tensor, ...]], batch_sizes: list[int]) -> tuple[Tensor, ...]:
@@ -89,36 +102,29 @@ def _rows(states: tuple[Tensor, ...], begin: int, end: int) -> tuple[Tensor, ...
     return tuple(state[begin:end] for state in states)
 
 
-def _by_step(packed: tuple[Tensor, ...], batch_sizes: list[int]) -> list[tuple[Tensor, ...]]:
+def _by_step(packed: Sequence[Tensor], sizes: list[int]) -> list[tuple[Tensor, ...]]:
     """Several packed tensors cut into steps: for each step, its piece of every tensor."""
-    return list(zip(*(tensor.split_with_sizes(batch_sizes) for tensor in packed), strict=True))
+    return list(zip(*(tensor.split_with_sizes(sizes) for tensor in packed), strict=True))
 
 
-def _project_inputs(cell: HandWritten, x_PJ: Tensor, weights: LayerWeights, hidden: int) -> tuple[Tensor, Tensor]:
-    """The input projections in the memory that the steps work in: ``gates [P, G]`` and ``apart [P, APART × H]``.
+def _apart_first(rows_GX: Tensor, apart: int) -> Tensor:
+    """The rows of a recurrent weight in the order of the cell's memory."""
+    return torch.cat((rows_GX[-apart:], rows_GX[:-apart])) if apart else rows_GX
 
-    All biases are in them: the recurrent one is the same at every step. ``x`` has a column of ones for them, if any:
-    that is faster than a product that begins with a copy of the bias to every row.
-    """
-    w_ih, _, b_ih, b_hh, _ = weights
-    together = w_ih.shape[0] - cell.APART * hidden
-    if b_ih is not None and b_hh is not None:
-        bias = torch.cat((b_ih[:together] + b_hh[:together], b_ih[together:]))
-        w_ih = torch.cat((w_ih, bias.unsqueeze(1)), 1)
-    gates_PG = x_PJ.new_empty(x_PJ.shape[0], w_ih.shape[0])
-    torch.mm(x_PJ, w_ih[:together].t(), out=gates_PG[:, :together])
-    gates_PG[:, together:] = 0.0 if b_hh is None else b_hh[together:]
-    return gates_PG, x_PJ @ w_ih[together:].t()
+
+def _apart_last(rows_GX: Tensor, apart: int) -> Tensor:
+    """Inverse of ``_apart_first``, in memory of its own."""
+    return torch.cat((rows_GX[apart:], rows_GX[:apart]))
 
 
 class _PackedLayer(torch.autograd.Function):
-    """The output of every packed step and the last states, from the packed inputs and the states entering."""
+    """The output of every step and the last states, from the inputs and the states entering."""
 
     @staticmethod
     def forward(
         ctx: Any,
         cell: Any,
-        batch_sizes: list[int],
+        steps: Steps,
         x_PI: Tensor,
         w_ih: Tensor,
         w_hh: Tensor,
@@ -127,39 +133,17 @@ class _PackedLayer(torch.autograd.Function):
         w_hr: Tensor | None,
         *entering_NX: Tensor,
     ) -> tuple[Tensor, ...]:
-        weights = LayerWeights(w_ih, w_hh, b_ih, b_hh, w_hr)
-        steps, hidden = x_PI.shape[0], w_ih.shape[0] // cell.GATES
-        x_PJ = x_PI if b_ih is None else torch.cat((x_PI, x_PI.new_ones(steps, 1)), 1)
-        gates_PG, apart_PA = _project_inputs(cell, x_PJ, weights, hidden)
-        # What the cell calls its output, and, where that is projected, the output.
-        cell_states_PH = tuple(x_PI.new_empty(steps, hidden) for _ in entering_NX)
-        states_PX = cell_states_PH
-        if w_hr is not None:
-            states_PX = (x_PI.new_empty(steps, w_hr.shape[0]), *cell_states_PH[1:])
-        views_of = _by_step(cell.forward_views(gates_PG, apart_PA), batch_sizes)
-        cell_states_of = _by_step(cell_states_PH, batch_sizes)
-        states_of = _by_step(states_PX, batch_sizes)
-        w_hh_t = w_hh.t()
-        states, entered = entering_NX, []
-        for size, gates, views, cell_states, produced in zip(
-            batch_sizes, gates_PG.split_with_sizes(batch_sizes), views_of, cell_states_of, states_of, strict=True
-        ):
-            if states[0].shape[0] != size:
-                states = _rows(states, 0, size)
-            entered.append(states)
-            gates.addmm_(states[0], w_hh_t)
-            cell.forward_step(views, states, cell_states)
-            if w_hr is not None:
-                torch.mm(cell_states[0], w_hr.t(), out=produced[0])
-            states = produced
-        last_NX = _last(states_of, batch_sizes)
-        entered_PX = tuple(torch.cat(pieces) for pieces in zip(*entered, strict=True))
-        ctx.cell, ctx.batch_sizes, ctx.states = cell, batch_sizes, len(entering_NX)
+        apart = cell.APART * (w_ih.shape[0] // cell.GATES)
+        gates_PA = _project_inputs(x_PI, steps, w_ih, b_ih, b_hh, apart)
+        states_RX = tuple(_with_room(entering, len(x_PI)) for entering in entering_NX)
+        # What the cell calls its output is not the output where that is projected.
+        unprojected_PH = None if w_hr is None else x_PI.new_empty(len(x_PI), w_hr.shape[1])
+        _run_forward(cell, steps.sizes, gates_PA, states_RX, _apart_first(w_hh, apart), w_hr, unprojected_PH)
+        ctx.cell, ctx.steps, ctx.apart, ctx.has_biases = cell, steps, apart, b_ih is not None
         ctx.set_materialize_grads(False)
-        # The first state is the output: the derivatives do not need it, but a projection's weight gradient does.
-        left_PH = cell_states_PH if w_hr is not None else (None, *cell_states_PH[1:])
-        ctx.save_for_backward(x_PJ, w_ih, w_hh, w_hr, gates_PG, apart_PA, *entered_PX, *left_PH)
-        return states_PX[0], *last_NX
+        ctx.save_for_backward(x_PI, w_ih, w_hh, w_hr, unprojected_PH, gates_PA, *states_RX)
+        output_PO = steps.unpacked(states_RX[0][steps.sizes[0] :])
+        return output_PO, *(state.index_select(0, steps.last_N) for state in states_RX)
 
     @staticmethod
     def backward(ctx: Any, grad_output_PO: Tensor | None, *grad_last_NX: Tensor | None) -> tuple[Any, ...]:
@@ -169,59 +153,224 @@ class _PackedLayer(torch.autograd.Function):
                 "backend=scan has a hand-written first derivative and no second one (create_graph=True was asked for). "
                 "Choose backend=reference, which autograd differentiates as often as needed."
             )
-        cell, batch_sizes = ctx.cell, ctx.batch_sizes
-        x_PJ, w_ih, w_hh, w_hr, gates_PG, apart_PA, *rest = ctx.saved_tensors
-        entered_PX, left_PH = rest[: ctx.states], rest[ctx.states :]
-        derivatives_P = cell.derivatives(gates_PG, apart_PA, tuple(entered_PX), tuple(left_PH))
-        grad_gates_PG = derivatives_P[0].flatten(1)
-        # The gradient of each segment's running state. Segments that have ended wait in their rows for their turn.
-        grads_NX = tuple(
-            entered.new_zeros(batch_sizes[0], entered.shape[1]) if grad is None else grad.clone()
-            for entered, grad in zip(entered_PX, grad_last_NX, strict=True)
+        cell, steps = ctx.cell, ctx.steps
+        x_PI, w_ih, w_hh, w_hr, unprojected_PH, gates_PA, *states_RX = ctx.saved_tensors
+        grads_RO = _gradients_of_outputs(grad_output_PO, grad_last_NX[0], states_RX[0], steps)
+        others_N1X = tuple(
+            state.new_zeros(steps.sizes[0], 1, state.shape[1]) if grad is None else grad.unsqueeze(1).clone()
+            for state, grad in zip(states_RX[1:], grad_last_NX[1:], strict=True)
         )
-        views_of = _by_step(cell.backward_views(derivatives_P), batch_sizes)
-        grad_gates_of = grad_gates_PG.split_with_sizes(batch_sizes)
-        grad_output_of = None if grad_output_PO is None else grad_output_PO.split_with_sizes(batch_sizes)
-        grad_projected = []
-        grads = _rows(grads_NX, 0, 0)
-        for t in reversed(range(len(batch_sizes))):
-            if grads[0].shape[0] != batch_sizes[t]:
-                grads = _rows(grads_NX, 0, batch_sizes[t])
-            if grad_output_of is not None:
-                grads[0].add_(grad_output_of[t])
-            if w_hr is None:
-                cell.backward_step(views_of[t], grads)
+        back = _StepsBack(cell, steps.sizes, grads_RO, others_N1X, _apart_first(w_hh, ctx.apart), w_hr)
+        # Those entering need no gradient if they are data, as stored states are.
+        back.to_entering = ctx.needs_input_grad[8]
+        sums = _WeightGradients(x_PI, steps, w_ih, w_hh, ctx.needs_input_grad[2])
+        chunks = _chunks(steps.sizes, _rows_at_once(gates_PA))
+        most = max(end - begin for *_, begin, end in chunks) + products.rounded_up(1)
+        memory_CA = gates_PA.new_empty(most, gates_PA.shape[1])
+        for first, last, begin, end in reversed(chunks):
+            factors_CA = memory_CA[: end - begin]
+            factors_CAH = factors_CA.unflatten(1, (cell.GATES + cell.APART, -1))
+            entered_CX = tuple(steps.entered(state, begin, end) for state in states_RX)
+            left_CX = tuple(state[steps.sizes[0] + begin : steps.sizes[0] + end] for state in states_RX)
+            others_C1H = cell.derivatives(gates_PA[begin:end], entered_CX, left_CX, factors_CAH)
+            back.run(first, last, memory_CA, cell.backward_views(factors_CAH, others_C1H))
+            sums.add(begin, end, factors_CA, entered_CX[0])
+        grad_w_hr = None if w_hr is None else grads_RO[steps.sizes[0] :].t() @ unprojected_PH
+        entering = (grads_RO[: steps.sizes[0]], *(grad.squeeze(1) for grad in others_N1X))
+        return None, None, sums.x_PI, *sums.weights(ctx.apart, ctx.has_biases), grad_w_hr, *entering
+
+
+def _project_inputs(
+    x_PI: Tensor, steps: Steps, w_ih: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, apart: int
+) -> Tensor:
+    """The memory that the steps work in, holding the input projections and all biases."""
+    gates_PA = x_PI.new_empty(len(x_PI), apart + len(w_ih))
+    if b_ih is None or b_hh is None:
+        bias_A = gates_PA.new_zeros(gates_PA.shape[1])
+    else:
+        both = len(w_ih) - apart
+        bias_A = torch.cat((b_hh[both:], b_ih[:both] + b_hh[:both], b_ih[both:]))
+    projected_PG, w_ih_t = gates_PA[:, apart:], w_ih.t()
+    for begin, end, is_large in products.blocks(len(x_PI), products.least_rows(x_PI, *w_ih_t.shape)):
+        x = steps.packed(x_PI, begin, end)
+        if is_large:
+            gates_PA[begin:end, :apart] = bias_A[:apart]
+            projected_PG[begin:end] = products.by_onednn(x, w_ih, bias_A[apart:])
+        else:
+            gates_PA[begin:end] = bias_A
+            projected_PG[begin:end].addmm_(x, w_ih_t)
+    return gates_PA
+
+
+def _with_room(entering_NX: Tensor, steps: int) -> Tensor:
+    states_RX = entering_NX.new_empty(len(entering_NX) + steps, entering_NX.shape[1])
+    states_RX[: len(entering_NX)] = entering_NX
+    return states_RX
+
+
+def _run_forward(
+    cell: HandWritten,
+    sizes: list[int],
+    gates_PA: Tensor,
+    states_RX: tuple[Tensor, ...],
+    w_hh: Tensor,
+    w_hr: Tensor | None,
+    unprojected_PH: Tensor | None,
+) -> None:
+    """Every step, in given memory."""
+    w_hh_t = w_hh.t()
+    least = products.least_rows(gates_PA, *w_hh_t.shape)
+    states, *states_of = _by_step(states_RX, [sizes[0], *sizes])
+    recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
+    views_of = _by_step(cell.forward_views(gates_PA), sizes)
+    outputs_of = None if unprojected_PH is None else unprojected_PH.split_with_sizes(sizes)
+    begin = 0
+    for t, (size, recurrent, views, produced) in enumerate(zip(sizes, recurrent_of, views_of, states_of, strict=True)):
+        width = len(states[0])
+        if size >= least:
+            needed = states_RX[0][begin : begin + products.rounded_up(size)]
+            recurrent.add_(products.by_onednn(needed, w_hh)[:size])
+        begin += width
+        if width != size:
+            states = _rows(states, 0, size)
+        if size < least:
+            recurrent.addmm_(states[0], w_hh_t)
+        if w_hr is None or outputs_of is None:
+            cell.forward_step(views, states, produced)
+        else:
+            cell.forward_step(views, states, (outputs_of[t], *produced[1:]))
+            torch.mm(outputs_of[t], w_hr.t(), out=produced[0])
+        states = produced
+
+
+def _gradients_of_outputs(
+    grad_output_PO: Tensor | None, grad_last_NO: Tensor | None, states_RO: Tensor, steps: Steps
+) -> Tensor:
+    """The gradients ``[R, O]`` that reach the first state from outside; none reaches those entering."""
+    entering = steps.sizes[0]
+    if grad_output_PO is None:
+        grads_RO = torch.zeros_like(states_RO)
+    else:
+        grads_RO = torch.empty_like(states_RO)
+        grads_RO[:entering] = 0.0
+        steps.pack_into(grad_output_PO, grads_RO[entering:])
+    return grads_RO if grad_last_NO is None else grads_RO.index_add_(0, steps.last_N, grad_last_NO)
+
+
+def _rows_at_once(gates_PA: Tensor) -> int:
+    if gates_PA.device.type != "cpu":
+        return len(gates_PA)
+    return _BYTES_AT_ONCE // (gates_PA.shape[1] * gates_PA.element_size())
+
+
+def _chunks(sizes: list[int], rows_at_once: int) -> list[tuple[int, int, int, int]]:
+    """The first and last time step (exclusive), first and last row (exclusive) of chunks of whole time steps, which
+    have no more rows than asked for unless it is a single step.
+    """
+    chunks = []
+    first = begin = end = 0
+    for t, size in enumerate(sizes):
+        if end > begin and end + size - begin > rows_at_once:
+            chunks.append((first, t, begin, end))
+            first, begin = t, end
+        end += size
+    return [*chunks, (first, len(sizes), begin, end)]
+
+
+class _StepsBack:
+    """The loop backwards in time, by chunks."""
+
+    to_entering = True
+    """Whether the gradient of the first state entering is wanted."""
+
+    def __init__(
+        self,
+        cell: HandWritten,
+        sizes: list[int],
+        grads_RO: Tensor,
+        others_N1X: tuple[Tensor, ...],
+        w_hh: Tensor,
+        w_hr: Tensor | None,
+    ) -> None:
+        self.cell, self.sizes, self.w_hh, self.w_hr = cell, sizes, w_hh, w_hr
+        self.others = self.others_N1X = others_N1X
+        # The t-th is that before step t; both as a matrix, and with a dimension for the gates.
+        self.grads_of = _by_step((grads_RO, grads_RO.unsqueeze(1)), [sizes[0], *sizes])
+        self.least = products.least_rows(grads_RO, *w_hh.shape)
+
+    def run(self, first: int, last: int, factors_CA: Tensor, views_C: tuple[Tensor, ...]) -> None:
+        """Steps ``last − 1`` to ``first``. Turns the factors into the gradients of the projections."""
+        sizes = self.sizes[first:last]
+        factors_CG = factors_CA[:, : len(self.w_hh)]
+        begin = sum(sizes)
+        recurrent_of = factors_CG[:begin].split_with_sizes(sizes)
+        views_of = _by_step(views_C, sizes)
+        for t in reversed(range(first, last)):
+            size = self.sizes[t]
+            begin -= size
+            (onward, onward_B1O), (grad, grad_B1O) = self.grads_of[t], self.grads_of[t + 1]
+            if len(onward) != size:
+                onward, onward_B1O = onward[:size], onward_B1O[:size]
+            if self.others and len(self.others[0]) != size:
+                self.others = _rows(self.others_N1X, 0, size)
+            if self.w_hr is not None:
+                grad_B1O = (grad @ self.w_hr).unsqueeze(1)
+            self.cell.backward_step(views_of[t - first], (grad_B1O, *self.others), onward_B1O)
+            if t == 0 and not self.to_entering:
+                continue
+            if size >= self.least:
+                needed = factors_CG[begin : begin + products.rounded_up(size)]
+                onward.add_(products.by_onednn(needed, self.w_hh.t())[:size])
             else:
-                grad_projected.append(grads[0].clone())
-                cell.backward_step(views_of[t], (grads[0] @ w_hr, *grads[1:]))
-            grads[0].addmm_(grad_gates_of[t], w_hh, beta=1 if cell.DIRECT else 0)
-        grad_x, grad_w_ih, grad_b_ih, grad_b_hh = _input_gradients(
-            cell, x_PJ, w_ih, derivatives_P, ctx.needs_input_grad[2]
-        )
-        grad_w_hh = grad_gates_PG.t() @ entered_PX[0]
-        grad_w_hr = None if w_hr is None else torch.cat(grad_projected[::-1]).t() @ left_PH[0]
-        return None, None, grad_x, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, grad_w_hr, *grads_NX
+                onward.addmm_(recurrent_of[t - first], self.w_hh)
 
 
-def _input_gradients(
-    cell: Any, x_PJ: Tensor, w_ih: Tensor, grads_P: tuple[Tensor, ...], wants_x: bool
-) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """Those of x, w_ih, b_ih and b_hh. The gates that keep their projections apart have a gradient for each."""
-    grad_gates_PG = grads_P[0].flatten(1)
-    grad_apart_PA = grads_P[1] if cell.APART else grad_gates_PG[:, :0]
-    together, inputs = w_ih.shape[0] - grad_apart_PA.shape[1], w_ih.shape[1]
-    grad_together = grad_gates_PG[:, :together]
-    grad_w = w_ih.new_empty(w_ih.shape[0], x_PJ.shape[1])
-    torch.mm(grad_together.t(), x_PJ, out=grad_w[:together])
-    torch.mm(grad_apart_PA.t(), x_PJ, out=grad_w[together:])
-    grad_x = None
-    if wants_x:
-        grad_x = grad_together @ w_ih[:together]
-        if cell.APART:
-            grad_x.addmm_(grad_apart_PA, w_ih[together:])
-    if x_PJ.shape[1] == inputs:
-        return grad_x, grad_w, None, None
-    # The column of ones has collected the biases' gradients.
-    grad_b_ih = grad_w[:, inputs].clone()
-    grad_b_hh = torch.cat((grad_b_ih[:together], grad_gates_PG[:, together:].sum(0)))
-    return grad_x, grad_w[:, :inputs].contiguous(), grad_b_ih, grad_b_hh
+class _WeightGradients:
+    """Sums over all steps, and the gradient of the input, from the gradients of the projections chunk by chunk."""
+
+    def __init__(self, x_PI: Tensor, steps: Steps, w_ih: Tensor, w_hh: Tensor, wants_x: bool) -> None:
+        self.x, self.steps, self.w_ih = x_PI, steps, w_ih
+        self.x_PI = torch.empty_like(x_PI) if wants_x else None
+        self.w_ih_GI, self.w_hh_GO = (_sum_for(weight, len(x_PI)) for weight in (w_ih, w_hh))
+        self.bias_A: Tensor | None = None
+
+    def add(self, begin: int, end: int, grads_CA: Tensor, entered_CO: Tensor) -> None:
+        """What the steps from ``begin`` to ``end`` give."""
+        rows = end - begin
+        for a, b, is_large in products.blocks(rows, products.least_rows(grads_CA, *self.w_ih.shape)):
+            grads = _columns(grads_CA[a:b, -len(self.w_ih) :], is_large)
+            _add_product(self.w_ih_GI, self.steps.packed(self.x, begin + a, begin + b), grads, is_large)
+            if self.x_PI is not None:
+                grad_x = products.by_onednn(grads, self.w_ih.t()) if is_large else grads @ self.w_ih
+                self.steps.unpack_into(grad_x, self.x_PI, begin + a, begin + b)
+        for a, b, is_large in products.blocks(rows, products.least_rows(grads_CA, *self.w_hh_GO.shape)):
+            grads = _columns(grads_CA[a:b, : len(self.w_hh_GO)], is_large)
+            _add_product(self.w_hh_GO, entered_CO[a:b], grads, is_large)
+        bias_A = grads_CA.sum(0)
+        self.bias_A = bias_A if self.bias_A is None else self.bias_A.add_(bias_A)
+
+    def weights(self, apart: int, has_biases: bool) -> tuple[Tensor | None, ...]:
+        """Those of w_ih, w_hh, b_ih and b_hh."""
+        weights = (self.w_ih_GI.contiguous(), _apart_last(self.w_hh_GO, apart))
+        if not has_biases or self.bias_A is None:
+            return *weights, None, None
+        return *weights, self.bias_A[apart:], _apart_last(self.bias_A[: len(self.w_hh_GO)], apart)
+
+
+def _columns(grads_CG: Tensor, is_large: bool) -> Tensor:
+    # oneDNN takes a matrix either way round, but if its lines lie apart it is a hundred times slower.
+    return grads_CG.contiguous() if is_large else grads_CG
+
+
+def _sum_for(weight_GX: Tensor, steps: int) -> Tensor:
+    """Zeros; transposed in memory if oneDNN adds to them, which is faster so."""
+    if steps >= products.least_rows(weight_GX, *weight_GX.shape):
+        return weight_GX.new_zeros(weight_GX.shape[::-1]).t()
+    return weight_GX.new_zeros(weight_GX.shape)
+
+
+def _add_product(total_GX: Tensor, values_CX: Tensor, grads_CG: Tensor, is_large: bool) -> None:
+    if is_large:
+        total_GX.t().add_(products.by_onednn(values_CX.t(), grads_CG.t()))
+    else:
+        total_GX.addmm_(grads_CG.t(), values_CX)

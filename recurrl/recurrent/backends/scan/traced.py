@@ -126,28 +126,27 @@ class _TracedScan(torch.autograd.Function):
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             start, *given = inputs
             output_grads = given[: ctx.states]
-            factors = tuple(factor.clone() for factor in given[ctx.states :])
+            factors, *others = (factor.clone() for factor in given[ctx.states :])
             grads = tuple(grad + c for grad, c in zip(output_grads, carry, strict=True))
             grad_output = grads[0].clone()
+            onward = torch.zeros_like(grad_output)
             if w_hr is not None:
                 grads = (grads[0] @ w_hr, *grads[1:])
-            cell.backward_step(cell.backward_views(factors), grads)
-            through_projection = factors[0].flatten(1) @ w_hh
-            entering = (grads[0] + through_projection if cell.DIRECT else through_projection, *grads[1:])
+            grads_B1H = tuple(grad.unsqueeze(1) for grad in grads)
+            cell.backward_step(cell.backward_views(factors, tuple(others)), grads_B1H, onward.unsqueeze(1))
+            through_projection = _apart_last(factors, cell).flatten(1) @ w_hh
+            entering = (onward + through_projection, *grads[1:])
             # At a start the gradient goes to the stored state, and none further back.
-            onward = tuple(torch.where(start, 0.0, grad) for grad in entering)
-            mutated = factors[: 1 + (cell.APART > 0)]
-            return onward, (grad_output, *(value.clone() for value in (*mutated, *entering)))
+            onwards = tuple(torch.where(start, 0.0, grad) for grad in entering)
+            return onwards, (grad_output, *(value.clone() for value in (factors, *entering)))
 
         initial = tuple(torch.zeros_like(grad[0]) for grad in grad_states_TBX)
         factors_TB = tuple(factor.unflatten(0, (-1, rows)) for factor in factors_P)
         inputs = tuple(value.flip(0) for value in (starts_TB1, *grad_states_TBX, *factors_TB))
         _, results = scan(backward_in_time, initial, inputs)
-        grad_output_PO, grad_gates_PKH, *others = (value.flip(0).flatten(0, 1) for value in results)
-        grad_gates_PG = grad_x_PG = grad_gates_PKH.flatten(1)
-        if cell.APART:
-            grad_apart_PA, *others = others
-            grad_x_PG = torch.cat((grad_gates_PG[:, : -grad_apart_PA.shape[1]], grad_apart_PA), 1)
+        grad_output_PO, grads_PAH, *others = (value.flip(0).flatten(0, 1) for value in results)
+        grad_gates_PG = _apart_last(grads_PAH, cell).flatten(1)
+        grad_x_PG = grads_PAH[:, cell.APART :].flatten(1)
         grad_stored = (torch.where(starts_TB1, grad.unflatten(0, (-1, rows)), 0.0) for grad in others)
         return (
             None,
@@ -169,8 +168,15 @@ def _factors(
     h_gates_PG = functional.linear(entered_PX[0], w_hh, b_hh)
     hidden = x_gates_PG.shape[1] // cell.GATES
     together = x_gates_PG.shape[1] - cell.APART * hidden
-    gates_PG = torch.cat((x_gates_PG[:, :together] + h_gates_PG[:, :together], h_gates_PG[:, together:]), 1)
-    apart_PA = x_gates_PG[:, together:].clone()
+    sums_PG = x_gates_PG[:, :together] + h_gates_PG[:, :together]
+    gates_PA = torch.cat((h_gates_PG[:, together:], sums_PG, x_gates_PG[:, together:]), 1)
     left_PH = tuple(x_gates_PG.new_empty(x_gates_PG.shape[0], hidden) for _ in entered_PX)
-    cell.forward_step(cell.forward_views(gates_PG, apart_PA), entered_PX, left_PH)
-    return cell.derivatives(gates_PG, apart_PA, entered_PX, left_PH), left_PH
+    cell.forward_step(cell.forward_views(gates_PA), entered_PX, left_PH)
+    factors_PAH = torch.empty_like(gates_PA).unflatten(1, (-1, hidden))
+    others = cell.derivatives(gates_PA, entered_PX, left_PH, factors_PAH)
+    return (factors_PAH, *(other.clone() for other in others)), left_PH
+
+
+def _apart_last(factors_PAH: Tensor, cell: Any) -> Tensor:
+    """Those of the recurrent projections ``[P, K, H]``, in the order of the weights."""
+    return torch.cat((factors_PAH[:, cell.APART : cell.GATES], factors_PAH[:, : cell.APART]), 1)
