@@ -126,7 +126,7 @@ def preferred(problem: Problem) -> list[Configuration]:
     tiles = _TILES_IEEE if problem.precision == "ieee" else _TILES
     most = _UNTIMED_LANES[problem.lanes]
     step = [Configuration(False, lanes, units, depth, warps, stages) for lanes, units, warps in tiles if lanes <= most]
-    return [*_resident(problem)[:1], *step]
+    return [*_resident(problem), *step]
 
 
 def all_candidates(problem: Problem) -> list[Configuration]:
@@ -164,7 +164,10 @@ def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem
 
 
 def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
-    """Of each problem's candidates those that fit, up to the first with one launch a step: later ones need no look."""
+    """Of each problem's candidates the first with resident weights that fits, and the first with one launch a step.
+
+    Those after them need no look.
+    """
     waiting: dict[Problem, list[Configuration]] = {}
     for problem, candidate in pairs:
         waiting.setdefault(problem, []).append(candidate)
@@ -173,8 +176,10 @@ def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[P
         first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
         fit = fitting(first.items())
         found |= fit
-        done = {problem for problem, candidate in fit if not candidate.resident}
-        waiting = {problem: left for problem, left in waiting.items() if left and problem not in done}
+        for problem, fitted in fit:
+            # The resident ones come first.
+            waiting[problem] = [other for other in waiting[problem] if fitted.resident and not other.resident]
+        waiting = {problem: left for problem, left in waiting.items() if left}
     return found
 
 

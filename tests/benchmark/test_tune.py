@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -168,23 +168,28 @@ def test_the_stopwatch_runs_each_candidate_forwards_and_backwards(cell: str, mon
     assert sorted(launched) == sorted(2 * candidates)
 
 
-def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fits", "expected"),
+    [
+        (lambda c: c.lanes <= 32, [(True, 8, 8), (False, 64, 8), (False, 32, 4)]),
+        (lambda c: c.warps == 4, [(True, 8, 8), (True, 16, 8), (True, 8, 4), (False, 64, 8), (False, 32, 4)]),
+    ],
+    ids=["the first resident fits", "the third resident fits"],
+)
+def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(
+    fits: Callable[[Configuration], bool], expected: list[tuple[bool, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = []
 
-    def narrow_ones(pairs: Iterable[Pair]) -> set[Pair]:
+    def those_that_fit(pairs: Iterable[Pair]) -> set[Pair]:
         compiled.extend(pairs := list(pairs))
-        return {(problem, candidate) for problem, candidate in pairs if candidate.lanes <= 32}
+        return {(problem, candidate) for problem, candidate in pairs if fits(candidate)}
 
-    monkeypatch.setattr(tune, "fitting", narrow_ones)
+    monkeypatch.setattr(tune, "fitting", those_that_fit)
     problem = Problem("gru", "tf32", 90, 128, None)
-    offered = [(problem, candidate) for candidate in preferred(problem)]
-    found = first_fitting(offered)
-    assert [candidate[:4] for _, candidate in compiled] == [
-        (True, 8, 128, 128),
-        (False, 64, 64, 32),
-        (False, 32, 64, 32),
-    ]
-    assert found == {offered[0], offered[2]}
+    found = first_fitting([(problem, candidate) for candidate in preferred(problem)])
+    assert [(candidate.resident, candidate.lanes, candidate.warps) for _, candidate in compiled] == expected
+    assert found == {(problem, candidate) for _, candidate in compiled if fits(candidate)}
 
 
 @pytest.mark.slow
