@@ -34,7 +34,8 @@ HIDDEN = (16, 32, 64, 128, 256, 512, 1024)
 LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
-_ODD_HIDDEN = 102
+# Sizes that stand for all with one launch a step, whose tiles do not depend on them.
+_STEP_HIDDEN = (64, 102, 128, table.LARGEST_HIDDEN)
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
 _TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
@@ -184,9 +185,9 @@ def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[P
 
 
 def _jobs(problem: Problem, candidate: Configuration) -> list[Job]:
-    """A size that is no multiple of 16 takes more registers. One launch a step runs the same loop for all sizes."""
+    """A size that is no multiple of 16 takes more registers, and so may a short loop over the features."""
     odd = problem.hidden_size * 4 // 5
-    sizes = (odd, problem.hidden_size) if candidate.resident else (_ODD_HIDDEN, table.LARGEST_HIDDEN)
+    sizes = (odd, problem.hidden_size) if candidate.resident else _STEP_HIDDEN
     return [Job(Layer(problem.cell, size, problem.precision, problem.architecture), candidate) for size in sizes]
 
 
