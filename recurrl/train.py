@@ -20,6 +20,7 @@ from recurrl.envs import in_this_process, make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
 from recurrl.errors import NonFiniteError
 from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics
+from recurrl.garbage import start_up_spared
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, ActorCritic, make_policy
 from recurrl.recurrent import precision
@@ -76,6 +77,7 @@ def train(
         report.startup_time_s = time.time() - report.started
 
         stack.enter_context(request.held())
+        stack.enter_context(start_up_spared())
         batches = iter(collector)
         ending = False
         while not (ending or is_last(config, report.frames)):

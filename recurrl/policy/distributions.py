@@ -22,9 +22,33 @@ QUADRATURE_POINTS = 64
 NO_SHAPE = Size()
 
 
+class Choice(Categorical):
+    """torch's distribution over K choices, whose ``logits [B, K]`` one operation normalises, where torch takes eight.
+
+    Args:
+        logits: with any constant added.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = self._param = functional.log_softmax(logits, -1)
+        self._num_events = logits.shape[-1]
+        Distribution.__init__(self, logits.shape[:-1], validate_args=False)
+
+    def expand(self, batch_shape: Size | Sequence[int], _instance: Any = None) -> Choice:
+        """To more dimensions."""
+        instance = _instance or self.__new__(type(self))
+        expanded: Choice = super().expand(Size(batch_shape), instance)  # type: ignore[no-untyped-call]
+        return expanded
+
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The likeliest choice."""
+        return self.logits.argmax(-1)
+
+
 def categorical(logits: Tensor, mask: Tensor | None = None) -> Distribution:
     """One choice of K from ``logits [B, K]``; where ``mask`` is zero the choice has probability zero."""
-    return Categorical(logits=_masked(logits, mask), validate_args=False)
+    return Choice(_masked(logits, mask))
 
 
 def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> Distribution:
@@ -35,7 +59,7 @@ def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None 
         functional.pad(part, (0, widest - size), value=lowest)
         for size, part in zip(sizes, _masked(logits, mask).split(list(sizes), -1), strict=True)
     ]
-    return Independent(Categorical(logits=torch.stack(parts, -2), validate_args=False), 1, validate_args=False)
+    return Independent(Choice(torch.stack(parts, -2)), 1, validate_args=False)
 
 
 def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:

@@ -20,13 +20,13 @@ from tensordict.nn import (
 )
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Distribution
 from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
 from recurrl.keys import VALUE
 from recurrl.policy.actor_critic import ActorCritic
-from recurrl.policy.distributions import categorical
+from recurrl.policy.distributions import Choice, categorical
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import LayerWeights, step
 from recurrl.recurrent.cells import Cell
@@ -194,14 +194,13 @@ def _sampling(module: ProbabilisticTensorDictModule) -> Operation:
         (logits_key,) = module.in_keys
 
         def choose(data: Tensors) -> None:
-            logits_NA = data[logits_key]
-            data[action_key], data[log_prob_key] = _choice(logits_NA - logits_NA.logsumexp(-1, keepdim=True))
+            data[action_key], data[log_prob_key] = _choice(functional.log_softmax(data[logits_key], -1))
 
         return choose
 
     def run(data: Tensors) -> None:
         distribution = module.get_dist(data)
-        if type(distribution) is Categorical:
+        if type(distribution) is Choice:
             data[action_key], data[log_prob_key] = _choice(distribution.logits)
             return
         action = distribution.rsample() if distribution.has_rsample else distribution.sample()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
+from contextlib import ExitStack
 from statistics import fmean
 
 from hydra import compose, initialize_config_module
@@ -13,6 +15,7 @@ from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.evaluation import evaluate
+from recurrl.garbage import start_up_spared
 from recurrl.learner import Learner
 from recurrl.train import make_policy_for, set_process_state
 from recurrl.validation import check
@@ -63,6 +66,10 @@ class Ours:
         self.learner = Learner(config, policy)
         self.collector = make_collector(config, policy)
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
+        # As a run does, for as long as this process lives.
+        until_exit = ExitStack()
+        until_exit.enter_context(start_up_spared())
+        atexit.register(until_exit.close)
 
     def collect(self) -> None:
         """One batch."""
