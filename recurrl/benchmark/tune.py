@@ -4,7 +4,7 @@ On the GPU of this machine: every candidate that spills nothing and fits is time
 cell, precision, hidden size and number of lanes. The table holds the fastest; what it says of other GPUs is kept.
 
 With --untimed, on any machine: for all GPUs the first candidate, from the largest tiles down, that spills nothing and
-fits, which ahead-of-time compilation tells. The table that comes with recurrl was made so.
+fits, which ahead-of-time compilation tells. The table that comes with recurrl rests on the same.
 
 To use the table: RECURRL_TRITON_TABLE=table.json.
 """
