@@ -29,6 +29,8 @@ IN_PROCESSES = {
     "parallel": ("env.vectorization=parallel",),
 }
 WAIT_S = 300
+# Linux's PF_EXITING, see proc_pid_stat(5): past its own code; the last of its memory is taken back.
+_EXITING = 0x4
 
 # Named semaphores are removed by a process that ends a moment after the run.
 SHOW_SHARED_MEMORY = """
@@ -65,7 +67,7 @@ class Run(NamedTuple):
         return found
 
     def members(self) -> list[int]:
-        """The processes of the group, those that have ended and nobody has looked after left out."""
+        """The processes of the group, without those that have ended or are about to."""
         return [pid for pid in _processes() if _group(pid) == self.process.pid]
 
     def end(self, within_s: float = WAIT_S) -> tuple[int, str]:
@@ -82,10 +84,11 @@ def _processes() -> Iterator[int]:
 
 def _group(pid: int) -> int | None:
     try:
-        state, _, group = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[:3]
+        state, _, group, *others = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state == "Z" else int(group)
+    ends = state == "Z" or int(others[3]) & _EXITING
+    return None if ends else int(group)
 
 
 @pytest.fixture
