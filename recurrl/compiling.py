@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from recurrl.errors import ConfigError
 from recurrl.recurrent import prepare_for_compile
 
 logger = logging.getLogger(__name__)
@@ -25,11 +26,14 @@ def compiled(loss: nn.Module, device: torch.device) -> Loss:
     Minibatches have to be of one shape: another one is compiled anew.
 
     Raises:
-        RuntimeError: this version of torch cannot compile a scan on ``device``.
+        ConfigError: this version of torch cannot compile a scan on ``device``.
     """
     # What an earlier job of a sweep compiled counts towards torch's limit of programs for one function.
     torch.compiler.reset()
-    prepare_for_compile(device)
+    try:
+        prepare_for_compile(device)
+    except RuntimeError as error:
+        raise ConfigError(f"compile=true is not possible here: {error} Leave compile out.") from error
     logger.info("The first update compiles the loss, which takes half a minute or so.")
     made: Loss = torch.compile(loss.forward, fullgraph=True, dynamic=False)
     return made

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
+from recurrl import compiling
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
 from recurrl.learner import Learner
 from recurrl.report import Report
 from recurrl.train import make_policy_for, set_process_state
@@ -114,3 +116,14 @@ def test_the_seconds_of_compiling_are_taken_out_of_learning_once() -> None:
         report.compiled(30.0)
     assert report.compile_time_s == 30.0
     assert report.learn_time_s == pytest.approx(30.0, abs=1.0)
+
+
+def test_a_torch_that_cannot_compile_a_scan_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.ensure_scan_backward", lambda _: False)
+    monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.scan_unavailable_reason", lambda _: "its sums are off")
+    with pytest.raises(ConfigError) as refused:
+        compiling.compiled(nn.Identity(), torch.device("cpu"))
+    assert str(refused.value) == (
+        "compile=true is not possible here: backend=scan cannot be compiled on cpu: its sums are off. Leave "
+        "compile out."
+    )

@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -84,7 +85,8 @@ def examine_run(path: Path) -> list[str]:
     Raises:
         ConfigError: the path is none, or what is there is damaged.
     """
-    config = typed(saved_config(path))
+    # One pass over a few minibatches is not worth compiling for, and is to show the loss as it is written.
+    config = replace(typed(saved_config(path)), compile=False)
     check_config(config)
     set_process_state(config)
     return list(not_finite.examine(config, make_policy_for(config), path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -34,15 +35,15 @@ def evaluate_main() -> None:
         help="also with the recurrent states zeroed at each step, and with those of another episode",
     )
     arguments = parser.parse_args()
-    given = (arguments.run, arguments.episodes, arguments.seed, arguments.device)
+    begun = {KEPT: ""}
+    if arguments.memory:
+        begun |= {ZEROED: "with its memory zeroed: ", SHUFFLED: "with another episode's: "}
     try:
-        lines = [_return_line(evaluate_run(*given))]
-        if arguments.memory:
-            lines.append(f"with its memory zeroed: {_return_line(evaluate_run(*given, states=ZEROED))}")
-            lines.append(f"with another episode's: {_return_line(evaluate_run(*given, states=SHUFFLED))}")
+        returns = evaluate_run(arguments.run, arguments.episodes, arguments.seed, arguments.device, list(begun))
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    for states, start in begun.items():
+        sys.stdout.write(f"{start}{_return_line(returns[states])}\n")
 
 
 def evaluate_run(
@@ -50,16 +51,16 @@ def evaluate_run(
     episodes: int | None = None,
     seed: int | None = None,
     device: str | None = None,
-    states: str = KEPT,
-) -> list[float]:
-    """Returns of deterministic episodes of a run's policy, in the environment it was trained in.
+    states: Sequence[str] = (KEPT,),
+) -> dict[str, list[float]]:
+    """Returns of deterministic episodes of a run's policy in the environment it was trained in, for each of ``states``.
 
     Args:
         path: a run directory, or one of its checkpoints; of a run directory the newest checkpoint is taken.
         episodes: how many; default: as many as the run's own evaluation.
         seed: of the environments; default: the run's.
         device: where the policy runs; default: the run's.
-        states: what becomes of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
+        states: what may become of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
 
     Raises:
         ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
@@ -71,12 +72,13 @@ def evaluate_run(
     episodes = config.evaluation.episodes if episodes is None else episodes
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
+    seed = config.seed if seed is None else seed
     with time_limit(config.collector.timeout_s):
         policy = make_policy_for(config)
         saved.load_policy(policy)
-        if states != KEPT and not policy.state_keys:
+        if set(states) != {KEPT} and not policy.state_keys:
             raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
-        return evaluate(config.env, policy, episodes, config.seed if seed is None else seed, states)
+        return {each: evaluate(config.env, policy, episodes, seed, each) for each in states}
 
 
 def _return_line(returns: list[float]) -> str:

@@ -28,16 +28,6 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary of a run.
-
-    Raises:
-        FileNotFoundError: the run has written none, for example because it is still going.
-    """
-    summary: dict[str, Any] = json.loads((run_dir / FILE_NAME).read_text(encoding="utf-8"))
-    return summary
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
