@@ -35,11 +35,11 @@ LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
 # Sizes that stand for all with one launch a step, whose tiles do not depend on them.
-_STEP_HIDDEN = (64, 102, 128, table.LARGEST_HIDDEN)
+_STEP_HIDDEN = (64, 100, 102, 128, table.LARGEST_HIDDEN)
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
 _TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
-_TILES_IEEE = [(32, 32, 4), (32, 32, 8), (16, 32, 4), (16, 16, 4)]
+_TILES_IEEE = [(32, 32, 8), (16, 32, 8), (16, 32, 4)]
 _DEPTH_AND_STAGES = {"ieee": (16, 2), "tf32": (32, 3), "tf32x3": (32, 2), "bf16": (64, 3)}
 # Lanes times units. The sums of larger ones take more registers than a thread has, and minutes to compile.
 _LARGEST_TILE, _LARGEST_TILE_IEEE = 64 * 64, 32 * 32

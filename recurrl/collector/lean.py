@@ -136,7 +136,7 @@ class TensorRollout:
         self.batch_NT = batch_NT
         self.policy_device = policy_device or self.env.device
         self.policy = policy
-        self.operations = operations(policy)
+        self.operations, self.later = operations(policy)
         self._moves = self.policy_device != self.env.device
         self.observation_keys = list(self.env.observation_spec.keys(True, True))
         self.init_key, self.count_key, self.return_key, self.state_keys = marks
@@ -163,7 +163,9 @@ class TensorRollout:
         unknown = stored - given - {_TRAJECTORY, ("next", self.init_key), *self.env.done_keys}
         if unknown:
             raise UnknownPartError(f"batches hold {sorted(map(str, unknown))}")
-        self.kept_keys = [key for key in stored - following if key in given | {_TRAJECTORY}]
+        kept = {key for key in stored - following if key in given | {_TRAJECTORY}}
+        later = {each.writes for each in self.later}
+        self.kept_keys = list((kept - later).union(*[each.reads for each in self.later]))
 
     def run(self, carrier: TensorDictBase, next_trajectories: Callable[[Tensors], Tensor] | None) -> None:
         """Fills the batch.
@@ -173,7 +175,7 @@ class TensorRollout:
             next_trajectories: numbers the trajectories after some have ended; None where nobody wants the numbers.
         """
         # Anew, because somebody may have exchanged the policy's parameters.
-        self.operations = operations(self.policy)
+        self.operations, self.later = operations(self.policy)
         now = self._starting(carrier)
         if next_trajectories is not None:
             now[_TRAJECTORY] = carrier.get(_TRAJECTORY)
@@ -192,6 +194,7 @@ class TensorRollout:
         # Copies, because a reset of the collector writes into the carrier.
         carrier.update({key: value.clone() for key, value in now.items()})
         self.store(steps, nexts)
+        self.compute_later(steps)
         self._check_log_probs()
 
     def _starting(self, carrier: TensorDictBase) -> Tensors:
@@ -241,6 +244,11 @@ class TensorRollout:
                 _stack_into(out, [step[key] for step in steps])
             elif isinstance(key, tuple) and key[0] == "next" and _rest(key) in nexts[0]:
                 _stack_into(out, [after[_rest(key)] for after in nexts])
+
+    def compute_later(self, steps: list[Tensors]) -> None:
+        """Writes the entries that could wait for all steps to be taken."""
+        for writes, reads, compute in self.later:
+            self.batch_NT[writes].copy_(compute(*[torch.stack([step[key] for step in steps], 1) for key in reads]))
 
     def _check_log_probs(self) -> None:
         log_probs_NT = self.batch_NT.get(LOG_PROB, None)

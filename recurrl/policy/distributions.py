@@ -16,6 +16,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Size, Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, kl_divergence, register_kl
+from torch.distributions.utils import lazy_property
 from torch.nn import functional
 
 QUADRATURE_POINTS = 64
@@ -23,32 +24,40 @@ NO_SHAPE = Size()
 
 
 class Choice(Categorical):
-    """torch's distribution over K choices, whose ``logits [B, K]`` one operation normalises, where torch takes eight.
+    """torch's distribution over K choices, normalised when it is asked, and by one operation where torch takes eight.
 
     Args:
-        logits: with any constant added.
+        unnormalized: ``[B, K]``, the logarithms of the probabilities with any constant added.
     """
 
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = self._param = functional.log_softmax(logits, -1)
-        self._num_events = logits.shape[-1]
-        Distribution.__init__(self, logits.shape[:-1], validate_args=False)
+    def __init__(self, unnormalized: Tensor) -> None:
+        self.unnormalized = self._param = unnormalized
+        self._num_events = unnormalized.shape[-1]
+        Distribution.__init__(self, unnormalized.shape[:-1], validate_args=False)
 
-    def expand(self, batch_shape: Size | Sequence[int], _instance: Any = None) -> Choice:
+    @lazy_property
+    def logits(self) -> Tensor:
+        """Logarithms of the probabilities ``[B, K]``."""
+        return functional.log_softmax(self.unnormalized, -1)
+
+    @lazy_property
+    def probs(self) -> Tensor:
+        """``[B, K]``."""
+        return functional.softmax(self.unnormalized, -1)
+
+    def expand(self, batch_shape: Size | Sequence[int], _instance: None = None) -> Choice:
         """To more dimensions."""
-        instance = _instance or self.__new__(type(self))
-        expanded: Choice = super().expand(Size(batch_shape), instance)  # type: ignore[no-untyped-call]
-        return expanded
+        return Choice(self.unnormalized.expand(*batch_shape, self._num_events))
 
     @property
     def deterministic_sample(self) -> Tensor:
         """The likeliest choice."""
-        return self.logits.argmax(-1)
+        return self.unnormalized.argmax(-1)
 
 
 def categorical(logits: Tensor, mask: Tensor | None = None) -> Distribution:
     """One choice of K from ``logits [B, K]``; where ``mask`` is zero the choice has probability zero."""
-    return Choice(_masked(logits, mask))
+    return Choice(allowed(logits, mask))
 
 
 def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> Distribution:
@@ -57,12 +66,13 @@ def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None 
     # As one distribution over choices of equal size, those that are not there masked.
     parts = [
         functional.pad(part, (0, widest - size), value=lowest)
-        for size, part in zip(sizes, _masked(logits, mask).split(list(sizes), -1), strict=True)
+        for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
     ]
     return Independent(Choice(torch.stack(parts, -2)), 1, validate_args=False)
 
 
-def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Logits that give zero probability to the choices for which ``mask`` is zero."""
     # The lowest finite number and not −∞: its exponential is zero too, and its product with zero is not NaN.
     return logits if mask is None else logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
 

@@ -75,5 +75,5 @@ def test_loops_take_turns_in_processes_of_their_own(capsys: pytest.CaptureFixtur
     chosen = ["--loops", "recurrl,torchrl", "--seeds", "0", "--limit-s", "2", "--episodes", "2", "--target", "5"]
     solve.run(arguments.parse_args([*chosen, "--every-frames", "512"]))
     out = capsys.readouterr().out
-    assert "| recurrl | default run | 512 in " in out
-    assert "| torchrl | default run | 512 in " in out
+    assert "| recurrl | default run | 1,024 in " in out
+    assert "| torchrl | default run | 1,024 in " in out

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
 
@@ -19,6 +20,7 @@ from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import NonFiniteError
+from recurrl.keys import LOG_PROB
 from recurrl.policy import ActorCritic
 from recurrl.train import make_policy_for, set_process_state
 
@@ -112,6 +114,36 @@ def test_either_way_goes_on_where_the_other_ended(compose: Compose) -> None:
         collector.why_general = next(ways)
 
     for ours, theirs in zip(batches(config, LeanCollector, other_way), batches(config, Collector), strict=True):
+        assert_identical(ours, theirs)
+
+
+class Surprised(nn.Module):
+    """Values that depend on how likely the action was."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor, log_prob: Tensor) -> Tensor:
+        value: Tensor = self.head(features) - log_prob.unsqueeze(-1)
+        return value
+
+
+def test_a_module_may_read_the_log_probability_of_the_action_before_the_next_step(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = make_policy_for
+
+    def made(config: TrainConfig) -> ActorCritic:
+        policy = original(config)
+        head = policy.critic_head
+        assert head is not None
+        policy.critic_head = TensorDictModule(Surprised(head.module), [*head.in_keys, LOG_PROB], head.out_keys)
+        return policy
+
+    monkeypatch.setitem(globals(), "make_policy_for", made)
+    config = compose(*SMALL)
+    for ours, theirs in zip(batches(config, LeanCollector), batches(config, Collector), strict=True):
         assert_identical(ours, theirs)
 
 
