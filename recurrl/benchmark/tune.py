@@ -35,12 +35,14 @@ LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
 # Sizes that stand for all with one launch a step, whose tiles do not depend on them.
-_STEP_HIDDEN = (64, 100, 102, 128, table.LARGEST_HIDDEN)
+_STEP_HIDDEN = (32, 50, 64, 96, 100, 102, 128, table.LARGEST_HIDDEN)
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
 _TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
-_TILES_IEEE = [(32, 32, 8), (16, 32, 8), (16, 32, 4)]
-_DEPTH_AND_STAGES = {"ieee": (16, 2), "tf32": (32, 3), "tf32x3": (32, 2), "bf16": (64, 3)}
+_TILES_IEEE = [(32, 32, 8), (16, 32, 8), (16, 32, 4), (16, 16, 4)]
+_DEPTH = {"ieee": 16, "tf32": 32, "tf32x3": 32, "bf16": 64}
+# The preferred first. What spills with the one may not with the other, see docs/kernels.md.
+_STAGES = {"ieee": (2, 3), "tf32": (3, 2), "tf32x3": (2, 3), "bf16": (3, 2)}
 # Lanes times units. The sums of larger ones take more registers than a thread has, and minutes to compile.
 _LARGEST_TILE, _LARGEST_TILE_IEEE = 64 * 64, 32 * 32
 # Where there are few lanes, only small tiles give every multiprocessor a program.
@@ -123,10 +125,14 @@ def replaced(before: Table, architecture: int, source: str, rows: Sequence[Row])
 
 def preferred(problem: Problem) -> list[Configuration]:
     """What is likely to be good, the best first: resident weights, then the largest tiles that the lanes fill."""
-    depth, stages = _DEPTH_AND_STAGES[problem.precision]
-    tiles = _TILES_IEEE if problem.precision == "ieee" else _TILES
+    depth, both = _DEPTH[problem.precision], _STAGES[problem.precision]
+    tiles = product(_TILES_IEEE if problem.precision == "ieee" else _TILES, both)
     most = _UNTIMED_LANES[problem.lanes]
-    step = [Configuration(False, lanes, units, depth, warps, stages) for lanes, units, warps in tiles if lanes <= most]
+    step = [
+        Configuration(False, lanes, units, depth, warps, stages)
+        for (lanes, units, warps), stages in tiles
+        if lanes <= most
+    ]
     return [*_resident(problem), *step]
 
 
@@ -154,12 +160,17 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
     return {candidate: float(place) for place, candidate in enumerate(candidates)}
 
 
-def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
-    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers."""
+def fitting(
+    pairs: Iterable[tuple[Problem, Configuration]], all_forms: bool = False
+) -> set[tuple[Problem, Configuration]]:
+    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers.
+
+    With ``all_forms`` those without biases and the like too, not only the most demanding.
+    """
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
     different = list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair))
     sys.stderr.write(f"compiling the kernels of {len(different)} candidates\n")
-    found = compile_all(different)
+    found = compile_all(different, all_forms)
     good = {job: all(figures.fits and not figures.faults for figures in of_job) for job, of_job in found.items()}
     return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 
@@ -175,7 +186,7 @@ def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[P
     found: set[tuple[Problem, Configuration]] = set()
     while waiting:
         first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
-        fit = fitting(first.items())
+        fit = fitting(first.items(), all_forms=True)
         found |= fit
         for problem, fitted in fit:
             # The resident ones come first.

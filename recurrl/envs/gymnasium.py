@@ -207,6 +207,7 @@ class InlineEnv(TensorEnv):
             key: values.numpy()
             for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
         }
+        self._entries = [(key, values, values.dtype, values.shape[1:]) for key, values in self._last.items()]
         self._composite_observation = isinstance(first.observation_space, spaces.Dict)
         # What changes from step to step is in an object of its own: to set an attribute of an EnvBase takes as long as
         # a light environment's step.
@@ -228,24 +229,23 @@ class InlineEnv(TensorEnv):
         if self._composite_action:
             actions = [{ACTION: parts} for parts in actions]
         count = len(self._envs)
-        reward = np.empty((count, 1), np.float32)
-        terminated = np.empty((count, 1), bool)
-        truncated = np.empty((count, 1), bool)
+        # Of one dimension, because to write a number into a row of two takes four times as long.
+        reward_N, terminated_N, truncated_N = np.empty(count, np.float32), np.empty(count, bool), np.empty(count, bool)
         faults, take = self._faults, self._take
         faults.steps += 1
         with faults.blamed("step"):
             for i, env in enumerate(self._envs):
                 faults.at = i
-                observation, reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
+                observation, reward_N[i], terminated_N[i], truncated_N[i], _ = env.step(actions[i])
                 take(i, observation)
-        faults.check_finite("reward", reward)
-        return {
-            **self._observations(),
-            "reward": torch.from_numpy(reward),
-            "terminated": torch.from_numpy(terminated),
-            "truncated": torch.from_numpy(truncated),
-            "done": torch.from_numpy(terminated | truncated),
+        columns = {
+            "reward": reward_N,
+            "terminated": terminated_N,
+            "truncated": truncated_N,
+            "done": terminated_N | truncated_N,
         }
+        faults.check_finite("reward", reward_N)
+        return self._observations() | {key: torch.from_numpy(each.reshape(-1, 1)) for key, each in columns.items()}
 
     def episodes(self) -> dict[str, Any]:
         """The state of each environment, and what was observed last."""
@@ -263,10 +263,10 @@ class InlineEnv(TensorEnv):
             values[...] = state["observed"][key].numpy()
 
     def _take(self, i: int, observation: Any) -> None:
-        for key, values in self._last.items():
+        for key, values, dtype, shape in self._entries:
             entry = np.asarray(reduce(getitem, key, observation) if self._composite_observation else observation)
-            if entry.dtype != values.dtype or entry.shape != values.shape[1:]:
-                self._faults.check_fits(key, entry, values.shape[1:], values.dtype)
+            if entry.dtype != dtype or entry.shape != shape:
+                self._faults.check_fits(key, entry, shape, dtype)
             values[i] = entry
 
     def _observations(self) -> dict[NestedKey, Tensor]:

@@ -31,7 +31,7 @@ def everything_fits(pairs: Iterable[Pair]) -> set[Pair]:
     return set(pairs)
 
 
-def nothing_resident_fits(pairs: Iterable[Pair]) -> set[Pair]:
+def nothing_resident_fits(pairs: Iterable[Pair], all_forms: bool = False) -> set[Pair]:
     return {(problem, candidate) for problem, candidate in pairs if not candidate.resident}
 
 
@@ -171,24 +171,31 @@ def test_the_stopwatch_runs_each_candidate_forwards_and_backwards(cell: str, mon
 @pytest.mark.parametrize(
     ("fits", "expected"),
     [
-        (lambda c: c.lanes <= 32, [(True, 8, 8), (False, 64, 8), (False, 32, 4)]),
-        (lambda c: c.warps == 4, [(True, 8, 8), (True, 16, 8), (True, 8, 4), (False, 64, 8), (False, 32, 4)]),
+        (lambda c: c.lanes <= 32, [(True, 8, 8, 1), (False, 64, 8, 3), (False, 64, 8, 2), (False, 32, 4, 3)]),
+        (
+            lambda c: c.warps == 4 and c.stages < 3,
+            [
+                *[(True, 8, 8, 1), (True, 16, 8, 1), (True, 8, 4, 1)],
+                *[(False, 64, 8, 3), (False, 64, 8, 2), (False, 32, 4, 3), (False, 32, 4, 2)],
+            ],
+        ),
     ],
     ids=["the first resident fits", "the third resident fits"],
 )
 def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(
-    fits: Callable[[Configuration], bool], expected: list[tuple[bool, int, int]], monkeypatch: pytest.MonkeyPatch
+    fits: Callable[[Configuration], bool], expected: list[tuple[bool, int, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = []
 
-    def those_that_fit(pairs: Iterable[Pair]) -> set[Pair]:
+    def those_that_fit(pairs: Iterable[Pair], all_forms: bool) -> set[Pair]:
+        assert all_forms
         compiled.extend(pairs := list(pairs))
         return {(problem, candidate) for problem, candidate in pairs if fits(candidate)}
 
     monkeypatch.setattr(tune, "fitting", those_that_fit)
     problem = Problem("gru", "tf32", 90, 128, None)
     found = first_fitting([(problem, candidate) for candidate in preferred(problem)])
-    assert [(candidate.resident, candidate.lanes, candidate.warps) for _, candidate in compiled] == expected
+    assert [(c.resident, c.lanes, c.warps, c.stages) for _, c in compiled] == expected
     assert found == {(problem, candidate) for _, candidate in compiled if fits(candidate)}
 
 

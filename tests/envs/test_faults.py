@@ -53,7 +53,7 @@ def faulty(monkeypatch):
 
 SENTENCES = {
     "raises": "raised RuntimeError in step: the simulator crashed.",
-    "reward": "gave a reward that is not finite: [inf].",
+    "reward": "gave a reward that is not finite: inf.",
     "observation": "gave a value of observation 'observation' that is not finite: [ 0. nan].",
     "shape": "gave the observation 'observation' the shape (1,) and the dtype float64, but its space has (2,) and",
     "dtype": "gave the observation 'observation' the shape (2,) and the dtype <U1, but its space has (2,) and float32.",
