@@ -215,7 +215,7 @@ class InlineEnv(TensorEnv):
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""
-        which = range(len(self._envs)) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
+        which = range(len(self._envs)) if chosen is None else chosen.numpy().reshape(-1).nonzero()[0].tolist()
         faults = self._faults
         with faults.blamed("reset"):
             for i in which:
