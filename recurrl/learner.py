@@ -160,7 +160,8 @@ class Learner:
         """What the losses of a minibatch say, and their sum, whose gradient the parameters then have."""
         began = time.perf_counter()
         output: Any = self._loss(minibatch)
-        self.optimizer.zero_grad()
+        for parameter in self._parameters:
+            parameter.grad = None  # what zero_grad does, in a tenth of the time
         loss: Any = sum(output[name] for name in LOSSES if name in output)
         loss.backward()
         if self.config.compile and self.compile_time_s is None:

@@ -160,17 +160,12 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
     return {candidate: float(place) for place, candidate in enumerate(candidates)}
 
 
-def fitting(
-    pairs: Iterable[tuple[Problem, Configuration]], all_forms: bool = False
-) -> set[tuple[Problem, Configuration]]:
-    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers.
-
-    With ``all_forms`` those without biases and the like too, not only the most demanding.
-    """
+def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
+    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers."""
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
     different = list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair))
     sys.stderr.write(f"compiling the kernels of {len(different)} candidates\n")
-    found = compile_all(different, all_forms)
+    found = compile_all(different)
     good = {job: all(figures.fits and not figures.faults for figures in of_job) for job, of_job in found.items()}
     return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 
@@ -186,7 +181,7 @@ def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[P
     found: set[tuple[Problem, Configuration]] = set()
     while waiting:
         first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
-        fit = fitting(first.items(), all_forms=True)
+        fit = fitting(first.items())
         found |= fit
         for problem, fitted in fit:
             # The resident ones come first.

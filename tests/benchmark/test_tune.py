@@ -31,7 +31,7 @@ def everything_fits(pairs: Iterable[Pair]) -> set[Pair]:
     return set(pairs)
 
 
-def nothing_resident_fits(pairs: Iterable[Pair], all_forms: bool = False) -> set[Pair]:
+def nothing_resident_fits(pairs: Iterable[Pair]) -> set[Pair]:
     return {(problem, candidate) for problem, candidate in pairs if not candidate.resident}
 
 
@@ -187,8 +187,7 @@ def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(
 ) -> None:
     compiled = []
 
-    def those_that_fit(pairs: Iterable[Pair], all_forms: bool) -> set[Pair]:
-        assert all_forms
+    def those_that_fit(pairs: Iterable[Pair]) -> set[Pair]:
         compiled.extend(pairs := list(pairs))
         return {(problem, candidate) for problem, candidate in pairs if fits(candidate)}
 
