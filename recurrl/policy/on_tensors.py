@@ -82,7 +82,8 @@ class Replay:
     """What a policy makes of slices ``[S, K]`` that it learns from, each from the states stored at its first step.
 
     Args:
-        policy: the policy; it computes with its own parameters, as they are at the time of the call.
+        policy: the policy; it computes with its own parameters, as they are at the time of the call. Hooks of its
+            networks are called if they are there by now.
 
     Raises:
         UnknownPartError: the policy holds a module of a kind that is known on TensorDicts only.
