@@ -9,6 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from recurrl.envs._faults import Faults
+from recurrl.errors import EnvironmentFaultError
+
 FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset", "first reset")
 
 
@@ -76,3 +79,12 @@ def test_a_fault_ends_the_run_with_a_sentence_that_names_the_environment_and_its
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert SENTENCES[fault] in summary["error"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_numbers_whose_squares_are_too_large_for_their_type_are_numbers(dtype: type) -> None:
+    faults = Faults("Large-v0", 2)
+    faults.check_finite("reward", np.full((2, 1), np.finfo(dtype).max))
+    for no_number in (np.nan, np.inf):
+        with pytest.raises(EnvironmentFaultError, match="gave a reward that is not finite"):
+            faults.check_finite("reward", np.array([0.0, no_number], dtype))
