@@ -94,6 +94,8 @@ def compile_all(jobs: Sequence[Job], all_forms: bool = False) -> dict[Job, list[
     Raises:
         RuntimeError: the compiler fails.
     """
+    if not jobs:
+        return {}
     workers = min(len(jobs), os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
         shares = list(pool.map(lambda k: _compile_elsewhere(jobs[k::workers], all_forms), range(workers)))

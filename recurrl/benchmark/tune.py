@@ -35,7 +35,7 @@ LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
 # Sizes that stand for all with one launch a step, whose tiles do not depend on them.
-_STEP_HIDDEN = (32, 50, 64, 96, 100, 102, 128, table.LARGEST_HIDDEN)
+_STEP_HIDDEN = (100, 32, 50, 64, 96, 102, 128, table.LARGEST_HIDDEN)
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
 _TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
@@ -161,11 +161,21 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
 
 
 def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
-    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers."""
+    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers.
+
+    The most demanding form of each kernel is asked for all sizes, the others for one.
+    """
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
+    left = _good(jobs, all_forms=False)
+    return _good({pair: jobs[pair][:1] for pair in jobs if pair in left}, all_forms=True)
+
+
+def _good(
+    jobs: Mapping[tuple[Problem, Configuration], Sequence[Job]], all_forms: bool
+) -> set[tuple[Problem, Configuration]]:
     different = list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair))
-    sys.stderr.write(f"compiling the kernels of {len(different)} candidates\n")
-    found = compile_all(different)
+    sys.stderr.write(f"compiling {'all forms' if all_forms else 'the kernels'} of {len(different)} candidates\n")
+    found = compile_all(different, all_forms)
     good = {job: all(figures.fits and not figures.faults for figures in of_job) for job, of_job in found.items()}
     return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 

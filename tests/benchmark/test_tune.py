@@ -10,6 +10,7 @@ import torch
 
 from recurrl import benchmark
 from recurrl.benchmark import tune
+from recurrl.benchmark.compiled import Figures, Job, compile_all
 from recurrl.benchmark.tune import (
     Problem,
     Stopwatch,
@@ -196,6 +197,27 @@ def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(
     found = first_fitting([(problem, candidate) for candidate in preferred(problem)])
     assert [(c.resident, c.lanes, c.warps, c.stages) for _, c in compiled] == expected
     assert found == {(problem, candidate) for _, candidate in compiled if fits(candidate)}
+
+
+@pytest.mark.parametrize(
+    "spilling", [False, True, None], ids=["demanding form spills", "another one does", "none does"]
+)
+def test_what_spills_in_one_of_its_forms_does_not_fit(spilling: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compiled(jobs: list[Job], all_forms: bool) -> dict[Job, list[Figures]]:
+        asked.append((len(jobs), all_forms))
+        spills = 8 if all_forms is spilling else 0
+        return {job: [Figures("step_forward", *job.layer, 16, "", 64, spills, 1, 6, [])] for job in jobs}
+
+    monkeypatch.setattr(tune, "compile_all", compiled)
+    pair = (Problem("gru", "tf32", 80, 128, None), Configuration(False, 16, 32, 32, 4, 2))
+    assert fitting([pair]) == ({pair} if spilling is None else set())
+    assert asked == [(8, False), (0 if spilling is False else 1, True)]
+
+
+def test_nothing_to_compile_is_compiled_at_once() -> None:
+    assert compile_all([]) == {}
 
 
 @pytest.mark.slow
