@@ -163,11 +163,13 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
 def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
     """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers.
 
-    The most demanding form of each kernel is asked for all sizes, the others for one.
+    The most demanding form of each kernel is asked for all sizes, the others for one; and not where weights are
+    resident, which is worth more than a few registers in a form that is launched less.
     """
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
-    left = _good(jobs, all_forms=False)
-    return _good({pair: jobs[pair][:1] for pair in jobs if pair in left}, all_forms=True)
+    fit = _good(jobs, all_forms=False)
+    resident = {(problem, candidate) for problem, candidate in fit if candidate.resident}
+    return resident | _good({pair: jobs[pair][:1] for pair in jobs if pair in fit - resident}, all_forms=True)
 
 
 def _good(
