@@ -236,7 +236,8 @@ class InlineEnv(TensorEnv):
         with faults.blamed("step"):
             for i, env in enumerate(self._envs):
                 faults.at = i
-                observation, reward_N[i], terminated_N[i], truncated_N[i], _ = env.step(actions[i])
+                # A reward may be an array of one number.
+                observation, reward_N[i : i + 1], terminated_N[i], truncated_N[i], _ = env.step(actions[i])
                 take(i, observation)
         columns = {
             "reward": reward_N,

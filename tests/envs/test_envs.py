@@ -15,6 +15,7 @@ from torchrl.envs.utils import check_env_specs
 
 from recurrl.config import TrainConfig
 from recurrl.envs import check_states, make_env
+from recurrl.envs.gymnasium import InlineEnv
 from recurrl.errors import ConfigError
 from recurrl.recurrent import GRUModule
 from recurrl.train import make_policy_for
@@ -199,3 +200,12 @@ def test_a_mask_that_does_not_fit_is_refused(mask: list[int], compose: Compose) 
 def test_a_mask_on_an_observation_that_is_no_vector_is_refused(compose: Compose) -> None:
     with pytest.raises(ConfigError, match="hides entries of a vector"):
         make_env(compose("env=repeat_first", "env.mask=[0]").env, 1, seed=0)
+
+
+@pytest.mark.parametrize("reward", [2.5, np.float64(2.5), np.array(2.5), np.array([2.5])], ids=repr)
+def test_a_reward_is_a_number_or_an_array_of_one(reward: float | np.ndarray) -> None:  # type: ignore[type-arg]
+    one = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: reward)
+    env = InlineEnv([one, gymnasium.make("CartPole-v1")])
+    env.reset_tensors(None)
+    assert env.step_tensors(torch.tensor([0, 1]))["reward"].tolist() == [[2.5], [1.0]]
+    env.close()
