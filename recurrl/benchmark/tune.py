@@ -4,7 +4,7 @@ On the GPU of this machine: every candidate that spills nothing and fits is time
 cell, precision, hidden size and number of lanes. The table holds the fastest; what it says of other GPUs is kept.
 
 With --untimed, on any machine: for all GPUs the first candidate, from the largest tiles down, that spills nothing and
-fits, which ahead-of-time compilation tells. The table that comes with recurrl rests on the same.
+fits, which ahead-of-time compilation tells. The table that comes with recurrl is that one.
 
 To use the table: RECURRL_TRITON_TABLE=table.json.
 """
@@ -34,7 +34,7 @@ HIDDEN = (16, 32, 64, 128, 256, 512, 1024)
 LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
-# Sizes that stand for all with one launch a step, whose tiles do not depend on them.
+# Sizes that stand for all with one launch a step, whose tiles do not depend on them. The first is asked in all forms.
 _STEP_HIDDEN = (100, 32, 50, 64, 96, 102, 128, table.LARGEST_HIDDEN)
 # Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
 # they spread over the registers of smaller tiles.
@@ -59,8 +59,9 @@ class Problem(NamedTuple):
     lanes: int | None
 
 
+Pair = tuple[Problem, Configuration]
 Candidates = Callable[[Problem], list[Configuration]]
-Fits = Callable[[Iterable[tuple[Problem, Configuration]]], set[tuple[Problem, Configuration]]]
+Fits = Callable[[Iterable[Pair]], set[Pair]]
 """Those of the pairs that spill nothing, and whose programs fit."""
 Timer = Callable[[Problem, list[Configuration]], Mapping[Configuration, float]]
 """Seconds of each candidate."""
@@ -160,7 +161,7 @@ def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configur
     return {candidate: float(place) for place, candidate in enumerate(candidates)}
 
 
-def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
+def fitting(pairs: Iterable[Pair]) -> set[Pair]:
     """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers.
 
     The most demanding form of each kernel is asked for all sizes, the others for one; and not where weights are
@@ -169,12 +170,11 @@ def fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
     fit = _good(jobs, all_forms=False)
     resident = {(problem, candidate) for problem, candidate in fit if candidate.resident}
-    return resident | _good({pair: jobs[pair][:1] for pair in jobs if pair in fit - resident}, all_forms=True)
+    by_step = fit - resident
+    return resident | _good({pair: of_pair[:1] for pair, of_pair in jobs.items() if pair in by_step}, all_forms=True)
 
 
-def _good(
-    jobs: Mapping[tuple[Problem, Configuration], Sequence[Job]], all_forms: bool
-) -> set[tuple[Problem, Configuration]]:
+def _good(jobs: Mapping[Pair, Sequence[Job]], all_forms: bool) -> set[Pair]:
     different = list(dict.fromkeys(job for of_pair in jobs.values() for job in of_pair))
     sys.stderr.write(f"compiling {'all forms' if all_forms else 'the kernels'} of {len(different)} candidates\n")
     found = compile_all(different, all_forms)
@@ -182,7 +182,7 @@ def _good(
     return {pair for pair, of_pair in jobs.items() if all(good[job] for job in of_pair)}
 
 
-def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[Problem, Configuration]]:
+def first_fitting(pairs: Iterable[Pair]) -> set[Pair]:
     """Of each problem's candidates the first with resident weights that fits, and the first with one launch a step.
 
     Those after them need no look.
@@ -190,7 +190,7 @@ def first_fitting(pairs: Iterable[tuple[Problem, Configuration]]) -> set[tuple[P
     waiting: dict[Problem, list[Configuration]] = {}
     for problem, candidate in pairs:
         waiting.setdefault(problem, []).append(candidate)
-    found: set[tuple[Problem, Configuration]] = set()
+    found: set[Pair] = set()
     while waiting:
         first = {problem: candidates.pop(0) for problem, candidates in waiting.items()}
         fit = fitting(first.items())

@@ -171,15 +171,11 @@ def _linear(network: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 def _fixed_linear(network: nn.Linear) -> Callable[[Tensor], Tensor]:
     """With the parameters that there are now, transposed once."""
-    weight = network.weight.t()
+    weight, general = network.weight.t(), _linear(network)
     bias: Tensor | None = network.bias
     if bias is None:
-        return _linear(network)
-
-    def run(value: Tensor) -> Tensor:
-        return torch.addmm(bias, value, weight) if value.ndim == 2 else functional.linear(value, network.weight, bias)
-
-    return run
+        return general
+    return lambda value: torch.addmm(bias, value, weight) if value.ndim == 2 else general(value)
 
 
 def _has_hooks(network: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from recurrl import benchmark
 from recurrl.benchmark import tune
 from recurrl.benchmark.compiled import Figures, Job, compile_all
 from recurrl.benchmark.tune import (
+    Pair,
     Problem,
     Stopwatch,
     all_candidates,
@@ -24,8 +25,6 @@ from recurrl.benchmark.tune import (
 )
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration, Row, Table
-
-Pair = tuple[Problem, Configuration]
 
 
 def everything_fits(pairs: Iterable[Pair]) -> set[Pair]:
