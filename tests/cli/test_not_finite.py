@@ -50,7 +50,9 @@ def test_what_a_compiled_loss_gave_is_gone_over_without_compiling_it_again(ended
     _, kept = ended
     expected = recurrl_check("--not-finite", kept, cwd=tmp_path)
     config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("compile: false", "compile: true"))
+    as_run = config.read_text()
+    assert "compile: false" in as_run
+    config.write_text(as_run.replace("compile: false", "compile: true"))
     monkeypatch.setattr("recurrl.learner.compiled", None)
     outcome = recurrl_check("--not-finite", kept, cwd=tmp_path)
     assert (outcome.code, outcome.out) == (0, expected.out), outcome.err
