@@ -1,6 +1,6 @@
 """Trains a policy: python scripts/train.py --help."""
 
-from recurrl.cli import main
+from recurrl.cli.train import main
 
 if __name__ == "__main__":
     main()

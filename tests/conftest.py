@@ -33,7 +33,9 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from recurrl import checkpoint, cli, envs
+from recurrl import checkpoint, envs
+from recurrl.cli import check as check_command
+from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
@@ -105,19 +107,19 @@ def compose(compose_untyped: Callable[..., DictConfig]) -> Callable[..., TrainCo
 @pytest.fixture(scope="session")
 def recurrl_train() -> Callable[..., Outcome]:
     """Runs ``recurrl-train`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(cli.main, "recurrl-train", arguments, cwd)
+    return lambda *arguments, cwd: _run(train_command.main, "recurrl-train", arguments, cwd)
 
 
 @pytest.fixture(scope="session")
 def recurrl_evaluate() -> Callable[..., Outcome]:
     """Runs ``recurrl-evaluate`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(cli.evaluate_main, "recurrl-evaluate", arguments, cwd)
+    return lambda *arguments, cwd: _run(evaluate_command.evaluate_main, "recurrl-evaluate", arguments, cwd)
 
 
 @pytest.fixture(scope="session")
 def recurrl_check() -> Callable[..., Outcome]:
     """Runs ``recurrl-check`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(cli.check_main, "recurrl-check", arguments, cwd)
+    return lambda *arguments, cwd: _run(check_command.check_main, "recurrl-check", arguments, cwd)
 
 
 @pytest.fixture(scope="session")
@@ -200,10 +202,12 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def refused(recurrl_train: Callable[..., Outcome], tmp_path: Path, no_environments: None) -> Callable[..., str]:
-    """What the console command says to overrides that it refuses before it makes an environment."""
+    """What the console command says to overrides that it refuses before it makes an environment; it writes nothing."""
 
     def refused(*overrides: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
         outcome = recurrl_train(*overrides, cwd=tmp_path)
+        assert sorted(tmp_path.rglob("*")) == before
         assert outcome.error, outcome.err
         assert outcome.code == 1
         assert "Traceback" not in outcome.err
@@ -260,6 +264,7 @@ def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], 
     with _state_of_process_kept(), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [program, *map(str, arguments)])
+        patch.setattr(sys, "path", sys.path[:])
         patch.setattr(train_command, "_finished", [])
         patch.delenv("HYDRA_FULL_ERROR", raising=False)
         try:

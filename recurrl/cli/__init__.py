@@ -1,7 +1,4 @@
-"""The console commands: they compose and check a configuration, have it done, and report what came of it."""
+"""The console commands: they compose and check a configuration, run it, and report the result.
 
-from recurrl.cli.check import check_main
-from recurrl.cli.evaluate import evaluate_main
-from recurrl.cli.train import main
-
-__all__ = ["check_main", "evaluate_main", "main"]
+``train`` answers help, versions and mistyped commands by itself; torch is imported by ``job``, once a run is to begin.
+"""

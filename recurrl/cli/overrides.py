@@ -1,4 +1,4 @@
-"""The overrides of a command line: which were given, and what is none."""
+"""The overrides of a command line: those that were given, and refusals of what is not one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
 from recurrl.config import TrainConfig
@@ -18,8 +19,23 @@ GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig
 
 def check_overrides(arguments: Sequence[str]) -> None:
     """Refuses overrides of keys that do not exist, before Hydra does, which cannot name the nearest ones."""
-    overrides = get_args_parser().parse_known_args(list(arguments))[0].overrides
-    for override in OverridesParser.create().parse_overrides(overrides):
+    known, unknown = get_args_parser().parse_known_args(list(arguments))
+    for argument in unknown:
+        if not argument.startswith("-"):
+            raise ConfigError(f"{argument} comes after an option among the overrides. Put options such as -m first.")
+        raise ConfigError(
+            f"There is no option {argument}. Keys and groups are given without dashes, as "
+            f"{argument.lstrip('-').partition('=')[0]}=...; recurrl-train --help lists them, and recurrl-train "
+            "--hydra-help the options."
+        )
+    try:
+        overrides = OverridesParser.create().parse_overrides(known.overrides)
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{error.override} is not an override. Give key=value or group=choice; quote values that hold any of "
+            "=,:()[]{} or spaces, for the shell and for Hydra: 'key=\"a=b\"'."
+        ) from error
+    for override in overrides:
         key = override.key_or_group
         if key.startswith("hydra") or "/" in key:
             continue

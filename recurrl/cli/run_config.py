@@ -6,8 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.atomic import atomic_write
@@ -16,7 +17,6 @@ from recurrl.config.composed import typed, value_of
 from recurrl.config.keys import differences
 from recurrl.errors import ConfigError
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
-from recurrl.tracking.csv import FILE_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,6 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     """The configuration of the run to go on from, with this command line's overrides, and what there is to go on from.
 
     Of a run that begins it is ``composed``, and None.
-
-    What results is recorded in the run directory, for those who resume or evaluate this run.
     """
     resume = value_of(composed, "resume")
     start = checkpoint.to_resume(resume, run_dir)
@@ -34,7 +32,6 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
         what = f"going on from {start.path}" if start else f"{run_dir} holds no checkpoint, starting anew"
         logger.info("resume=auto: %s", what)
     if start is None:
-        _save_config(composed, run_dir)
         return composed, None
     effective = config_of(start)
     before = plain(effective)
@@ -48,8 +45,6 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
         if key != "resume":
             logger.info("going on with %s=%s, which was %s", key, now, was)
     checkpoint.check_changes(typed(effective), changes)
-    _save_config(effective, run_dir)
-    _save_config(effective, run_dir / ".hydra")
     return effective, start
 
 
@@ -65,23 +60,20 @@ def saved_config(path: Path) -> DictConfig:
     return config
 
 
-def _save_config(config: DictConfig, folder: Path) -> None:
-    # Atomically, for a run that goes on depends on it.
-    with atomic_write(folder / CONFIG_FILE) as file:
+def record(effective: DictConfig, run_dir: Path) -> None:
+    """Writes the configuration of an accepted run, for those who resume or evaluate it, and Hydra's own files."""
+    folder = run_dir / ".hydra"
+    folder.mkdir(exist_ok=True)
+    _save(effective, run_dir / CONFIG_FILE)
+    _save(effective, folder / "config.yaml")
+    _save(OmegaConf.create({"hydra": HydraConfig.get()}), folder / "hydra.yaml")
+    _save(OmegaConf.create(given_overrides()), folder / "overrides.yaml")
+
+
+def _save(config: DictConfig | ListConfig, path: Path) -> None:
+    # Atomically, because a resumed run depends on it.
+    with atomic_write(path) as file:
         OmegaConf.save(config, file)
-
-
-def check_unused(run_dir: Path, composed: DictConfig) -> None:
-    """Refuses a directory that holds another run, before anything of that run is overwritten."""
-    resume = value_of(composed, "resume")
-    if not (run_dir / FILE_NAME).exists() or resume == checkpoint.AUTO:
-        return
-    path = None if resume is None else Path(str(resume))
-    if path is None or checkpoint.is_alone(path) or run_directory_of(path).resolve() != run_dir.resolve():
-        raise ConfigError(
-            f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
-            f"hydra.run.dir=..., or go on with that run with resume={run_dir}."
-        )
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

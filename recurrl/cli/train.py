@@ -1,4 +1,4 @@
-"""``recurrl-train``: composes and checks the configuration of each job, runs it, and reports what became of it."""
+"""``recurrl-train``: composes the configuration of each job and runs it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,12 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from recurrl import STARTED, checkpoint
-from recurrl.atomic import remove_unfinished
+from recurrl import STARTED, __version__
+from recurrl.cli.directories import check_unused, run_directory
 from recurrl.cli.overrides import check_overrides, given_overrides
-from recurrl.cli.rules import check_config
-from recurrl.cli.run_config import check_unused, plain, with_resumed
-from recurrl.config.composed import typed
+from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError
-from recurrl.report import Report
-from recurrl.resources import sentence, shortages_as_sentences
-from recurrl.signals import Interrupted, stop_request
-from recurrl.time_limit import time_limit
-from recurrl.tracking.summary import write_summary
-from recurrl.train import train
-
-logger = logging.getLogger(__name__)
+from recurrl.signals import Interrupted
 
 _finished: list[tuple[str, str | None]] = []
 """Of each job of this process: its overrides, and the error it failed with."""
@@ -37,6 +28,12 @@ _finished: list[tuple[str, str | None]] = []
 
 def main() -> None:
     """``recurrl-train``: trains one policy, or with ``-m`` one for each combination of overrides."""
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"recurrl {__version__}\n")
+        return
+    # A module of the user's own beside where they are is found as by `python`, but hides no installed one.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     full_error = "HYDRA_FULL_ERROR" in os.environ
     # Without it Hydra prints errors itself, a traceback with each.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -48,16 +45,22 @@ def main() -> None:
     except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
-        # Hydra's error for a choice that does not exist is one of the operating system too.
-        if isinstance(error, OSError) and not isinstance(error, HydraException):
-            sys.exit(f"error: {sentence(error)}")
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {_printed(error)}")
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     finally:
         _report_jobs()
+
+
+def _printed(error: Exception) -> str:
+    # Hydra's error for a choice that does not exist is one of the operating system too.
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        from recurrl.resources import sentence
+
+        return sentence(error)
+    return str(error)
 
 
 class _Refused(BaseException):
@@ -80,71 +83,26 @@ def _jobs() -> None:
 
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
 def _job(composed: DictConfig) -> None:
+    is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    run_dir = Path(HydraConfig.get().runtime.output_dir)
+    started = time.time() if _finished else STARTED
+    failure = None
     try:
-        _run(composed)
-    except (ConfigError, RunError) as error:
-        # Of a sweep Hydra must have the error: it goes on with the other jobs, which may run in other processes.
-        if HydraConfig.get().mode == RunMode.RUN:
+        with run_directory(run_dir):
+            check_unused(run_dir, value_of(composed, "resume"))
+            as_schema(composed)
+            # This imports torch, which takes seconds.
+            from recurrl.cli.job import run
+
+            run(composed, run_dir, started, record_refusals=is_sweep)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+        # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
+        if not is_sweep and isinstance(error, ConfigError | RunError):
             raise _Refused(error) from error
         raise
-
-
-def _run(composed: DictConfig) -> None:
-    started = time.time() if _finished else STARTED
-    logging.getLogger("torchrl").setLevel(logging.WARNING)
-    run_dir = Path(HydraConfig.get().runtime.output_dir)
-    name = " ".join(given_overrides()) or "(defaults)"
-    report = Report(started=started)
-    try:
-        check_unused(run_dir, composed)
-    except ConfigError as error:
-        _finished.append((name, f"{type(error).__name__}: {error}"))
-        raise
-    try:
-        with shortages_as_sentences():
-            remove_unfinished(run_dir)
-            effective, start = with_resumed(composed, run_dir)
-            config = typed(effective)
-            report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-            check_config(config)
-            checkpoint.check_resume(config, start)
-            with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, plain(effective), report, request, start)
-        report.status = "completed"
-    except KeyboardInterrupt:
-        report.status = "interrupted"
-        raise
-    except Exception as error:
-        report.error = f"{type(error).__name__}: {error}"
-        raise
     finally:
-        _finished.append((name, report.error))
-        _record(report, run_dir)
-    logger.info(_closing_line(report, run_dir))
-
-
-def _record(report: Report, run_dir: Path) -> None:
-    """Writes the summary. Where that fails too, the error that is raised is the one that the run failed with."""
-    try:
-        write_summary(run_dir, report.summary())
-    except OSError as error:
-        if report.error is None:
-            raise RunError(f"summary.json cannot be written. {sentence(error)}") from error
-        sys.stderr.write(f"summary.json cannot be written: {error}\n")
-
-
-def _closing_line(report: Report, run_dir: Path) -> str:
-    summary = report.summary()
-    compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
-    return (
-        f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
-        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
-        f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}; {run_dir}"
-    )
-
-
-def _without_memory(zeroed: float | None, shuffled: float | None) -> str:
-    return "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
+        _finished.append((" ".join(given_overrides()) or "(defaults)", failure))
 
 
 def _report_jobs() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,17 +21,43 @@ def typed(config: DictConfig) -> TrainConfig:
     Raises:
         ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
     """
+    result = as_schema(config)
+    if result.device == AUTO_DEVICE:
+        import torch  # only here: what is mistyped is answered without it
+
+        result.device = "cuda" if torch.cuda.is_available() else "cpu"
+    return result
+
+
+def as_schema(config: DictConfig) -> TrainConfig:
+    """The same, but for ``device=auto``, which stays.
+
+    Raises:
+        ConfigError: likewise.
+    """
     check_keys(OmegaConf.to_container(config, resolve=False))
     try:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), config)
+        _check_groups(merged)
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(_untypable(error, config)) from error
     assert isinstance(result, TrainConfig)
     _check_lists(result)
-    if result.device == AUTO_DEVICE:
-        result.device = "cuda" if torch.cuda.is_available() else "cpu"
     return result
+
+
+def _check_groups(merged: Any) -> None:
+    """Refuses a group of which several values are missing: a user's own yaml without the one it should build on."""
+    missing = sorted(OmegaConf.missing_keys(merged))
+    for group in dict.fromkeys(key.partition(".")[0] for key in missing):
+        lacking = [key.removeprefix(f"{group}.") for key in missing if key.startswith(f"{group}.")]
+        if len(lacking) > 1:
+            base = "gym" if group == "env" else "one of its choices"
+            raise ConfigError(
+                f"The configuration group {group!r} lacks {', '.join(lacking)}. A yaml of your own takes what it does "
+                f"not say from another one: begin it with the line 'defaults: [{base}, _self_]'."
+            )
 
 
 def value_of(config: DictConfig, key: str) -> Any:

@@ -15,6 +15,48 @@ FREE = "env.kwargs"
 """Below this key are the arguments of an environment, which no schema knows."""
 
 
+SYNONYMS = {
+    "action_noise": "policy.initial_std",
+    "batch_size": "minibatch_slices",
+    "clip_coef": "algorithm.clip_epsilon",
+    "clip_param": "algorithm.clip_epsilon",
+    "clip_range": "algorithm.clip_epsilon",
+    "clip_range_vf": "algorithm.clip_value",
+    "cuda": "device",
+    "ent_coef": "algorithm.entropy_coeff",
+    "env_id": "env.id",
+    "env_name": "env.id",
+    "gae_lambda": "algorithm.lmbda",
+    "lambda": "algorithm.lmbda",
+    "learning_rate": "lr",
+    "log_std_init": "policy.initial_std",
+    "lstm_hidden_size": "cell.hidden_size",
+    "mini_batch_size": "minibatch_slices",
+    "minibatch_size": "minibatch_slices",
+    "model": "cell",
+    "n_envs": "env.num_envs",
+    "n_epochs": "epochs",
+    "n_lstm_layers": "cell.num_layers",
+    "n_steps": "frames_per_batch",
+    "norm_adv": "algorithm.normalize_advantage",
+    "num_minibatches": "minibatch_slices",
+    "num_sgd_iter": "epochs",
+    "num_steps": "frames_per_batch",
+    "rnn": "cell",
+    "rollout_length": "frames_per_batch",
+    "seq_len": "slice_len",
+    "sequence_length": "slice_len",
+    "timesteps": "total_frames",
+    "total_steps": "total_frames",
+    "total_timesteps": "total_frames",
+    "train_batch_size": "frames_per_batch",
+    "update_epochs": "epochs",
+    "vf_coef": "algorithm.critic_coeff",
+    "wandb": "logger",
+}
+"""What other libraries (Stable-Baselines3, CleanRL, RLlib) and papers call our keys."""
+
+
 def key_paths(schema: type, prefix: str = "") -> list[str]:
     """The dotted paths of all keys of a schema, those of groups included."""
     hints = get_type_hints(schema)
@@ -52,8 +94,10 @@ def check_key(path: str, known: Iterable[str] | None = None) -> None:
     known = set(key_paths(TrainConfig)) if known is None else set(known)
     if path in known or path.startswith(f"{FREE}."):
         return
-    near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
     last = path.rpartition(".")[2]
+    if last in SYNONYMS:
+        raise ConfigError(f"There is no configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
+    near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
     names = {key.rpartition(".")[2] for key in known}
     lasts = {last} if near else {last, *difflib.get_close_matches(last, names, n=1, cutoff=0.75)}
     near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]

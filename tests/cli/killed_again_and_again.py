@@ -18,8 +18,8 @@ import sys
 import time
 from pathlib import Path
 
-from recurrl import cli
 from recurrl.checkpoint import files
+from recurrl.cli import train
 
 PREFIX = len(files.PREFIX)
 
@@ -46,7 +46,7 @@ def live(run: Path, overrides: list[str], dies_at_file: int | None, after: int) 
     files._sync = counting
     sys.argv = ["recurrl-train", *overrides, "resume=auto", f"hydra.run.dir={run}"]
     try:
-        cli.main()
+        train.main()
     except SystemExit as stop:
         sys.stderr.write(f"{stop.code}\n")
         os._exit(1 if stop.code else 0)

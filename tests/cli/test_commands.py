@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
+import sys
 from dataclasses import fields
 
+import pytest
 import yaml
 
 from recurrl.config import TrainConfig
+from recurrl.config.keys import SYNONYMS, key_paths
 from recurrl.recurrent.backends import backend_names
 from recurrl.recurrent.cells import cell_names
 
 
 def test_the_commands_are_installed_with_the_package():
     commands = {script.name: script.value for script in importlib.metadata.entry_points(group="console_scripts")}
-    assert commands["recurrl-train"] == "recurrl.cli:main"
-    assert commands["recurrl-evaluate"] == "recurrl.cli:evaluate_main"
-    assert commands["recurrl-check"] == "recurrl.cli:check_main"
+    assert commands["recurrl-train"] == "recurrl.cli.train:main"
+    assert commands["recurrl-evaluate"] == "recurrl.cli.evaluate:evaluate_main"
+    assert commands["recurrl-check"] == "recurrl.cli.check:check_main"
 
 
 def test_the_configuration_can_be_printed_and_nothing_runs(train, tmp_path):
@@ -42,3 +46,102 @@ def test_the_help_lists_the_choices_and_the_keys_and_nothing_runs(train, tmp_pat
         f"hidden_size: {config.cell.hidden_size}",
     } <= set(lines)
     assert list(tmp_path.iterdir()) == []
+
+
+LIGHT = """
+import sys
+from recurrl.cli.train import main
+try:
+    main()
+finally:
+    print("torch was imported" if "torch" in sys.modules else "torch was not imported")
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--hydra-help"],
+        ["--version"],
+        ["--cfg", "job"],
+        ["--seed", "1"],
+        ["learning_rate=1"],
+        ["cell=gruu"],
+        ["lr=abc"],
+        ["env=gym"],
+        ["seed=[1"],
+        ["hydra.run.dir=taken"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_mistyped_commands_are_answered_without_importing_torch(arguments, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "metrics.csv").touch()
+    done = subprocess.run([sys.executable, "-c", LIGHT, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert "torch was not imported" in done.stdout, done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_the_version_is_ours(train):
+    assert train("--version").out == f"recurrl {importlib.metadata.version('recurrl')}\n"
+
+
+def test_the_package_runs_as_a_module(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "recurrl", "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("recurrl ")
+
+
+@pytest.mark.parametrize("arguments", [["--seed", "1"], ["--seed=1"], ["lr=1e-3", "--seed", "1"], ["--env.id=X"]])
+def test_a_key_with_dashes_is_refused_with_the_form_without(train, arguments):
+    error = train(*arguments).error
+    name = next(argument for argument in arguments if argument.startswith("--"))
+    assert error.startswith(f"There is no option {name}.")
+    assert f"as {name.lstrip('-').partition('=')[0]}=..." in error
+
+
+def test_an_option_among_the_overrides_is_refused(train):
+    assert "Put options such as -m first" in train("seed=0", "-m", "cell=gru,lstm").error
+
+
+@pytest.mark.parametrize("override", ["seed", "seed=[1", "seed={", "env.mask=[1,2", 'lr="1'])
+def test_what_is_not_an_override_is_refused_without_a_parsers_words(train, override):
+    outcome = train(override)
+    assert outcome.error.startswith(f"{override} is not an override.")
+    assert "Exception" not in outcome.err
+
+
+@pytest.mark.parametrize("name", SYNONYMS)
+def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
+    ours = key_paths(TrainConfig)
+    assert SYNONYMS[name] in ours
+    assert name not in ours
+    assert train(f"{name}=1").error == f"There is no configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
+
+
+def test_a_yaml_without_the_one_it_builds_on_is_refused_with_all_that_it_lacks(train, tmp_path):
+    (tmp_path / "mine" / "env").mkdir(parents=True)
+    (tmp_path / "mine" / "env" / "maze.yaml").write_text("name: maze\nsource: gymnasium\nid: CartPole-v1\n")
+    error = train("--config-dir", "mine", "env=maze").error
+    assert "The configuration group 'env' lacks" in error
+    assert "num_envs" in error
+    assert "defaults: [gym, _self_]" in error
+
+
+def test_a_package_in_the_current_folder_is_found(train, tiny, tmp_path):
+    (tmp_path / "my_own_tasks.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('MyOwn-v0', entry_point=CartPoleEnv, max_episode_steps=9)\n"
+    )
+    outcome = train(*tiny, "env=gym", "env.packages=[my_own_tasks]", "env.id=MyOwn-v0", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_module_in_the_current_folder_hides_no_installed_one(train, tiny, tmp_path):
+    (tmp_path / "gymnasium.py").write_text("raise RuntimeError('hidden')")
+    outcome = train(*tiny, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err

@@ -11,6 +11,7 @@ import pytest
 from run_files import metrics, summary
 
 from recurrl.checkpoint import files
+from recurrl.cli import job
 from recurrl.cli import train as train_command
 from recurrl.tracking.csv import CsvTracker
 
@@ -65,7 +66,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_the_run_goes_on_when_there
 
 
 def test_a_summary_that_cannot_be_written_makes_the_run_fail_with_a_sentence(train, tiny, full_after):
-    full_after(train_command, "write_summary", 0)
+    full_after(job, "write_summary", 0)
     outcome = train(*tiny)
     assert outcome.code == 1
     assert outcome.error.startswith(f"summary.json cannot be written. {FULL}")
@@ -73,7 +74,7 @@ def test_a_summary_that_cannot_be_written_makes_the_run_fail_with_a_sentence(tra
 
 
 def test_of_a_run_that_failed_the_error_is_what_is_said_and_the_summary_comes_second(train, full_after):
-    full_after(train_command, "write_summary", 0)
+    full_after(job, "write_summary", 0)
     outcome = train("seed=-1")
     assert outcome.error.startswith("seed=-1 is out of range.")
     assert "summary.json cannot be written: [Errno 28]" in outcome.err

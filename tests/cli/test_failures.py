@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import gymnasium
 import pytest
 from run_files import SUMMARY_KEYS, metrics, summary
 
@@ -57,9 +58,31 @@ def test_a_run_that_is_not_refused_does_make_an_environment(train, no_environmen
     assert "EnvironmentMadeError" in train().err
 
 
-def test_a_refused_run_is_recorded(train, tmp_path):
-    train("recompute=full", "backend=pad", "seed=3", "hydra.run.dir=run")
-    found = summary(tmp_path / "run")
+def test_a_refused_run_leaves_no_directory(train, tmp_path):
+    assert train("recompute=full", "backend=pad", "seed=3", "hydra.run.dir=deep/run").code == 1
+    assert train("recompute=full", "backend=pad").code == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_its_first_batch_refuses_leaves_no_directory(train, tiny, tmp_path, register):
+    class Grid(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Discrete(2)
+
+    outcome = train(*tiny, "env=gym", f"env.id={register(Grid)}", "env.mask=[]")
+    assert "does not start at zero" in outcome.error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_a_directory_that_was_there_as_it_was(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert train("recompute=full", "backend=pad", "hydra.run.dir=run").code == 1
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_refused_job_of_a_sweep_is_recorded(train, tiny, tmp_path):
+    train("-m", *tiny, "recompute=full", "backend=pad", "seed=3,4", "hydra.sweep.dir=sweep")
+    found = summary(tmp_path / "sweep" / "0")
     assert found.keys() >= SUMMARY_KEYS
     assert (found["status"], found["frames"], found["seed"]) == ("failed", 0, 3)
     assert REFUSAL in found["error"]

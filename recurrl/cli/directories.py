@@ -1,0 +1,110 @@
+"""The run directory of a command: made before Hydra does, locked while in use, and removed if the run is refused."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from recurrl.errors import ConfigError
+from recurrl.run_lock import locked
+from recurrl.tracking.csv import FILE_NAME as METRICS
+from recurrl.tracking.summary import FILE_NAME as SUMMARY
+
+CHECKPOINTS = "checkpoints"
+
+_made: list[Path] = []
+"""The folders that this command made for its run, the outermost first."""
+
+
+class BeforeRun(Callback):
+    """Makes the directory of a single run, where Hydra would take one that two runs were given in the same second."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Called with Hydra's own settings, before it makes the directory."""
+        # A folder that cannot be made is for Hydra to report: what a callback raises it turns into a warning.
+        with suppress(OSError):
+            self._make_directory(config)
+
+    def _make_directory(self, config: DictConfig) -> None:
+        _made.clear()
+        given: Any = OmegaConf.to_container(config.hydra.run, resolve=False)
+        run_dir = Path(config.hydra.run.dir)
+        if "${now:" not in given["dir"]:
+            _make(run_dir)
+            return
+        for number in itertools.count(1):
+            numbered = run_dir if number == 1 else run_dir.with_name(f"{run_dir.name}-{number}")
+            if _make(numbered):
+                with read_write(config), open_dict(config):
+                    config.hydra.run.dir = str(numbered)
+                return
+
+
+def _make(folder: Path) -> bool:
+    """Makes a folder and those above it; False where it was there already."""
+    if folder.is_dir():
+        return False
+    _make(folder.parent)
+    try:
+        folder.mkdir()
+    except FileExistsError:  # another run was faster
+        return False
+    _made.append(folder)
+    return True
+
+
+@contextmanager
+def run_directory(run_dir: Path) -> Iterator[None]:
+    """Locks the directory of a run while the block runs; one that this command made is removed if the run is refused.
+
+    Raises:
+        ConfigError: another process uses the directory.
+    """
+    with locked(run_dir):
+        try:
+            yield
+        except ConfigError:
+            if _made and _made[-1].absolute() == run_dir and not _holds_results(run_dir):
+                _remove()
+            raise
+
+
+def _holds_results(run_dir: Path) -> bool:
+    metrics = run_dir / METRICS
+    return any((run_dir / name).exists() for name in (SUMMARY, CHECKPOINTS)) or (
+        metrics.exists() and metrics.stat().st_size > 0
+    )
+
+
+def _remove() -> None:
+    shutil.rmtree(_made.pop())
+    with suppress(OSError):  # another run may be in a folder above by now
+        for folder in reversed(_made):
+            folder.rmdir()
+
+
+def check_unused(run_dir: Path, resume: object) -> None:
+    """Refuses a directory that holds another run, before anything of that run is overwritten.
+
+    Args:
+        run_dir: the directory.
+        resume: as configured.
+
+    Raises:
+        ConfigError: it holds another run than the one to resume.
+    """
+    if resume == "auto" or not (run_dir / METRICS).exists():
+        return
+    path = None if resume is None else Path(str(resume)).resolve()
+    if path is None or run_dir.resolve() not in (path, path.parent.parent):
+        raise ConfigError(
+            f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
+            f"hydra.run.dir=..., or continue that run with resume={run_dir}."
+        )

@@ -1,0 +1,92 @@
+"""One training run, from its composed configuration to its summary."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from recurrl import checkpoint
+from recurrl.atomic import remove_unfinished
+from recurrl.cli import run_config
+from recurrl.cli.rules import check_config
+from recurrl.config.composed import typed
+from recurrl.errors import ConfigError, RunError
+from recurrl.report import Report
+from recurrl.resources import sentence, shortages_as_sentences
+from recurrl.signals import stop_request
+from recurrl.time_limit import time_limit
+from recurrl.tracking.summary import FILE_NAME as SUMMARY
+from recurrl.tracking.summary import write_summary
+from recurrl.train import train
+
+logger = logging.getLogger(__name__)
+
+
+def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bool) -> None:
+    """Trains as configured, and writes the run's summary however it ends.
+
+    Args:
+        composed: what Hydra made of the configuration files and the command line.
+        run_dir: the run's directory, which it has to itself.
+        started: when the command began, seconds since the epoch.
+        record_refusals: write a summary of a run that is refused, too.
+
+    Raises:
+        ConfigError: what was asked for cannot be done.
+        RunError: the run failed; the message says why.
+    """
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    report = Report(started=started)
+    refused = False
+    try:
+        with shortages_as_sentences():
+            remove_unfinished(run_dir)
+            effective, start = run_config.with_resumed(composed, run_dir)
+            config = typed(effective)
+            report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
+            check_config(config)
+            checkpoint.check_resume(config, start)
+            run_config.record(effective, run_dir)
+            with stop_request() as request, time_limit(config.collector.timeout_s):
+                train(config, run_dir, run_config.plain(effective), report, request, start)
+        report.status = "completed"
+    except KeyboardInterrupt:
+        report.status = "interrupted"
+        raise
+    except Exception as error:
+        report.error = f"{type(error).__name__}: {error}"
+        refused = isinstance(error, ConfigError) and report.frames_here == 0
+        raise
+    finally:
+        if record_refusals or not refused:
+            _record(report, run_dir)
+    logger.info(_closing_line(report, run_dir))
+
+
+def _record(report: Report, run_dir: Path) -> None:
+    """Writes the summary. Where that fails too, the error that is raised is the one that the run failed with."""
+    if report.frames_here == 0 and report.status != "completed" and (run_dir / SUMMARY).exists():
+        return  # what the run came to before is still true
+    try:
+        write_summary(run_dir, report.summary())
+    except OSError as error:
+        if report.error is None:
+            raise RunError(f"summary.json cannot be written. {sentence(error)}") from error
+        sys.stderr.write(f"summary.json cannot be written: {error}\n")
+
+
+def _closing_line(report: Report, run_dir: Path) -> str:
+    summary = report.summary()
+    compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
+    return (
+        f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
+        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
+        f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}; {run_dir}"
+    )
+
+
+def _without_memory(zeroed: float | None, shuffled: float | None) -> str:
+    return "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"

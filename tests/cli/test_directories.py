@@ -1,0 +1,99 @@
+"""Run directories: each command has one of its own, and a second command keeps out of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run_files import metrics, summary
+
+LONG = ["total_frames=100_000_000", "checkpoint.every_frames=32"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts ``recurrl-train`` in a process of its own."""
+    started = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "recurrl", *overrides]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for_frames(run: Path) -> None:
+    """Until a run has a checkpoint."""
+    deadline = time.monotonic() + 120
+    while not list(run.glob("checkpoints/frames_*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_runs_that_start_in_the_same_second_have_directories_of_their_own(train, tiny, tmp_path):
+    stamp = "hydra.run.dir=outputs/${now:%Y}"
+    for _ in range(3):
+        outcome = train(*tiny, stamp)
+        assert outcome.code == 0, outcome.err
+    year = time.strftime("%Y")
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [year, f"{year}-2", f"{year}-3"]
+
+
+@pytest.mark.parametrize(
+    "count", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)]
+)
+def test_of_several_runs_started_in_one_directory_one_runs(start, tiny, tmp_path, count):
+    runs = [start(*tiny, "hydra.run.dir=run", "resume=auto", *LONG) for _ in range(count)]
+    refused = []
+    while len(refused) < count - 1:
+        refused = [run for run in runs if run.poll() is not None]
+        time.sleep(0.01)
+    for run in refused:
+        message = run.stderr.read()
+        assert run.returncode == 1
+        assert "Traceback" not in message
+    (runner,) = [run for run in runs if run not in refused]
+    assert f"is in use by process {runner.pid} on" in message
+    wait_for_frames(tmp_path / "run")
+    runner.send_signal(signal.SIGTERM)
+    assert runner.wait(60) == 128 + signal.SIGTERM
+    frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
+    assert frames == list(range(32, 32 * len(frames) + 1, 32))
+    assert summary(tmp_path / "run")["frames"] == frames[-1]
+
+
+@pytest.mark.slow
+def test_the_directory_of_a_killed_run_is_taken_over(start, tiny, tmp_path):
+    first = start(*tiny, "hydra.run.dir=run", "resume=auto", *LONG)
+    wait_for_frames(tmp_path / "run")
+    second = start(*tiny, "hydra.run.dir=run", "resume=auto", *LONG)
+    assert second.wait(60) == 1
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    reached = int(metrics(tmp_path / "run")[-1]["frames"])
+    third = start(*tiny, "hydra.run.dir=run", "resume=auto", f"total_frames={reached + 320}")
+    assert third.wait(120) == 0, third.stderr.read()
+    frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
+    assert frames == list(range(32, frames[-1] + 1, 32))
+    assert summary(tmp_path / "run")["status"] == "completed"
+
+
+def test_a_finished_run_keeps_all_its_files_when_another_is_started_in_its_directory(train, tiny, tmp_path):
+    assert train(*tiny, "hydra.run.dir=run").code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert train(*tiny, "hydra.run.dir=run", "seed=1").code == 1
+    assert train(*tiny, "hydra.run.dir=run", "resume=auto", "lr=-1").code == 1
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if path.suffix != ".log"} == {
+        path: data for path, data in before.items() if path.suffix != ".log"
+    }
