@@ -1,6 +1,11 @@
 """Measures: python scripts/benchmark.py --help."""
 
-from recurrl.benchmark import main
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import main
 
 if __name__ == "__main__":
     main()

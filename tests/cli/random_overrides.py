@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import recurrl.configs
-
 from recurrl.config import TrainConfig
 from recurrl.config.keys import key_paths
 from recurrl.validation.choices import CHOICES

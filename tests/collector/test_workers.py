@@ -113,8 +113,8 @@ def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
 
 PROGRAM = """
 import time
-from recurrl.benchmark.peers import Task
-from recurrl.benchmark.peers.recurrl import Ours, configuration
+from benchmarks.peers import Task
+from benchmarks.peers.recurrl import Ours, configuration
 
 if __name__ == "__main__":
     task = Task("gru", 2, 16, 1, 1, 8, 1e-3, 0.99, 0.95, 0.2, 0)

@@ -19,10 +19,10 @@ from typing import TypeVar
 import torch
 from hydra import compose, initialize_config_module
 
-from recurrl.benchmark.command_line import add_output, add_threads, publish
-from recurrl.benchmark.loops import RemoteLoop, remote_loop
-from recurrl.benchmark.measuring import machine
-from recurrl.benchmark.peers import Task, not_installed
+from benchmarks.command_line import add_output, add_threads, publish
+from benchmarks.loops import RemoteLoop, remote_loop
+from benchmarks.measuring import machine
+from benchmarks.peers import Task, not_installed
 from recurrl.config import TrainConfig, given
 from recurrl.config.composed import typed
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby, product
 
-from recurrl.benchmark.compiled import SHARED_MEMORY, Figures, Job, Layer, compile_all
+from benchmarks.compiled import SHARED_MEMORY, Figures, Job, Layer, compile_all
 
 CELLS = ("gru", "lstm")
 PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")

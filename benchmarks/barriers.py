@@ -24,8 +24,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from recurrl.benchmark import ptx
-from recurrl.benchmark.ptx import Instruction, Kernel, NotUnderstoodError
+from benchmarks import ptx
+from benchmarks.ptx import Instruction, Kernel, NotUnderstoodError
 
 Origins = frozenset[str]
 """The parameters and variables that an address may point into; empty if it is not known."""

@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from recurrl.benchmark import barriers
-from recurrl.benchmark.launched import Launched, launched_by_training
+from benchmarks import barriers
+from benchmarks.launched import Launched, launched_by_training
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration
 
@@ -105,6 +105,7 @@ def compile_all(jobs: Sequence[Job], all_forms: bool = False) -> dict[Job, list[
 def _compile_elsewhere(jobs: Sequence[Job], all_forms: bool) -> list[list[Figures]]:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", __name__],
+        cwd=Path(__file__).parent.parent,
         input=json.dumps({"jobs": jobs, "all_forms": all_forms}),
         capture_output=True,
         text=True,

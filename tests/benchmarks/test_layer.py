@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recurrl.benchmark.layer import line
+from benchmarks.layer import line
 
 
 def test_times_on_a_line_give_its_fixed_part_and_slope() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurrl.benchmark import ptx
-from recurrl.benchmark.barriers import faults
-from recurrl.benchmark.ptx import NotUnderstoodError
+from benchmarks import ptx
+from benchmarks.barriers import faults
+from benchmarks.ptx import NotUnderstoodError
 
 POINTERS = """
     ld.param.b64 %rd1, [kernel_param_0];

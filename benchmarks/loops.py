@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from recurrl.benchmark.peers import Task
+from benchmarks.peers import Task
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RemoteLoop:
 
 @contextmanager
 def remote_loop(name: str, task: Task, threads: int) -> Iterator[RemoteLoop]:
-    """A process that has made a loop of :mod:`recurrl.benchmark.peers`, and waits.
+    """A process that has made a loop of :mod:`benchmarks.peers`, and waits.
 
     Args:
         name: of the loop's module.
@@ -71,7 +71,7 @@ def remote_loop(name: str, task: Task, threads: int) -> Iterator[RemoteLoop]:
 def _serve(pipe: Connection, name: str, task: Task, threads: int) -> None:
     """Makes the loop, and calls its methods as it is told to."""
     torch.set_num_threads(threads)
-    made = importlib.import_module(f"recurrl.benchmark.peers.{name}").make(task)
+    made = importlib.import_module(f"benchmarks.peers.{name}").make(task)
     logging.getLogger("torchrl").setLevel(logging.WARNING)  # it says what it does on standard output
     pipe.send(True)
     while (called := pipe.recv()) is not None:

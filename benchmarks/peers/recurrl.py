@@ -10,7 +10,7 @@ from statistics import fmean
 from hydra import compose, initialize_config_module
 from tensordict import TensorDictBase
 
-from recurrl.benchmark.peers import HIDDEN, Task
+from benchmarks.peers import HIDDEN, Task
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed

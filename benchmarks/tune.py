@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import torch
 
-from recurrl.benchmark.compiled import Job, Layer, compile_all
-from recurrl.benchmark.measuring import Run, interleaved, machine
+from benchmarks.compiled import Job, Layer, compile_all
+from benchmarks.measuring import Run, interleaved, machine
 from recurrl.recurrent.backends import LayerWeights, Options, load_backend
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration, Row, Table

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_module
 
+from benchmarks.measuring import machine
 from recurrl import advantage
-from recurrl.benchmark.measuring import machine
 from recurrl.collector import make_collector
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig

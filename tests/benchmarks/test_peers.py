@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from recurrl.benchmark import main
-from recurrl.benchmark.profile import profile, table
-from recurrl.benchmark.train import Figures
-from recurrl.benchmark.train import table as train_table
+from benchmarks import main
+from benchmarks.profile import profile, table
+from benchmarks.train import Figures
+from benchmarks.train import table as train_table
 from recurrl.config import TrainConfig
 
 Compose = Callable[..., TrainConfig]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recurrl.benchmark.barriers import faults
+from benchmarks.barriers import faults
 
 KERNELS = Path(__file__).parent / "faulty_kernels.py"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from recurrl.benchmark.command_line import add_output, add_threads, publish
+from benchmarks.command_line import add_output, add_threads, publish
 
 
 def test_a_measurement_has_threads_and_a_folder_for_its_files_of_which_none_is_written_by_default():

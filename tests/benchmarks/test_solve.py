@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from recurrl.benchmark import solve
-from recurrl.benchmark.peers import Task
-from recurrl.benchmark.solve import DEFAULT, Attempt, contenders, default_task, table
+from benchmarks import solve
+from benchmarks.peers import Task
+from benchmarks.solve import DEFAULT, Attempt, contenders, default_task, table
 
 
 class Scripted:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 
-from recurrl.benchmark.launched import launched_by_training, recorded
+from benchmarks.launched import launched_by_training, recorded
 
 
 @triton.jit

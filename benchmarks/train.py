@@ -13,14 +13,15 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from recurrl.benchmark.command_line import add_output, add_threads, publish
-from recurrl.benchmark.loops import RemoteLoop, remote_loop
-from recurrl.benchmark.measuring import machine, peak_proportional_memory
-from recurrl.benchmark.peers import CELLS, NEEDS, Task, not_installed
+from benchmarks.command_line import add_output, add_threads, publish
+from benchmarks.loops import RemoteLoop, remote_loop
+from benchmarks.measuring import machine, peak_proportional_memory
+from benchmarks.peers import CELLS, NEEDS, Task, not_installed
 
 OURS = "recurrl"
 
@@ -87,8 +88,6 @@ def run(arguments: argparse.Namespace) -> None:
     text = "\n\n".join([f"Measured on {machine(torch.device('cpu'))}.", *notes, table(figures)])
     publish(text + "\n", arguments.output, "train.md")
     if arguments.output is not None:
-        from recurrl.benchmark.train_plot import plot
-
         plot(figures, arguments.output / "train.png")
 
 
@@ -161,3 +160,25 @@ def table(figures: list[Figures]) -> str:
             f"| {1e3 * each.learn_s:.0f} | {megabytes} | {ratios} |"
         )
     return "\n".join(lines)
+
+
+def plot(figures: list[Figures], path: Path) -> None:
+    """Frames/s of collection and learning together, of collection alone, and peak memory."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    together, collected, memory = figure.subplots(1, 3)
+    labels = [f"{each.loop}\n{each.cell}, {each.envs} envs" for each in figures]
+    colors = ["tab:blue" if each.loop == "recurrl" else "tab:gray" for each in figures]
+    for axes, values, title in (
+        (together, [each.frames_per_s for each in figures], "frames/s, collection and learning"),
+        (collected, [each.collected_per_s for each in figures], "frames/s, collection alone"),
+        (memory, [each.megabytes or 0.0 for each in figures], "peak memory, MB"),
+    ):
+        bars = axes.barh(range(len(figures)), values, color=colors)
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=8, padding=2)
+        axes.set_yticks(range(len(figures)), labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+        axes.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=120)
