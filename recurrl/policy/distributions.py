@@ -150,7 +150,8 @@ class SquashedGaussian(Distribution):
         with y = |z| + 0.05 / scale (0.05 is what rounding may change the inverse by): (y + 1) / scale by the mean, and
         (y + 1)² by the logarithm of the scale.
         """
-        normal: Any = self.base.base_dist
+        base: Any = self.base
+        normal = base.base_dist
         width = 8 * torch.finfo(value.dtype).eps
         before = torch.atanh(value.clamp(width - 1, 1 - width))
         inside = normal.log_prob(before) - _log_slope_of_tanh(before)
