@@ -56,8 +56,9 @@ def add_advantages(
 
 
 def standardized(advantage: Tensor) -> Tensor:
-    """Advantages less their mean, divided by their standard deviation."""
-    return (advantage - advantage.mean()) / advantage.std().clamp(min=1e-4)
+    """Advantages less their mean, divided by their standard deviation; one alone, which has none, becomes zero."""
+    centred = advantage - advantage.mean()
+    return centred if advantage.numel() == 1 else centred / advantage.std().clamp(min=1e-4)
 
 
 def advantage_metrics(advantage: Tensor) -> dict[str, float]:

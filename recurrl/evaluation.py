@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import ExplorationType, set_exploration_type
+from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig
-from recurrl.envs import EPISODE_RETURN, in_this_process, make_env
+from recurrl.envs import EPISODE_RETURN, act_at_random, in_this_process, make_env
 from recurrl.policy import ActorCritic
 
 # Added to the run's seed, so that evaluation does not replay the episodes the policy learnt from.
@@ -20,6 +20,8 @@ SEED_OFFSET = 1_000_003
 
 MOST_STEPS = 100_000
 """Episodes that have not ended by then count with the return they have: one without a limit may never end."""
+MOST_RANDOM_STEPS = 10_000
+"""Likewise with random actions, which may never reach what ends an episode."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,38 +50,48 @@ def evaluate(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, s
         return _returns(config, policy, episodes, seed, states)
 
 
-def _returns(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, states: str) -> list[float]:
-    device = next(policy.parameters()).device
-    acting = policy.acting()
+def _returns(config: EnvConfig, policy: ActorCritic | None, episodes: int, seed: int, states: str) -> list[float]:
+    """Those of a policy, or without one of random actions."""
+    act = act_at_random if policy is None else _deterministic(policy, states, seed)
+    most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
     env = make_env(in_this_process(config), copies, seed + SEED_OFFSET, policy)
-    generator = torch.Generator().manual_seed(seed)
     returns: list[float | None] = [None] * copies
     try:
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             current = env.reset()
-            for _ in range(MOST_STEPS):
-                _disturb(current, policy.state_keys, states, generator)
-                acted = acting(current.to(device)).to(env.device)
-                stepped, current = env.step_and_maybe_reset(acted)
+            for _ in range(most_steps):
+                stepped, current = env.step_and_maybe_reset(act(env, current))
                 for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
                     if returns[i] is None:
                         returns[i] = float(stepped["next", EPISODE_RETURN][i])
                 if None not in returns[:episodes]:
                     break
             else:
-                _warn_of_endless(config, returns[:episodes].count(None), episodes)
+                _warn_of_endless(config, returns[:episodes].count(None), episodes, most_steps)
                 returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
     finally:
         env.close()
     return [value for value in returns[:episodes] if value is not None]
 
 
-def _warn_of_endless(config: EnvConfig, endless: int, episodes: int) -> None:
+def _deterministic(policy: ActorCritic, states: str, seed: int) -> Callable[[EnvBase, TensorDictBase], TensorDictBase]:
+    device, acting = next(policy.parameters()).device, policy.acting()
+    generator = torch.Generator().manual_seed(seed)
+
+    def act(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
+        _disturb(current_N, policy.state_keys, states, generator)
+        acted: TensorDictBase = acting(current_N.to(device)).to(env.device)
+        return acted
+
+    return act
+
+
+def _warn_of_endless(config: EnvConfig, endless: int, episodes: int, most_steps: int) -> None:
     logger.warning(
         "%d of %d evaluation episodes of %s had not ended after %d steps, and count with the return they had by then. "
         "Give env.max_episode_steps.",
-        *(endless, episodes, config.id, MOST_STEPS),
+        *(endless, episodes, config.id, most_steps),
     )
 
 
@@ -107,6 +119,15 @@ def memory_metrics(config: EnvConfig, policy: ActorCritic, episodes: int, seed: 
         f"eval/return_mean_{states}_state": fmean(evaluate(config, policy, episodes, seed, states))
         for states in (ZEROED, SHUFFLED)
     }
+
+
+@torch.no_grad()
+def random_metrics(config: EnvConfig, episodes: int, seed: int) -> dict[str, float]:
+    """What a policy has to be better than: the returns of random actions in the environments of its evaluation."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        returns = _returns(config, None, episodes, seed, KEPT)
+    return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": pstdev(returns)}
 
 
 def evaluation_metrics(returns: list[float]) -> dict[str, float]:

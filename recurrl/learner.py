@@ -92,10 +92,7 @@ class Learner:
             NonFiniteError: too many gradient steps in a row had a loss or a gradient that is not finite.
         """
         self._begin_iteration(progress)
-        after = batch_NT["next"]
-        ended_NT = after["done"].squeeze(-1).clone()
-        ended_NT[:, -1] |= self.config.algorithm.resets_rows
-        reward_NT = self.reward_scaler(after["reward"].squeeze(-1), ended_NT)
+        reward_NT = self.reward_scaler(batch_NT["next", "reward"].squeeze(-1), batch_NT["is_init"].squeeze(-1))
         self.states.take(batch_NT)
         metrics = self.states.norms(batch_NT)
         metrics |= self._prepare(batch_NT, reward_NT)

@@ -102,16 +102,21 @@ class RewardScaler(nn.Module):
         self.register_buffer("discounted_return", torch.zeros(num_envs))
 
     @torch.no_grad()
-    def forward(self, reward_NT: Tensor, done_NT: Tensor) -> Tensor:
-        """Scaled rewards ``[N, T]`` of one iteration, whose own returns enter the statistics first."""
+    def forward(self, reward_NT: Tensor, is_init_NT: Tensor) -> Tensor:
+        """Scaled rewards ``[N, T]`` of one iteration, whose own returns enter the statistics first.
+
+        Args:
+            reward_NT: the environments' rewards.
+            is_init_NT: where episodes start, whether or not the episode before came to an end: after a fault, and in a
+                resumed run, collection may start over in mid-episode.
+        """
         scaled = reward_NT * self.scale
         if self.moments is None:
             return scaled
         returns = []
-        for reward, done in zip(scaled.unbind(1), done_NT.unbind(1), strict=True):
-            self.discounted_return.mul_(self.gamma).add_(reward)
+        for reward, is_init in zip(scaled.unbind(1), is_init_NT.unbind(1), strict=True):
+            self.discounted_return.masked_fill_(is_init, 0.0).mul_(self.gamma).add_(reward)
             returns.append(self.discounted_return.clone())
-            self.discounted_return.masked_fill_(done, 0.0)
         self.moments.update(torch.stack(returns, 1).unsqueeze(-1))
         deviation = (self.moments.variance + 1e-8).sqrt().to(scaled.dtype)
         return (scaled / deviation).clamp(-10, 10)

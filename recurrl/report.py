@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ class Report:
         eval_return_mean: of the last evaluation, like the next two.
         eval_return_mean_zeroed_state: of the last evaluation with the recurrent states zeroed at each step.
         eval_return_mean_shuffled_state: of the last evaluation with the recurrent states of another environment.
+        eval_return_mean_random: of random actions in the environments of the last evaluation, like the next one.
         best_eval_return_mean: the best of all evaluations, those before a resume included.
         restarts: how often environments were made anew after a fault.
         backend: the recurrent backend that ran.
@@ -53,6 +55,8 @@ class Report:
     eval_episodes: int | None = None
     eval_return_mean_zeroed_state: float | None = None
     eval_return_mean_shuffled_state: float | None = None
+    eval_return_mean_random: float | None = None
+    eval_return_std_random: float | None = None
     best_eval_return_mean: float | None = None
     restarts: int = 0
     backend: str | None = None
@@ -103,6 +107,17 @@ class Report:
             self.best_eval_return_mean = self.eval_return_mean if best is None else max(best, self.eval_return_mean)
             self.eval_return_mean_zeroed_state = metrics.get("eval/return_mean_zeroed_state")
             self.eval_return_mean_shuffled_state = metrics.get("eval/return_mean_shuffled_state")
+            self.eval_return_mean_random = metrics.get("eval/return_mean_random")
+            self.eval_return_std_random = metrics.get("eval/return_std_random")
+
+    @property
+    def no_better_than_random(self) -> bool:
+        """Whether the last evaluation is above random actions by less than a standard error of the difference."""
+        mean, random = self.eval_return_mean, self.eval_return_mean_random
+        if mean is None or random is None:
+            return False
+        deviation = math.hypot(self.eval_return_std or 0.0, self.eval_return_std_random or 0.0)
+        return mean <= random + deviation / math.sqrt(self.eval_episodes or 1)
 
     def state_dict(self) -> dict[str, float | None]:
         """For a checkpoint: what a run that goes on needs of the parts before it."""

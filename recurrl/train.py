@@ -19,7 +19,7 @@ from recurrl.config import NO_CELL, TrainConfig
 from recurrl.envs import in_this_process, make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
 from recurrl.errors import NonFiniteError
-from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics
+from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics, random_metrics
 from recurrl.garbage import start_up_spared
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, ActorCritic, make_policy
@@ -96,6 +96,8 @@ def train(
                 metrics |= evaluation_metrics(evaluate(config.env, policy, config.evaluation.episodes, config.seed))
             if config.evaluation.memory and is_last(config, report.frames):
                 metrics |= memory_metrics(config.env, policy, config.evaluation.episodes, config.seed)
+            if config.evaluation.random and is_last(config, report.frames):
+                metrics |= random_metrics(config.env, config.evaluation.episodes, config.seed)
             trackers.log(report.frames, metrics)
             progress.update(report.frames, metrics)
             report.take(metrics)

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -105,6 +108,57 @@ def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(compose: C
     assert metrics["value/target_std"] == pytest.approx(target.std(correction=0).item(), rel=1e-4)
     expected = 1 - (target - value).var() / target.var()
     assert metrics["value/explained_variance"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+class Paying(gymnasium.Env[Any, Any]):
+    """Pays one at each step, for ever; the first copy that comes to step ``fails_at`` raises, once."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
+    fails_at: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == Paying.fails_at:
+            Paying.fails_at = None
+            raise ValueError("once")
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+STARTS_OVER = {
+    "after a fault": "collector.on_fault=restart",
+    "in a resumed run that begins new episodes": "env.vectorization=serial",
+    "with each batch of groups": "algorithm=grpo",
+}
+
+
+@pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
+def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_collection_starts_over(
+    override: str, compose: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
+    config = compose(
+        *(*SMALL, "env=gym", f"env.id={register(Paying)}", "env.normalize_reward=true", override),
+        *(["algorithm.group_size=2"] if "grpo" in override else []),
+    )
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector, learner = make_collector(config, policy), Learner(config, policy)
+    learner.learn(next(batches := iter(collector)), progress=0.0)
+    first = learner.reward_scaler.discounted_return.clone()
+    if "vectorization" in override:
+        left = collector.state_dict()
+        collector.shutdown()
+        batches = iter(collector := make_collector(config, policy, config.frames_per_batch))
+        collector.load_state_dict(left)
+    learner.learn(next(batches), progress=0.5)
+    collector.shutdown()
+    gamma, steps = config.algorithm.gamma, config.steps_per_row
+    assert first.tolist() == pytest.approx([steps if gamma == 1 else (1 - gamma**steps) / (1 - gamma)] * 4)
+    assert torch.equal(learner.reward_scaler.discounted_return, first)
 
 
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_novel")

@@ -11,6 +11,8 @@ import pytest
 
 Console = Callable[..., Any]
 
+ROOT = Path(__file__).parents[1]
+
 
 def train(console: Console, tmp_path: Path, *overrides: str) -> dict[str, Any]:
     """The summary of a run with the given overrides and no others."""
@@ -48,6 +50,16 @@ def test_both_algorithms_solve_repeat_first(
     summary = train(console, tmp_path, f"experiment={experiment}", f"seed={seed}")
     assert summary["eval_return_mean"] >= 0.9
     assert summary["frames"] <= frames
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_the_readmes_own_environment_is_learnt(seed: int, console: Console, tmp_path: Path) -> None:
+    acrobot = "env=gym env.id=Acrobot-v1 env.mask=[4,5] total_frames=200_000"
+    assert f"scripts/train.py {acrobot}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    summary = train(console, tmp_path, *acrobot.split(), f"seed={seed}")
+    assert summary["eval_return_mean"] >= -100
+    assert summary["eval_return_mean_random"] < -400
 
 
 @pytest.mark.slow

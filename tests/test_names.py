@@ -109,3 +109,10 @@ def test_a_source_of_environments_can_check_and_make(name):
     module = importlib.import_module(f"recurrl.envs.{name}")
     assert callable(module.check)
     assert callable(module.make)
+
+
+def test_each_named_environment_says_itself_how_its_rewards_are_scaled():
+    """What ``env=gym`` does by default is for environments that nobody has looked at."""
+    based_on_gym = [option for option in options("env") if values("env", option).get("defaults", [None])[0] == "gym"]
+    assert based_on_gym
+    assert [option for option in based_on_gym if "normalize_reward" not in values("env", option)] == []

@@ -63,17 +63,16 @@ def test_rewards_are_scaled_by_the_constant() -> None:
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
     gamma = 0.9
     rewards = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 1.0, 5.0]])
-    done = torch.tensor([[False, True, False, False], [False, False, False, True]])
+    is_init = torch.tensor([[True, False, True, False], [True, False, False, False]])
     scaler = RewardScaler(2, gamma, 1.0, running=True)
     # In two batches: the discounted return runs on from the first into the second.
-    parts = [scaler(rewards[:, :2], done[:, :2]), scaler(rewards[:, 2:], done[:, 2:])]
+    parts = [scaler(rewards[:, :2], is_init[:, :2]), scaler(rewards[:, 2:], is_init[:, 2:])]
     returns = []
-    for row, ends in zip(rewards.tolist(), done.tolist(), strict=True):
+    for row, starts in zip(rewards.tolist(), is_init.tolist(), strict=True):
         total = 0.0
-        for reward, end in zip(row, ends, strict=True):
-            total = gamma * total + reward
+        for reward, start in zip(row, starts, strict=True):
+            total = gamma * (0.0 if start else total) + reward
             returns.append(total)
-            total = 0.0 if end else total
     deviation = torch.tensor(returns).std(correction=0)
     torch.testing.assert_close(parts[1], rewards[:, 2:] / deviation)
 

@@ -240,11 +240,13 @@ class EvaluationConfig:
         episodes: how many.
         every_frames: every how many frames; null: only at the end.
         memory: at the end also without the policy's memory, see ``recurrl.evaluation``.
+        random: at the end also with random actions, to compare with.
     """
 
     episodes: int
     every_frames: int | None
     memory: bool
+    random: bool
 
 
 @dataclass

@@ -136,7 +136,7 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
             current = env.reset()
             _compare_copies(config, current, "observation", f"after reset {episode + 1}")
             for step in range(steps):
-                acted = _act_at_random(env, current)
+                acted = act_at_random(env, current)
                 acted["action"][1] = acted["action"][0]
                 stepped, current = env.step_and_maybe_reset(acted)
                 for key in ("observation", "reward", "done"):
@@ -145,7 +145,8 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
         env.close()
 
 
-def _act_at_random(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
+def act_at_random(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
+    """Writes random actions, of those that a mask allows where there is one."""
     observation = current_N[OBSERVATION]
     if isinstance(observation, torch.Tensor) or ACTION_MASK not in observation:
         return env.rand_action(current_N)
@@ -185,6 +186,7 @@ __all__ = [
     "EPISODE_LENGTH",
     "EPISODE_RETURN",
     "TensorEnv",
+    "act_at_random",
     "check",
     "check_rows",
     "check_seeds",

@@ -142,11 +142,22 @@ class SquashedGaussian(Distribution):
     has_rsample = True
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``[B]``. An action rounded to ±1 counts as the nearest number inside."""
-        limit = 1 - torch.finfo(value.dtype).eps
-        before = torch.atanh(value.clamp(-limit, limit))
-        log_slope = _log_slope_of_tanh(before)
-        return self.base.log_prob(before) - log_slope.flatten(log_slope.ndim - len(self.event_shape)).sum(-1)
+        """``[B]``. Within ``width`` of ±1 the density is constant: the probability of that end over its width.
+
+        Rounding leaves too little of such an action to invert the tangent. Bounding the inverse instead would take
+        the action for one far from a mean beyond the bound, with a gradient that grows with the distance. This way
+        the gradients of an action that was drawn as loc + scale · z have bounds of the size that a Gaussian's have,
+        with y = |z| + 0.05 / scale (0.05 is what rounding may change the inverse by): (y + 1) / scale by the mean, and
+        (y + 1)² by the logarithm of the scale.
+        """
+        base: Any = self.base
+        normal = base.base_dist
+        width = 8 * torch.finfo(value.dtype).eps
+        before = torch.atanh(value.clamp(width - 1, 1 - width))
+        inside = normal.log_prob(before) - _log_slope_of_tanh(before)
+        beyond = (normal.loc * value.sign() - math.atanh(1 - width)) / normal.scale
+        log_prob = torch.where(value.abs() > 1 - width, torch.special.log_ndtr(beyond) - math.log(width), inside)
+        return log_prob.flatten(log_prob.ndim - len(self.event_shape)).sum(-1)
 
     def entropy(self) -> Tensor:
         """``[B]``, in nats."""

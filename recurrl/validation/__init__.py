@@ -16,13 +16,17 @@ from recurrl.validation import (
     device,
     groups,
     logger,
+    normalization,
     ranges,
     recurrence,
     states,
 )
 
 # What a later one reads, an earlier one has found to be there and in its range.
-SUBJECTS = (algorithm, ranges, choices, logger, groups, device, recurrence, compiler, batches, states, collector)
+SUBJECTS = (
+    *(algorithm, ranges, choices, logger, groups, device, recurrence, compiler, batches, normalization, states),
+    collector,
+)
 
 
 def check(config: TrainConfig) -> None:

@@ -22,6 +22,8 @@ SUMMARY_KEYS = {
     "eval_episodes",
     "eval_return_mean_zeroed_state",
     "eval_return_mean_shuffled_state",
+    "eval_return_mean_random",
+    "eval_return_std_random",
     "best_eval_return_mean",
     "seed",
     "device",

@@ -208,3 +208,4 @@ def test_standardized_advantages_have_mean_zero_and_deviation_one() -> None:
     assert found.mean().item() == pytest.approx(0, abs=1e-6)
     assert found.std().item() == pytest.approx(1, abs=1e-6)
     assert standardized(torch.ones(4, 4, 1)).abs().max() == 0
+    assert standardized(torch.full((1, 1, 1), 5.0)).tolist() == [[[0.0]]]  # one alone has no deviation

@@ -112,11 +112,45 @@ def test_the_entropys_gradient_is_that_of_a_large_sample() -> None:
     torch.testing.assert_close(torch.autograd.grad(found.entropy(), parameters), expected, rtol=0.02, atol=0.02)
 
 
-def test_a_squashed_action_at_its_bound_has_a_finite_log_probability() -> None:
-    found = SquashedGaussian(torch.full((1,), 20.0), torch.ones(1))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_a_squashed_actions_log_probability_are_of_the_size_of_a_gaussians(dtype: torch.dtype) -> None:
+    """Also of actions that were rounded to ±1, however far beyond the bound the mean is."""
+    means = torch.tensor([*range(-12, 13), -1000.0, -20.0, 20.0, 1000.0], dtype=dtype)
+    scales = torch.tensor([0.05, 0.2, 0.5, 1.0, 3.0], dtype=dtype)
+    loc, scale = (each.reshape(-1, 1).requires_grad_() for each in torch.cartesian_prod(means, scales).unbind(-1))
+    z = torch.randn(2_000, len(loc), 1, dtype=dtype)
+    action = torch.tanh(loc + scale * z).detach()
+    assert (action.abs() == 1).any()
+    shown = [each.detach().expand_as(z).clone().requires_grad_() for each in (loc, scale)]
+    log_prob = SquashedGaussian(*shown).log_prob(action)
+    assert log_prob.isfinite().all()
+    by_loc, by_scale = torch.autograd.grad(log_prob.sum(), shown)
+    y = z.abs() + 0.05 / scale
+    assert (by_loc.abs() <= (y + 1) / scale).all()
+    assert ((scale * by_scale).abs() <= (y + 1) ** 2).all()
+
+
+def test_a_mean_far_beyond_the_bound_is_not_drawn_back_by_actions_at_the_bound() -> None:
+    loc = torch.tensor([20.0], requires_grad=True)
+    found = SquashedGaussian(loc, torch.tensor([0.5]))
     action = found.sample()
     assert action.item() == 1.0
-    assert found.log_prob(action).isfinite()
+    (gradient,) = torch.autograd.grad(found.log_prob(action), loc)
+    assert gradient.item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("loc", "scale"), [(0.0, 1.0), (6.5, 0.7), (-7.5, 0.5), (20.0, 0.5)])
+def test_the_density_of_a_squashed_action_integrates_to_one_with_what_lies_at_the_bounds(
+    loc: float, scale: float
+) -> None:
+    found = SquashedGaussian(torch.tensor([loc]), torch.tensor([scale]))
+    width = 8 * torch.finfo(torch.float32).eps
+    ends = found.log_prob(torch.tensor([[-1.0], [1.0]])).double().exp().sum() * width
+    limit = math.atanh(1 - width)
+    before = torch.linspace(-limit, limit, 20_001, dtype=torch.float64)
+    normal = Normal(torch.tensor(loc).double(), torch.tensor(scale).double())
+    inside = torch.trapezoid(normal.log_prob(before).exp(), before)
+    assert (ends + inside).item() == pytest.approx(1, abs=1e-4)
 
 
 def joint(shift: float = 0.0) -> Joint:

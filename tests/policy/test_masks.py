@@ -13,7 +13,7 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 from recurrl.config import TrainConfig
 from recurrl.envs import check_seeds, make_env
 from recurrl.errors import ConfigError
-from recurrl.evaluation import evaluate
+from recurrl.evaluation import evaluate, random_metrics
 from recurrl.groups import Groups
 from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, ActorCritic, make_policy
 
@@ -29,6 +29,7 @@ def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(
     config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
     policy, batch = collect(config)  # the task refuses what it did not allow
     evaluate(config.env, policy, episodes=5, seed=1)
+    random_metrics(config.env, episodes=5, seed=1)
     mask = batch[OBSERVATION, "action_mask"]
     assert mask.any(-1).all()
     assert not batch["next", OBSERVATION, "action_mask"][batch["next", "done"].squeeze(-1)].any()  # after the last step

@@ -1,0 +1,24 @@
+"""Normalised rewards and advantages: by one scale, and over more than one frame."""
+
+from __future__ import annotations
+
+from recurrl.config import TrainConfig
+from recurrl.errors import require
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses a constant that normalised rewards cancel, and advantages normalised one by one."""
+    scale = config.env.reward_scale
+    require(
+        scale == 1 or not config.env.normalize_reward,
+        f"env.reward_scale={scale:g} has no effect with env.normalize_reward=true, which divides it out again. Give "
+        "env.reward_scale=1, or env.normalize_reward=false.",
+    )
+    over = config.algorithm.normalize_advantage
+    frames = {"minibatch": config.minibatch_slices * config.slice_len, "batch": config.frames_per_batch}.get(str(over))
+    keys = "minibatch_slices or slice_len" if over == "minibatch" else "frames_per_batch"
+    require(
+        frames != 1,
+        f"algorithm.normalize_advantage={over} needs the standard deviation of the advantages of a {over}, which has "
+        f"one frame. Give a larger {keys}, or algorithm.normalize_advantage=none.",
+    )
