@@ -15,11 +15,14 @@ from hydra.errors import HydraException
 from recurrl import not_finite
 from recurrl.cli.overrides import check_overrides
 from recurrl.cli.rules import check_config
-from recurrl.cli.run_config import saved_config
+from recurrl.cli.run_config import TRUST, trusted
+from recurrl.cli.saved_config import saved_config
 from recurrl.collector import make_collector
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.replay_check import check_replay
+from recurrl.resources import shortages_as_sentences
+from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
 
@@ -39,12 +42,14 @@ def check_main() -> None:
         metavar="PATH",
         help="instead, go over what a run kept when learning yielded no numbers any more, and say where they end",
     )
+    parser.add_argument("--trust-packages", action="store_true", help=f"of --not-finite: {TRUST}")
     arguments = parser.parse_args()
     try:
-        if arguments.not_finite is None:
-            line = check_run(arguments.overrides, arguments.config_dir)
-        else:
-            line = "\n".join(examine_run(arguments.not_finite))
+        with shortages_as_sentences():
+            if arguments.not_finite is None:
+                line = check_run(arguments.overrides, arguments.config_dir)
+            else:
+                line = "\n".join(examine_run(arguments.not_finite, arguments.trust_packages))
     except (ConfigError, RunError, HydraException) as error:
         sys.exit(f"error: {error}")
     sys.stdout.write(line + "\n")
@@ -76,17 +81,19 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
             collector.shutdown()
 
 
-def examine_run(path: Path) -> list[str]:
+def examine_run(path: Path, trust_packages: bool = False) -> list[str]:
     """What there is to say of the last batch of a run that ended because learning yielded no numbers any more.
 
     Args:
         path: what the run's error names.
+        trust_packages: import the packages that the run's configuration names.
 
     Raises:
         ConfigError: the path is none, or what is there is damaged.
     """
     # One pass over a few minibatches is not worth compiling for, and is to show the loss as it is written.
-    config = replace(typed(saved_config(path)), compile=False)
+    source = run_directory_of(path) / CONFIG_FILE
+    config = replace(trusted(saved_config(path), source, trust_packages), compile=False)
     check_config(config)
     set_process_state(config)
     return list(not_finite.examine(config, make_policy_for(config), path))

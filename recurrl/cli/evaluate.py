@@ -11,12 +11,12 @@ from statistics import fmean, pstdev
 
 from recurrl import checkpoint
 from recurrl.cli.rules import check_config
-from recurrl.cli.run_config import config_of
-from recurrl.config.composed import typed
+from recurrl.cli.run_config import TRUST, config_of, plain, source_of, trusted
 from recurrl.errors import ConfigError, RunError
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
+from recurrl.resources import shortages_as_sentences
 from recurrl.time_limit import time_limit
-from recurrl.train import make_policy_for
+from recurrl.train import make_policy_for, set_process_state
 
 
 def evaluate_main() -> None:
@@ -34,12 +34,17 @@ def evaluate_main() -> None:
         action="store_true",
         help="also with the recurrent states zeroed at each step, and with those of another episode",
     )
+    parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
     begun = {KEPT: ""}
     if arguments.memory:
         begun |= {ZEROED: "with its memory zeroed: ", SHUFFLED: "with another episode's: "}
     try:
-        returns = evaluate_run(arguments.run, arguments.episodes, arguments.seed, arguments.device, list(begun))
+        with shortages_as_sentences():
+            returns = evaluate_run(
+                *(arguments.run, arguments.episodes, arguments.seed, arguments.device, list(begun)),
+                trust_packages=arguments.trust_packages,
+            )
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
     for states, start in begun.items():
@@ -52,6 +57,7 @@ def evaluate_run(
     seed: int | None = None,
     device: str | None = None,
     states: Sequence[str] = (KEPT,),
+    trust_packages: bool = False,
 ) -> dict[str, list[float]]:
     """Returns of deterministic episodes of a run's policy in the environment it was trained in, for each of ``states``.
 
@@ -61,21 +67,25 @@ def evaluate_run(
         seed: of the environments; default: the run's.
         device: where the policy runs; default: the run's.
         states: what may become of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
+        trust_packages: import the packages that the run's configuration names.
 
     Raises:
-        ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
+        ConfigError: the path is no run, its configuration names packages that are not trusted, its environment or
+            device is not available here, or its policy has no states.
     """
     saved = checkpoint.Saved(checkpoint.find(path))
-    config = typed(config_of(saved))
+    settings = config_of(saved)
+    config = trusted(settings, source_of(saved), trust_packages)
     config = replace(config, resume=None, device=device or config.device)
     check_config(config)
+    set_process_state(config)
     episodes = config.evaluation.episodes if episodes is None else episodes
     if episodes < 1:
         raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
     seed = config.seed if seed is None else seed
     with time_limit(config.collector.timeout_s):
         policy = make_policy_for(config)
-        saved.load_policy(policy)
+        saved.load_policy(policy, plain(settings))
         if set(states) != {KEPT} and not policy.state_keys:
             raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
         return {each: evaluate(config.env, policy, episodes, seed, each) for each in states}

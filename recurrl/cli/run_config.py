@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.atomic import atomic_write
 from recurrl.cli.overrides import given_overrides
+from recurrl.cli.saved_config import check_code, check_directory, code_named, config_within, naming, saved_config
+from recurrl.config import TrainConfig
 from recurrl.config.composed import typed, value_of
 from recurrl.config.keys import differences
+from recurrl.envs.gymnasium import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.tracking.csv import FILE_NAME
+
+TRUST = "import the packages that the run's configuration names, which runs their code"
 
 logger = logging.getLogger(__name__)
 
@@ -47,37 +53,65 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     for key, (was, now) in changes.items():
         if key != "resume":
             logger.info("going on with %s=%s, which was %s", key, now, was)
-    checkpoint.check_changes(typed(effective), changes)
+    checkpoint.check_changes(_typed(effective, composed, source_of(start)), changes)
+    given = code_named(composed, EXTRAS)
+    packages = ",".join(effective.env.packages)
+    check_code(code_named(effective, EXTRAS) - given, source_of(start), f"give env.packages=[{packages}] here as well")
     _save_config(effective, run_dir)
     _save_config(effective, run_dir / ".hydra")
     return effective, start
 
 
+def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
+    try:
+        return typed(effective)
+    except ConfigError:
+        # What this command line gets wrong is not the file's fault.
+        typed(composed)
+        with naming(source):
+            return typed(effective)
+
+
 def config_of(saved: checkpoint.Saved) -> DictConfig:
     """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
-    return OmegaConf.create(saved.settings) if checkpoint.is_alone(saved.path) else saved_config(saved.path)
+    if checkpoint.is_alone(saved.path):
+        return config_within(saved.settings, saved.path)
+    return saved_config(saved.path)
 
 
-def saved_config(path: Path) -> DictConfig:
-    """The configuration of the run that a path lies in."""
-    config = OmegaConf.load(run_directory_of(path) / CONFIG_FILE)
-    assert isinstance(config, DictConfig)
-    return config
+def source_of(saved: checkpoint.Saved) -> Path:
+    """What :func:`config_of` reads."""
+    return saved.path if checkpoint.is_alone(saved.path) else run_directory_of(saved.path) / CONFIG_FILE
+
+
+def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConfig:
+    """A saved configuration as dataclasses, for commands that take nothing of it from their command line.
+
+    Raises:
+        ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
+    """
+    with naming(source):
+        result = typed(config)
+    if not trust_packages:
+        check_code(code_named(config, EXTRAS), source, "add --trust-packages")
+    return result
 
 
 def _save_config(config: DictConfig, folder: Path) -> None:
     # Atomically, for a run that goes on depends on it.
     with atomic_write(folder / CONFIG_FILE) as file:
-        OmegaConf.save(config, file)
+        OmegaConf.save(config, file, resolve=True)
 
 
 def check_unused(run_dir: Path, composed: DictConfig) -> None:
-    """Refuses a directory that holds another run, before anything of that run is overwritten."""
+    """Refuses a directory that holds another run or files of others, before anything of them is overwritten."""
+    check_directory(run_dir)
     resume = value_of(composed, "resume")
-    if not (run_dir / FILE_NAME).exists() or resume == checkpoint.AUTO:
+    holds_run = (run_dir / FILE_NAME).exists() or checkpoint.newest(run_dir) is not None
+    if not holds_run or resume == checkpoint.AUTO:
         return
     path = None if resume is None else Path(str(resume))
-    if path is None or checkpoint.is_alone(path) or run_directory_of(path).resolve() != run_dir.resolve():
+    if path is None or checkpoint.is_alone(path) or not os.path.samefile(run_directory_of(path), run_dir):
         raise ConfigError(
             f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
             f"hydra.run.dir=..., or go on with that run with resume={run_dir}."
