@@ -54,9 +54,9 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
         if key != "resume":
             logger.info("going on with %s=%s, which was %s", key, now, was)
     checkpoint.check_changes(_typed(effective, composed, source_of(start)), changes)
-    given = code_named(composed, EXTRAS)
+    unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
     packages = ",".join(effective.env.packages)
-    check_code(code_named(effective, EXTRAS) - given, source_of(start), f"give env.packages=[{packages}] here as well")
+    check_code(unnamed, source_of(start), f"name it on this command line too, packages as env.packages=[{packages}]")
     _save_config(effective, run_dir)
     _save_config(effective, run_dir / ".hydra")
     return effective, start

@@ -95,7 +95,8 @@ def check_directory(run_dir: Path) -> None:
     """
     check_writable_places(run_dir)
     if os.path.lexists(run_dir / CONFIG_FILE):
-        check_keys(OmegaConf.to_container(saved_config(run_dir)))
+        with naming(run_dir / CONFIG_FILE):
+            check_keys(OmegaConf.to_container(saved_config(run_dir)))
     for name, is_ours in (("summary.json", _is_summary), ("learning_curve.png", _is_curve)):
         path = run_dir / name
         if os.path.lexists(path) and not is_ours(path):
