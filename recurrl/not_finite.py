@@ -17,6 +17,7 @@ from recurrl.checkpoint import Stateful, components, files
 from recurrl.config import TrainConfig
 from recurrl.learner import Learner
 from recurrl.policy import ActorCritic
+from recurrl.resources import sentence
 
 FOLDER = "not_finite"
 ROWS = "rows"
@@ -39,15 +40,17 @@ class Rows:
         self.batch_NT = TensorDict(dict(state), batch_size=shape)
 
 
-def keep(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, Stateful]) -> Path:
-    """Writes rows, as learning had prepared them, and what learnt from them, and returns where.
+def keep(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, Stateful]) -> str:
+    """Writes rows, as learning had prepared them, and what learnt from them, and says how to look at them.
 
-    Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+    Where they cannot be written, it says why; the run's error is still that learning yielded no numbers.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
-    files.write(path, {**of, ROWS: Rows(batch_NT)}, {"frames": frames})
-    return path
+    try:
+        files.write(path, {**of, ROWS: Rows(batch_NT)}, {"frames": frames})
+    except OSError as error:
+        return f"The batch could not be kept. {sentence(error)}"
+    return f"To see where its numbers end: recurrl-check --not-finite {path}"
 
 
 def examine(config: TrainConfig, policy: ActorCritic, path: Path) -> Iterator[str]:
@@ -56,7 +59,7 @@ def examine(config: TrainConfig, policy: ActorCritic, path: Path) -> Iterator[st
     Args:
         config: the run's configuration.
         policy: made for it; its weights are replaced by those that were kept.
-        path: what ``keep`` returned.
+        path: what ``keep`` wrote.
 
     Raises:
         ConfigError: nothing is kept there, it is damaged, or it does not fit the configuration.

@@ -11,6 +11,7 @@ import torch
 from recurrl.errors import RunError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
 """How torch's error begins, without a class of its own, where memory runs out on the CPU."""
@@ -46,6 +47,10 @@ def sentence(error: OSError) -> str:
         )
     if error.errno in _FORBIDDEN:
         return f"The operating system refuses it: {reason}{where}. Give a directory to write to with hydra.run.dir=..."
+    if error.errno in _IN_THE_WAY:
+        return (
+            f"Something is in the way: {reason}{where}. Move it away, or give another directory with hydra.run.dir=..."
+        )
     return f"The operating system reports {type(error).__name__}: {reason}{where}. HYDRA_FULL_ERROR=1 shows where."
 
 

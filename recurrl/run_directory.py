@@ -1,13 +1,37 @@
-"""The directory of a run, as those find it who go on from it, evaluate it, or look what it was."""
+"""The directory of a run: how it is found, and how files are read from it that anybody may have put there."""
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 from pathlib import Path
 
 from recurrl.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
 """The run's whole configuration, that of the run it resumed included."""
+
+FILES = (CONFIG_FILE, "summary.json", "metrics.csv", "learning_curve.png", "recurrl.log")
+FOLDERS = ("checkpoints", "not_finite", "tensorboard", "wandb", ".hydra")
+"""What a run writes in its directory. A folder may be a symbolic link, to another disk say; a file may not, nor may
+``.hydra``, whose files another program may have written.
+"""
+
+_CHECKPOINT = re.compile(r"frames_[0-9]+")
+_PARTS = ("manifest.json", "checksums.json")
+
+
+class UnreadableError(ConfigError):
+    """A file cannot be read.
+
+    Attributes:
+        reason: what follows its name in a message.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} {reason}.")
+        self.reason = reason
 
 
 def run_directory_of(path: Path) -> Path:
@@ -17,10 +41,66 @@ def run_directory_of(path: Path) -> Path:
         ConfigError: the path is no run directory and no checkpoint of one.
     """
     for candidate in (path, path.parent.parent):
-        if (candidate / CONFIG_FILE).is_file():
+        if os.path.lexists(candidate / CONFIG_FILE):
             return candidate
-    what = "does not exist" if not path.exists() else "is neither a run directory nor a checkpoint in one"
+    what = "is neither a run directory nor a checkpoint in one" if os.path.lexists(path) else "does not exist"
     raise ConfigError(
         f"{path} {what}. Give a directory that a training run wrote (it holds config.yaml and checkpoints/), or "
         "one of the checkpoints in it."
+    )
+
+
+def read_text(path: Path, most_bytes: int | None = None) -> str:
+    """The text of an ordinary file. Reading never waits, as that of a pipe would.
+
+    Raises:
+        UnreadableError: it is missing, something other than a file, larger than ``most_bytes``, or not UTF-8.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UnreadableError(path, "is not an ordinary file")
+        if most_bytes is not None and found.st_size > most_bytes:
+            raise UnreadableError(path, f"has {found.st_size} bytes, and no run writes more than {most_bytes}")
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise UnreadableError(path, "is missing") from error
+    except OSError as error:
+        raise UnreadableError(path, f"cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UnreadableError(path, "is not UTF-8 text") from error
+
+
+def looks_like_checkpoint(path: Path) -> bool:
+    """Whether a path has the name and the parts of a checkpoint, whole or damaged."""
+    return (
+        _CHECKPOINT.fullmatch(path.name) is not None
+        and path.is_dir()
+        and any(os.path.lexists(path / part) for part in _PARTS)
+    )
+
+
+def check_writable_places(run_dir: Path) -> None:
+    """Refuses a directory in which something is where a run is to write, before it trains for hours.
+
+    Raises:
+        ConfigError: with what is in the way.
+    """
+    for name in FILES:
+        path = run_dir / name
+        if path.is_symlink() or (os.path.lexists(path) and not path.is_file()):
+            raise _in_the_way(path, "a symbolic link" if path.is_symlink() else "not an ordinary file")
+    for name in FOLDERS:
+        path = run_dir / name
+        if os.path.lexists(path) and (not path.is_dir() or (name == ".hydra" and path.is_symlink())):
+            raise _in_the_way(path, "not a folder of the run's own")
+    for path in (run_dir / "checkpoints").glob(f"frames_{12 * '[0-9]'}"):
+        if not looks_like_checkpoint(path):
+            raise _in_the_way(path, "not a checkpoint")
+
+
+def _in_the_way(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is {what}, and the run is to write there. Move it away, or give the run a directory of its own with "
+        "hydra.run.dir=..."
     )

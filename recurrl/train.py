@@ -116,8 +116,7 @@ def kept(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, 
     try:
         yield
     except NonFiniteError as error:
-        path = not_finite.keep(run_dir, frames, batch_NT, of)
-        raise NonFiniteError(f"{error} To see where its numbers end: recurrl-check --not-finite {path}") from error
+        raise NonFiniteError(f"{error} {not_finite.keep(run_dir, frames, batch_NT, of)}") from error
 
 
 def is_last(config: TrainConfig, frames: int) -> bool:

@@ -21,7 +21,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from functools import reduce
 from typing import NamedTuple
@@ -293,7 +293,9 @@ def _state_of_process_kept() -> Iterator[None]:
         yield
     finally:
         for handler in set(root.handlers) - set(handlers):
-            handler.close()
+            # As at the end of a process; on a full disk what is left of the log cannot be written.
+            with suppress(OSError):
+                handler.close()
         root.handlers[:] = handlers
         root.setLevel(level)
         logging.getLogger("torchrl").setLevel(torchrl_level)

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from recurrl.atomic import atomic_write
+from recurrl.atomic import UNFINISHED, atomic_write, remove_unfinished
 
 
 def test_readers_see_the_old_contents_until_the_block_ends(tmp_path):
@@ -39,3 +39,24 @@ def test_contents_are_on_the_disk_before_they_take_the_place_of_the_old_ones(tmp
         file.write("four")
         assert not (tmp_path / "file.txt").exists()
     assert events == [4]
+
+
+def test_a_link_is_replaced_and_not_what_it_points_to(tmp_path):
+    (tmp_path / "elsewhere").write_text("kept")
+    (tmp_path / "file.txt").symlink_to(tmp_path / "elsewhere")
+    with atomic_write(tmp_path / "file.txt") as file:
+        file.write("new")
+    assert (tmp_path / "file.txt").read_text() == "new"
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+
+
+def test_only_unfinished_files_of_our_own_are_removed(tmp_path):
+    (tmp_path / f"{UNFINISHED}metrics.csv-0").touch()
+    others = [tmp_path / name for name in (".metrics.csv.1.tmp", ".DS_Store", "recurrl-unfinished-x")]
+    for path in others:
+        path.touch()
+    others += [tmp_path / f"{UNFINISHED}link", tmp_path / f"{UNFINISHED}folder"]
+    others[-2].symlink_to(others[0])
+    others[-1].mkdir()
+    remove_unfinished(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(others)

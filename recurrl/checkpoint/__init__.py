@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +29,8 @@ NOT_OF_EPISODES = (
     *("collector.timeout_s", "collector.on_fault"),
 )
 """Settings of environments and collectors that do not change how episodes are gone on with."""
+SHAPING = ("env.", "cell.", "policy.", "algorithm.")
+"""The groups of settings that say which components there are, and of which shapes."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +64,15 @@ class Saved:
     def __init__(self, path: Path) -> None:
         self.path = path
         values = files.metadata(path)
-        self.frames = int(values["frames"])
+        frames, settings, ids = values.get("frames"), values.get("settings", {}), values.get("tracker_ids", {})
+        if type(frames) is not int or not 0 <= frames < 10**18 or not (isinstance(settings, dict) and _are_texts(ids)):
+            raise ConfigError(
+                f"The checkpoint {path} is not from a run: its values are of other types. Give another one."
+            )
+        self.frames: int = frames
         # Those written before checkpoints held settings have none; they are refused when they are loaded.
-        self.settings: dict[str, Any] = values.get("settings", {})
-        self.resumed = Resumed(self.frames, values.get("tracker_ids", {}))
+        self.settings: dict[str, Any] = settings
+        self.resumed = Resumed(self.frames, ids)
 
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores what :func:`save` wrote.
@@ -88,15 +96,28 @@ class Saved:
             told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             logger.warning("The episodes that were under way begin anew: %s.", told)
             into = {name: component for name, component in into.items() if name != EPISODES}
-        files.load(self.path, into)
+        files.load(self.path, into, self._shaping(settings))
 
-    def load_policy(self, policy: ActorCritic) -> None:
+    def load_policy(self, policy: ActorCritic, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores the policy alone, its running statistics included.
+
+        Args:
+            policy: made as ``settings`` say.
+            settings: the whole configuration as plain values.
 
         Raises:
             ConfigError: the checkpoint does not fit the policy.
         """
-        files.load(self.path, {"policy": policy})
+        files.load(self.path, {"policy": policy}, self._shaping(settings))
+
+    def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The changes of settings by which a checkpoint may not fit."""
+        changes = differences(self.settings, settings) if self.settings and settings else {}
+        return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
 
 
 def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
@@ -145,7 +166,8 @@ def prune(run_dir: Path, keep_last: int | None) -> None:
     if keep_last is None or len(found) <= keep_last:
         return
     whole = {path: values for path in found if (values := files.metadata_if_whole(path)) is not None}
-    returns = {path: values["return_mean"] for path, values in whole.items() if values["return_mean"] is not None}
+    found_returns = {path: values.get("return_mean") for path, values in whole.items()}
+    returns = {path: value for path, value in found_returns.items() if isinstance(value, float)}
     best = max(returns, key=lambda path: (returns[path], path), default=None)
     for path in found[:-keep_last]:
         if path != best:
@@ -193,7 +215,7 @@ def find(path: Path) -> Path:
 
 def is_alone(path: Path) -> bool:
     """Whether a path is a checkpoint that is not in the directory of its run, which also holds the configuration."""
-    return files.is_checkpoint(path) and not (path.parent.parent / CONFIG_FILE).is_file()
+    return files.is_checkpoint(path) and not os.path.lexists(path.parent.parent / CONFIG_FILE)
 
 
 def check_resume(config: TrainConfig, start: Saved | None) -> None:

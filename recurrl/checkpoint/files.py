@@ -1,27 +1,53 @@
 """Checkpoint directories: written whole or not at all, and read only if every byte is as it was written.
 
 A checkpoint holds tensors and plain values and nothing that runs: states are stored by ``torch.save`` and read with
-``weights_only``, so one from a stranger does no harm.
+``weights_only``. Nothing is removed but what :func:`write` made, and no symbolic link is followed on the way.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Mapping
+import re
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
+from recurrl.atomic import UNFINISHED, sync, unfinished
 from recurrl.errors import ConfigError, RunError
+from recurrl.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
 PREFIX = "frames_"
 CHECKSUMS = "checksums.json"
+MANIFEST = "manifest.json"
+_OURS = re.compile(r"checksums\.json|manifest\.json|components/[0-9]{4}-[^/]+/state\.pt")
+"""The files a checkpoint is made of. All others in its directory are somebody else's."""
+_MOST_BYTES = 2**24
+
+
+class _Written:
+    """A file for ``torch.save``, whose writer reports a full disk as "unexpected pos" and drops what was raised."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 class _StateAdapter(StateDictAdapter):
@@ -33,43 +59,71 @@ class _StateAdapter(StateDictAdapter):
     def save(self, component: Any, path: Path, *, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         path.mkdir(parents=True, exist_ok=True)
         state = component.state_dict(*args, **kwargs)
-        # Of a path torch's own writer would say nothing of a full disk but "unexpected pos".
-        with (path / self.state_torch).open("wb") as file:
-            torch.save(state, file)
+        with (path / self.state_torch).open("xb") as file:
+            written = _Written(file)
+            try:
+                torch.save(state, written)  # type: ignore[arg-type]
+            except RuntimeError:
+                if written.error is not None:
+                    raise written.error from None
+                raise
         return state
 
     def load(self, component: Any, path: Path, **options: Any) -> Any:
         if not (path / self.state_torch).is_file():
             raise ValueError(f"{path / self.state_torch} is missing.")
-        return super().load(component, path, **options)
+        return super().load(_Fitting(component), path, **options)
+
+
+class _Fitting:
+    """A component whose error for a state of other shapes is one line and not the names of all its tensors."""
+
+    def __init__(self, component: Any) -> None:
+        self._component = component
+
+    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            self._component.load_state_dict(state, *args, **kwargs)
+        except RunError:
+            raise
+        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            is_module = isinstance(self._component, torch.nn.Module)
+            misfit = _misfit(state, self._component.state_dict()) if is_module else None
+            raise ValueError(misfit or _one_line(error)) from error
 
 
 def write(path: Path, components: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Writes the components' states into the directory ``path``, which is there only when everything is on the disk.
 
     Args:
-        path: the directory; one that is there already is replaced.
+        path: the directory; a checkpoint that is there already is replaced.
         components: objects with ``state_dict`` and ``load_state_dict``, by name.
         metadata: plain values.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to. What was there before is still there.
+        OSError: the disk is full, the folder cannot be written to, or something else is in the place of the
+            checkpoint. What was there before is still there.
     """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(folder)
-    stage = folder / f".{path.name}"
+    if os.path.lexists(path) and not _is_ours(path):
+        raise FileExistsError(errno.EEXIST, "there is something that is not a checkpoint", str(path))
+    stage = unfinished(path)
+    stage.mkdir()
     try:
-        _checkpoint(components).save(stage, metadata=metadata)
-        (stage / CHECKSUMS).write_text(_canonical(_checksums(stage)), encoding="utf-8")
-        for file in [*stage.rglob("*"), stage]:
-            _sync(file)
+        whole, replaced = stage / path.name, stage / "replaced"
+        _checkpoint(components).save(whole, metadata=metadata)
+        (whole / CHECKSUMS).write_text(_canonical(_checksums(whole)), encoding="utf-8")
+        for file in [*whole.rglob("*"), whole]:
+            sync(file)
         if path.exists():
-            path.replace(folder / f".{path.name}.replaced")
-        stage.replace(path)
-        _sync(folder)
+            path.replace(replaced)
+        whole.replace(path)
+        sync(folder)
+        _hand_over(replaced, path)
     finally:
-        _remove_unfinished(folder)
+        _remove_tree(stage)
 
 
 def read(path: Path, components: Mapping[str, Any]) -> None:
@@ -82,11 +136,16 @@ def read(path: Path, components: Mapping[str, Any]) -> None:
     load(path, components)
 
 
-def load(path: Path, components: Mapping[str, Any]) -> None:
+def load(path: Path, components: Mapping[str, Any], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:
     """The same of a checkpoint that is known to be whole.
 
+    Args:
+        path: the checkpoint.
+        components: likewise.
+        changes: of each setting that shapes them and is not as it was, what it was and what it is.
+
     Raises:
-        ConfigError: the checkpoint does not fit the components.
+        ConfigError: the checkpoint does not fit the configuration.
         RunError: a component raised it.
     """
     try:
@@ -94,7 +153,9 @@ def load(path: Path, components: Mapping[str, Any]) -> None:
     except CheckpointError as error:
         if isinstance(error.__cause__, RunError):
             raise error.__cause__ from error.__cause__.__cause__
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = _one_line(error)
+        if changes:
+            reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
         raise ConfigError(
             f"The checkpoint {path} does not fit this configuration: {reason}. Resume with the settings its run had "
             "(network, environment), or start anew without resume."
@@ -122,20 +183,23 @@ def _unverified_metadata(path: Path) -> dict[str, Any]:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint, at once."""
-    hidden = path.with_name(f".{path.name}")
+    """Removes a checkpoint, at once. One that is a symbolic link, or holds files of others, stays."""
+    if not _is_ours(path) or next(_foreign(path), None) is not None:
+        return
+    hidden = unfinished(path)
     path.replace(hidden)
-    shutil.rmtree(hidden)
+    _remove_tree(hidden)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, in the order of their frames."""
-    return sorted(path for path in folder.glob(f"{PREFIX}*") if path.is_dir())
+    found = (path for path in folder.glob(f"{PREFIX}*") if looks_like_checkpoint(path))
+    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)))
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is a checkpoint, damaged or not."""
-    return path.is_dir() and (path.name.startswith(PREFIX) or (path / CHECKSUMS).exists())
+    return path.is_dir() and (path.name.startswith(PREFIX) or os.path.lexists(path / CHECKSUMS))
 
 
 def verify(path: Path) -> None:
@@ -155,29 +219,29 @@ def verify(path: Path) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
+    """What is wrong with a checkpoint's files, or None. Files of others within it are neither looked at nor loaded."""
     try:
-        text = (path / CHECKSUMS).read_bytes().decode("utf-8")
+        text = read_text(path / CHECKSUMS, _MOST_BYTES)
         expected = json.loads(text)
         # One text for one content: a byte that is lost or changed shows wherever it is.
-        if _canonical(expected) != text:
+        if not isinstance(expected, dict) or _canonical(expected) != text:
             return f"{CHECKSUMS} is not as it was written"
-        found = _checksums(path)
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (UnicodeDecodeError, ValueError):
-        return f"{CHECKSUMS} is not as it was written"
+        found = {name: file for file in _files(path) if (name := file.relative_to(path).as_posix()) in expected}
+        for name in sorted(expected.keys() | {MANIFEST}):
+            if name not in found:
+                return f"{name} is missing"
+            if expected[name] != _checksum(found[name]):
+                return f"{name} is not as it was written"
+        if not isinstance(_unverified_metadata(path), dict):
+            return f"{MANIFEST} is not as a run writes it"
+    except UnreadableError as error:
+        return f"{CHECKSUMS} {error.reason}"
     except OSError as error:
         return f"it cannot be read ({error})"
-    if not isinstance(expected, dict):
+    except (CheckpointError, AttributeError, KeyError, TypeError):
+        return f"{MANIFEST} is not as a run writes it"
+    except (ValueError, RecursionError):
         return f"{CHECKSUMS} is not as it was written"
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            return f"{name} is missing"
-        if name not in expected:
-            return f"{name} does not belong to it"
-        if expected[name] != found[name]:
-            return f"{name} is not as it was written"
     return None
 
 
@@ -188,28 +252,105 @@ def _checkpoint(components: Mapping[str, Any]) -> Checkpoint:
     return checkpoint
 
 
+def _files(path: Path) -> Iterator[Path]:
+    """The ordinary files within a folder; symbolic links are not followed."""
+    for folder, _, names in os.walk(path):
+        yield from (file for name in names if _is_ordinary(file := Path(folder, name)))
+
+
+def _is_ordinary(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
 def _checksums(path: Path) -> dict[str, str]:
-    files = (file for file in path.rglob("*") if not file.is_dir())
-    return {
-        file.relative_to(path).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in files
-        if file != path / CHECKSUMS
-    }
+    return {file.relative_to(path).as_posix(): _checksum(file) for file in _files(path) if file != path / CHECKSUMS}
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _canonical(checksums: Any) -> str:
     return json.dumps(checksums, indent=1, sort_keys=True) + "\n"
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _misfit(saved: Any, here: Mapping[str, Any]) -> str | None:
+    """In which shapes two states differ; None if in none."""
+    if not isinstance(saved, Mapping):
+        return None
+    shapes, ours = _shapes(saved), _shapes(here)
+    differing = [name for name in {**ours, **shapes} if shapes.get(name) != ours.get(name)]
+    if not differing:
+        return None
+    name = differing[0]
+    was, now = shapes.get(name, "missing"), ours.get(name, "missing")
+    return f"{len(differing)} of its tensors have other shapes, the first of them {was} in it and {now} here ({name})"
+
+
+def _shapes(state: Mapping[Any, Any]) -> dict[Any, str]:
+    return {
+        name: "×".join(map(str, value.shape)) or "one number"
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+# What is removed
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a path is a checkpoint and not a symbolic link to one."""
+    return not path.is_symlink() and looks_like_checkpoint(path)
+
+
+def _foreign(path: Path) -> Iterator[Path]:
+    """What lies within a checkpoint that :func:`write` did not put there."""
+    unreadable: list[OSError] = []
+    for folder, folders, names in os.walk(path, onerror=unreadable.append):
+        here = Path(folder)
+        if not folders and not names:
+            yield here
+        yield from (file for name in names if not _is_part(file := here / name, path))
+        yield from (link for name in folders if (link := here / name).is_symlink())
+    yield from (Path(error.filename) for error in unreadable)
+
+
+def _hand_over(replaced: Path, path: Path) -> None:
+    """Moves what others had put into a checkpoint that is replaced into the new one, each to where it was."""
+    for entry in list(_foreign(replaced)) if replaced.exists() else ():
+        place = path / entry.relative_to(replaced)
+        if not os.path.lexists(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            entry.rename(place)
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Removes what a write left that did not end, such as that of a killed process. All of it has hidden names."""
-    for path in folder.glob(".*"):
-        shutil.rmtree(path)
+    """Removes what a write left that did not end, such as that of a killed process."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        if path.is_dir() and not path.is_symlink():
+            _remove_tree(path)
+
+
+def _is_part(file: Path, path: Path) -> bool:
+    """Whether a file is one of those that the checkpoint ``path`` is made of."""
+    return _OURS.fullmatch(file.relative_to(path).as_posix()) is not None and _is_ordinary(file)
+
+
+def _remove_tree(path: Path) -> None:
+    """Removes the parts of a checkpoint, or of those that a stage holds, and each folder that is empty then."""
+    for checkpoint in (*(inner for inner in path.iterdir() if not inner.is_symlink()), path):
+        for folder, _, names in os.walk(checkpoint, topdown=False):
+            for name in names:
+                if _is_part(file := Path(folder, name), checkpoint):
+                    file.unlink()
+            try:
+                os.rmdir(folder)
+            except OSError as error:
+                # Somebody else's file is in it, or one that a network file system keeps until nobody has it open.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise

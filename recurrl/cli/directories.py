@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,9 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from recurrl.cli.saved_config import check_directory
 from recurrl.errors import ConfigError
+from recurrl.run_directory import looks_like_checkpoint, run_directory_of
 from recurrl.run_lock import locked
 from recurrl.tracking.csv import FILE_NAME as METRICS
 from recurrl.tracking.summary import FILE_NAME as SUMMARY
@@ -91,20 +94,27 @@ def _remove() -> None:
 
 
 def check_unused(run_dir: Path, resume: object) -> None:
-    """Refuses a directory that holds another run, before anything of that run is overwritten.
+    """Refuses a directory that holds another run or foreign files, before anything of them is overwritten.
 
     Args:
         run_dir: the directory.
         resume: as configured.
 
     Raises:
-        ConfigError: it holds another run than the one to resume.
+        ConfigError: it holds another run than the one to resume, or what a run would overwrite is not from a run.
     """
-    if resume == "auto" or not (run_dir / METRICS).exists():
-        return
-    path = None if resume is None else Path(str(resume)).resolve()
-    if path is None or run_dir.resolve() not in (path, path.parent.parent):
+    check_directory(run_dir)
+    holds_run = (run_dir / METRICS).exists() or any(map(looks_like_checkpoint, (run_dir / CHECKPOINTS).glob("*")))
+    if holds_run and resume != "auto" and not _is_within(resume, run_dir):
         raise ConfigError(
             f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
             f"hydra.run.dir=..., or continue that run with resume={run_dir}."
         )
+
+
+def _is_within(resume: object, run_dir: Path) -> bool:
+    """Whether a run resumes this directory's own: the directory, or one of its checkpoints."""
+    try:
+        return resume is not None and os.path.samefile(run_directory_of(Path(str(resume))), run_dir)
+    except (ConfigError, OSError):  # reported where it is opened
+        return False

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from recurrl import checkpoint
-from recurrl.cli.rules import check_config
-from recurrl.cli.run_config import config_of
-from recurrl.config.composed import typed
+from recurrl.cli.overrides import TRUST
 from recurrl.errors import ConfigError, RunError
-from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, evaluate
-from recurrl.time_limit import time_limit
-from recurrl.train import make_policy_for
 
 
 def evaluate_main() -> None:
@@ -34,51 +26,22 @@ def evaluate_main() -> None:
         action="store_true",
         help="also with the recurrent states zeroed at each step, and with those of another episode",
     )
+    parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
-    begun = {KEPT: ""}
+    begun = {"kept": ""}
     if arguments.memory:
-        begun |= {ZEROED: "with its memory zeroed: ", SHUFFLED: "with another episode's: "}
+        begun |= {"zeroed": "with its memory zeroed: ", "shuffled": "with another episode's: "}
+    from recurrl.cli.evaluate_run import evaluate_run  # with torch, which help and typos do not wait for
+
     try:
-        returns = evaluate_run(arguments.run, arguments.episodes, arguments.seed, arguments.device, list(begun))
+        returns = evaluate_run(
+            *(arguments.run, arguments.episodes, arguments.seed, arguments.device, list(begun)),
+            trust_packages=arguments.trust_packages,
+        )
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
     for states, start in begun.items():
         sys.stdout.write(f"{start}{_return_line(returns[states])}\n")
-
-
-def evaluate_run(
-    path: Path,
-    episodes: int | None = None,
-    seed: int | None = None,
-    device: str | None = None,
-    states: Sequence[str] = (KEPT,),
-) -> dict[str, list[float]]:
-    """Returns of deterministic episodes of a run's policy in the environment it was trained in, for each of ``states``.
-
-    Args:
-        path: a run directory, or one of its checkpoints; of a run directory the newest checkpoint is taken.
-        episodes: how many; default: as many as the run's own evaluation.
-        seed: of the environments; default: the run's.
-        device: where the policy runs; default: the run's.
-        states: what may become of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
-
-    Raises:
-        ConfigError: the path is no run, its environment or device is not available here, or its policy has no states.
-    """
-    saved = checkpoint.Saved(checkpoint.find(path))
-    config = typed(config_of(saved))
-    config = replace(config, resume=None, device=device or config.device)
-    check_config(config)
-    episodes = config.evaluation.episodes if episodes is None else episodes
-    if episodes < 1:
-        raise ConfigError(f"--episodes {episodes} is too small. Give at least 1.")
-    seed = config.seed if seed is None else seed
-    with time_limit(config.collector.timeout_s):
-        policy = make_policy_for(config)
-        saved.load_policy(policy)
-        if set(states) != {KEPT} and not policy.state_keys:
-            raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
-        return {each: evaluate(config.env, policy, episodes, seed, each) for each in states}
 
 
 def _return_line(returns: list[float]) -> str:

@@ -14,6 +14,9 @@ from recurrl.config import TrainConfig
 from recurrl.config.keys import check_key, key_paths
 from recurrl.errors import ConfigError
 
+TRUST = "import the packages that the run's configuration names, which runs their code"
+"""The help of ``--trust-packages``."""
+
 GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig) if key.endswith(".name")))
 
 

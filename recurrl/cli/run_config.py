@@ -13,8 +13,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.atomic import atomic_write
 from recurrl.cli.overrides import given_overrides
+from recurrl.cli.saved_config import check_code, code_named, config_within, naming, saved_config
+from recurrl.config import TrainConfig
 from recurrl.config.composed import typed, value_of
 from recurrl.config.keys import differences
+from recurrl.envs.gymnasium import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
 
@@ -44,20 +47,46 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     for key, (was, now) in changes.items():
         if key != "resume":
             logger.info("going on with %s=%s, which was %s", key, now, was)
-    checkpoint.check_changes(typed(effective), changes)
+    checkpoint.check_changes(_typed(effective, composed, source_of(start)), changes)
+    unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
+    packages = ",".join(effective.env.packages)
+    check_code(unnamed, source_of(start), f"name it on this command line too, packages as env.packages=[{packages}]")
     return effective, start
+
+
+def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
+    try:
+        return typed(effective)
+    except ConfigError:
+        # What this command line gets wrong is not the file's fault.
+        typed(composed)
+        with naming(source):
+            return typed(effective)
 
 
 def config_of(saved: checkpoint.Saved) -> DictConfig:
     """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
-    return OmegaConf.create(saved.settings) if checkpoint.is_alone(saved.path) else saved_config(saved.path)
+    if checkpoint.is_alone(saved.path):
+        return config_within(saved.settings, saved.path)
+    return saved_config(saved.path)
 
 
-def saved_config(path: Path) -> DictConfig:
-    """The configuration of the run that a path lies in."""
-    config = OmegaConf.load(run_directory_of(path) / CONFIG_FILE)
-    assert isinstance(config, DictConfig)
-    return config
+def source_of(saved: checkpoint.Saved) -> Path:
+    """What :func:`config_of` reads."""
+    return saved.path if checkpoint.is_alone(saved.path) else run_directory_of(saved.path) / CONFIG_FILE
+
+
+def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConfig:
+    """A saved configuration as dataclasses, for commands that take nothing of it from their command line.
+
+    Raises:
+        ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
+    """
+    with naming(source):
+        result = typed(config)
+    if not trust_packages:
+        check_code(code_named(config, EXTRAS), source, "add --trust-packages")
+    return result
 
 
 def record(effective: DictConfig, run_dir: Path) -> None:
@@ -73,7 +102,7 @@ def record(effective: DictConfig, run_dir: Path) -> None:
 def _save(config: DictConfig | ListConfig, path: Path) -> None:
     # Atomically, because a resumed run depends on it.
     with atomic_write(path) as file:
-        OmegaConf.save(config, file)
+        OmegaConf.save(config, file, resolve=True)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

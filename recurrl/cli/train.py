@@ -31,9 +31,6 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"recurrl {__version__}\n")
         return
-    # A module of the user's own beside where they are is found as by `python`, but hides no installed one.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
     full_error = "HYDRA_FULL_ERROR" in os.environ
     # Without it Hydra prints errors itself, a traceback with each.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from recurrl.atomic import atomic_write
 from recurrl.errors import ConfigError
+from recurrl.run_directory import read_text
 from recurrl.tracking import FRAMES, Resumed
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 FILE_NAME = "metrics.csv"
 
 Row = dict[str, str]
+
+_FRAME_COUNT = re.compile("[0-9]{1,18}")
 
 
 class CsvTracker:
@@ -36,7 +40,10 @@ class CsvTracker:
         self._path = path
         self._columns: list[str] = []
         self._file: TextIO | None = None
-        if not resumes:
+        if resumes:
+            # What cannot be continued is refused before anything is trained.
+            _read(path)
+        else:
             _create(path)
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
@@ -103,7 +110,36 @@ def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
 
 
 def _read(path: Path) -> tuple[list[str], list[Row]]:
-    """Columns and rows of a file; a last line without its end was cut off by a crash and is left out."""
-    text = path.read_text(encoding="utf-8")
-    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-    return list(reader.fieldnames or []), list(reader)
+    """Columns and rows of a file; a last line without its end was cut off by a crash and is left out.
+
+    Raises:
+        ConfigError: the file is not as this module writes it.
+    """
+    text = read_text(path)
+    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise _malformed(path, reader.line_num, str(error)) from error
+    for number, row in enumerate(rows, start=2):
+        if None in row or not _FRAME_COUNT.fullmatch(row.get(FRAMES) or ""):
+            raise _malformed(path, number, "it is not a row of numbers below their names, frames among them")
+        for name, cell in row.items():
+            if cell and not _is_number(cell):
+                raise _malformed(path, number, f"{name} is {cell[:40]!r}, which is not a number")
+    return list(reader.fieldnames or []), rows
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _malformed(path: Path, line: int, reason: str) -> ConfigError:
+    return ConfigError(
+        f"Line {line} of {path} is not as a run writes it: {reason}. Move the file away, and the run continues with a "
+        "new one."
+    )

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from recurrl.atomic import replacing
 from recurrl.tracking import FRAMES
 
 TRAIN_MEAN = "train/return_mean"
@@ -41,7 +42,8 @@ def plot_learning_curve(metrics_csv: Path, png: Path) -> None:
     axes = figure.add_subplot()
     _decorate(axes, last_frames=max([1, *(int(row[FRAMES]) for row in rows)]))
     _draw(axes, _series(rows, TRAIN_MEAN), _series(rows, EVAL_MEAN, EVAL_STD))
-    figure.savefig(png, format="png")
+    with replacing(png) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def _series(rows: list[dict[str, str]], column: str, spread_column: str | None = None) -> Series:

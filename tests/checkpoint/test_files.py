@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torchrl.checkpoint import Checkpoint
 
+from recurrl.atomic import UNFINISHED, unfinished
 from recurrl.checkpoint import files
 from recurrl.errors import ConfigError
 
@@ -80,12 +82,15 @@ def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, 
     monkeypatch.setattr(os, "fsync", fsync)
     files.write(path, {"policy": module()}, {})
     before = {name for name, exists in synced if not exists}
-    assert before >= {"state.pt", "manifest.json", files.CHECKSUMS, ".frames_1"}
+    assert before >= {"state.pt", "manifest.json", files.CHECKSUMS, "frames_1"}
     assert synced[-1] == (tmp_path.name, True)
 
 
 def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_with_the_next_one(written):
-    shutil.copytree(written, written.parent / ".frames_64")
+    stage = unfinished(written.parent / "frames_64")
+    shutil.copytree(written, stage / "frames_64")
+    shutil.copytree(written, stage / ".frames_64.stage-0")
+    shutil.copytree(written, unfinished(written))
     assert files.checkpoints_in(written.parent) == [written]
     files.write(written.parent / "frames_96", {"policy": module()}, {})
     assert sorted(path.name for path in written.parent.iterdir()) == ["frames_32", "frames_96"]
@@ -141,9 +146,100 @@ def test_a_checkpoint_that_lacks_a_file_is_refused(written, name):
     assert f"is damaged: {name} is missing." in refusal(written)
 
 
-def test_a_checkpoint_with_a_file_too_many_is_refused(written):
-    (written / "more").touch()
-    assert "is damaged: more does not belong to it." in refusal(written)
+def test_what_others_put_into_a_checkpoint_is_neither_damage_nor_loaded(written):
+    component = next(written.rglob("state.pt")).parent
+    for place in (written / ".DS_Store", written / "notes" / "manifest.json", component / "state.tdz"):
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(b"\0")
+    (component / "state").symlink_to("/")
+    os.mkfifo(written / ".nfs000000000000")
+    found = {"policy": module(3)}
+    files.read(written, found)
+    torch.testing.assert_close(snapshot(found), snapshot({"policy": module(1)}), rtol=0, atol=0)
+
+
+# What is removed
+
+
+def others(folder: Path, outside: Path) -> list[Path]:
+    """Puts entries of other programs into a folder, which point to a file and a folder elsewhere, and returns them."""
+    ours = set(folder.rglob("*"))
+    (outside / "folder").mkdir(parents=True)
+    (outside / "folder" / "state.pt").touch()
+    (folder / ".git" / "objects").mkdir(parents=True)
+    (folder / ".git" / "objects" / "state.pt").touch()
+    (folder / ".frames_32").mkdir()
+    for name in (".DS_Store", ".nfs000000000000", "notes.txt", ".state.pt.tmp"):
+        (folder / name).write_text(name)
+    (folder / "link").symlink_to(outside / "folder")
+    (folder / ".link").symlink_to(outside / "folder")
+    (folder / "dangling").symlink_to(outside / "nothing")
+    os.mkfifo(folder / ".fifo")
+    return [path for path in (*folder.rglob("*"), *outside.rglob("*")) if path not in ours]
+
+
+def test_saving_touches_nothing_of_others_in_the_folder(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    there = [*others(folder, tmp_path / "outside")]
+    for name in (f"{UNFINISHED}mine", "frames_mine"):
+        (folder / name).symlink_to(tmp_path / "outside" / "folder")
+    (folder / f"{UNFINISHED}frames_1").mkdir()
+    (folder / f"{UNFINISHED}frames_1" / "keep.txt").touch()
+    (folder / f"{UNFINISHED}frames_1" / "frames_1").symlink_to(tmp_path / "outside" / "folder")
+    before = {path: path.lstat() for path in [*there, *folder.glob(f"{UNFINISHED}*/*")]}
+    files.write(folder / "frames_1", {"policy": module()}, {})
+    files.remove(folder / "frames_1")
+    assert {path: path.lstat() for path in before} == before
+    assert not (folder / "frames_1").exists()
+
+
+def test_checkpoints_may_lie_on_another_disk_that_a_link_points_to(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk")
+    path = tmp_path / "checkpoints" / "frames_1"
+    files.write(path, {"policy": module(1)}, {"frames": 1})
+    assert files.checkpoints_in(path.parent) == [path]
+    assert files.metadata(tmp_path / "disk" / "frames_1") == {"frames": 1}
+    files.remove(path)
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_checkpoint_that_holds_files_of_others_is_not_removed(written, tmp_path):
+    there = others(written, tmp_path / "outside")
+    files.remove(written)
+    assert files.damage(written) is None
+    assert [path for path in there if not os.path.lexists(path)] == []
+
+
+def test_a_checkpoint_that_is_replaced_leaves_the_files_of_others_where_they_are(written, tmp_path):
+    there = others(written, tmp_path / "outside")
+    files.write(written, {"policy": module(7)}, {"frames": 33})
+    assert files.metadata(written) == {"frames": 33}
+    assert [path for path in there if not os.path.lexists(path)] == []
+    assert list(written.parent.glob(".*")) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_what_is_not_a_checkpoint_is_neither_replaced_nor_removed_nor_listed(written, kind):
+    path = written.parent / "frames_64"
+    if kind == "folder":
+        path.mkdir()
+        (path / "video.mp4").touch()
+    elif kind == "link":
+        path.symlink_to(written)
+    else:
+        path.touch()
+    before = path.lstat()
+    with pytest.raises(FileExistsError, match="not a checkpoint"):
+        files.write(path, {"policy": module()}, {})
+    files.remove(path)
+    assert path.lstat() == before
+    # A link to a checkpoint can be loaded, and stays where it is.
+    assert files.checkpoints_in(path.parent) == ([written, path] if kind == "link" else [written])
+
+
+# Strangers
 
 
 class Code:
@@ -171,3 +267,47 @@ def test_a_strangers_checkpoint_in_another_format_of_torchrl_is_refused(tmp_path
     with_checksums(path)
     with pytest.raises(ConfigError, match=r"state\.pt is missing"):
         files.read(path, {"policy": module(2)})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}\n", "[]", "null", "[" * 100_000, '{"a": ' * 5_000, "9" * 5_000, "\udcff", '{"manifest.json": 3}\n', "NaN"],
+)
+@pytest.mark.parametrize("name", [files.MANIFEST, files.CHECKSUMS])
+def test_a_strangers_checkpoint_of_malformed_files_is_refused(written, name, text):
+    (written / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    if name == files.MANIFEST:
+        with_checksums(written)
+    assert " is damaged: " in refusal(written)
+
+
+@pytest.mark.parametrize("metadata", [[], None, 3, "frames"])
+def test_a_strangers_checkpoint_of_other_values_is_refused(written, metadata):
+    manifest = json.loads((written / files.MANIFEST).read_text())
+    (written / files.MANIFEST).write_text(json.dumps({**manifest, "metadata": metadata}))
+    with_checksums(written)
+    assert f" is damaged: {files.MANIFEST} is not as a run writes it." in refusal(written)
+
+
+def test_what_would_wait_or_lies_elsewhere_is_not_read(written, tmp_path):
+    for place in (written / files.CHECKSUMS, written / files.MANIFEST, next(written.rglob("state.pt"))):
+        contents = place.read_bytes()
+        (tmp_path / "elsewhere").write_bytes(contents)
+        place.unlink()
+        os.mkfifo(place)
+        assert " is damaged: " in refusal(written)
+        if place.name != files.CHECKSUMS:
+            place.unlink()
+            place.symlink_to(tmp_path / "elsewhere")
+            assert f"{place.name} is missing" in refusal(written)
+        place.unlink()
+        place.write_bytes(contents)
+    assert files.damage(written) is None
+
+
+def test_a_state_of_other_shapes_is_named_in_one_line(written):
+    with pytest.raises(ConfigError) as caught:
+        files.read(written, {"policy": torch.nn.Linear(5, 2)})
+    assert "'policy': 1 of its tensors have other shapes, the first of them 2×3 in it and 2×5 here (weight)." in str(
+        caught.value
+    )

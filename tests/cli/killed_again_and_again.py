@@ -33,7 +33,7 @@ def live(run: Path, overrides: list[str], dies_at_file: int | None, after: int) 
     with (run.parent / "output.txt").open("a") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
         os.dup2(output.fileno(), sys.stderr.fileno())
-    sync = files._sync
+    sync = files.sync
     files_left = [dies_at_file]
 
     def counting(path: Path) -> None:
@@ -43,7 +43,7 @@ def live(run: Path, overrides: list[str], dies_at_file: int | None, after: int) 
                 os.kill(os.getpid(), signal.SIGKILL)
         sync(path)
 
-    files._sync = counting
+    files.sync = counting
     sys.argv = ["recurrl-train", *overrides, "resume=auto", f"hydra.run.dir={run}"]
     try:
         train.main()

@@ -3,20 +3,90 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from run_files import metrics, summary
+from disks import with_a_disk_of_its_own
 
-from recurrl.checkpoint import files
+from recurrl.atomic import unfinished
 from recurrl.cli import job
-from recurrl.cli import train as train_command
-from recurrl.tracking.csv import CsvTracker
 
+PROGRAM = Path(__file__).parents[1] / "full_disk.py"
 FULL = "The disk is full: No space left on device"
-EVERY = ("checkpoint.every_frames=32", "total_frames=128", "hydra.run.dir=run", "resume=auto")
+EVERY = ("checkpoint.every_frames=32", "total_frames=96", "resume=auto", "backend=pad")
+TOO_LARGE = ("--not-finite", "env=gym", "env.id=Large-v0", "env.normalize_reward=false", "max_skipped_steps=2")
+
+
+@pytest.fixture
+def on_full_disks(tiny, tmp_path, monkeypatch):
+    """Runs ``recurrl-train`` on a disk that is really full after so many KiB each, and then with space."""
+
+    def on_full_disks(free_kib, *overrides: str) -> list[dict[str, Any]]:
+        own = with_a_disk_of_its_own(str(tmp_path), "2m")
+        assert own, "This test mounts a small disk of its own; let `unshare --map-root-user --mount true` succeed."
+        arguments = [str(tmp_path), ",".join(map(str, free_kib)), *tiny, *overrides, f"hydra.run.dir={tmp_path}/run"]
+        done = subprocess.run([*own, sys.executable, PROGRAM, *arguments], capture_output=True, text=True, timeout=550)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return on_full_disks
+
+
+@pytest.mark.parametrize(
+    ("free_kib", "overrides"),
+    [
+        ((0, 16, 90, 130, 230, 290), EVERY),
+        pytest.param(range(0, 340, 4), EVERY, marks=pytest.mark.slow),
+        pytest.param(range(0, 340, 4), (*EVERY, "logger=tensorboard"), marks=pytest.mark.slow),
+    ],
+    ids=["some sizes", "all sizes", "all sizes with tensorboard"],
+)
+def test_a_run_on_a_full_disk_ends_with_an_error_message_and_continues_when_there_is_space(
+    on_full_disks, free_kib, overrides
+):
+    frames = set()
+    for case in on_full_disks(free_kib, *overrides):
+        full, after = case["full"], case["after"]
+        assert not full["traceback"], case
+        assert (full["damaged"], full["hidden"]) == ([], []), case
+        assert full["code"] == 0 or (full["error"].startswith((FULL, f"summary.json cannot be written. {FULL}"))), case
+        assert "resume=auto in the same hydra.run.dir" in full["error"] or full["code"] == 0, case
+        frames.add(len(full["frames"]))
+        if 0 < len(full["frames"]) < 3:
+            assert (after["code"], after["damaged"], len(after["frames"])) == (0, [], 3), case
+    # The disk was full at the beginning, and after one, two and three checkpoints.
+    assert frames == {0, 1, 2, 3}
+
+
+@pytest.mark.slow
+def test_what_learning_could_not_use_is_kept_or_the_error_says_that_the_disk_is_full(on_full_disks):
+    kept = set()
+    for case in on_full_disks(range(0, 200, 8), *TOO_LARGE, "env.reward_scale=1.0", "total_frames=64"):
+        full = case["full"]
+        assert not full["traceback"], case
+        assert (full["code"], full["hidden"]) == (1, []), case
+        if "not finite" in full["error"]:
+            kept.add("recurrl-check --not-finite" in full["error"])
+            assert ("The batch could not be kept. " + FULL in full["error"]) != (
+                "recurrl-check --not-finite" in full["error"]
+            )
+        else:
+            assert full["error"].startswith(FULL), case
+    assert kept == {True, False}
+
+
+@pytest.mark.slow
+def test_measurements_that_cannot_be_kept_do_no_harm(on_full_disks, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
+    for case in on_full_disks((0, 20, 28, 36, 300), "total_frames=64"):
+        assert not case["full"]["traceback"], case
+        assert case["full"]["code"] == 0 or case["full"]["error"].startswith(FULL), case
 
 
 @pytest.fixture
@@ -36,33 +106,6 @@ def full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], Non
         monkeypatch.setattr(owner, name, failing)
 
     return full_after
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "calls", "checkpoints"),
-    [(files, "_sync", 25, 1), (CsvTracker, "log", 2, 2)],
-    ids=["while a checkpoint is written", "while metrics.csv is written"],
-)
-def test_a_full_disk_ends_the_run_with_a_sentence_and_the_run_goes_on_when_there_is_space(
-    train, tiny, tmp_path, full_after, monkeypatch, owner, name, calls, checkpoints
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(train_command, "_finished", [])
-        full_after(owner, name, calls)
-        outcome = train(*tiny, *EVERY)
-    assert outcome.code == 1
-    assert outcome.error.startswith(FULL)
-    assert "Traceback" not in outcome.err
-    run = tmp_path / "run"
-    assert summary(run)["status"] == "failed"
-    assert FULL in summary(run)["error"]
-    found = files.checkpoints_in(run / "checkpoints")
-    assert len(found) == checkpoints
-    assert [files.damage(path) for path in found] == [None] * checkpoints
-    assert {path.name for path in run.rglob(".*")} == {".hydra"}
-    monkeypatch.undo()
-    assert train(*tiny, *EVERY).code == 0
-    assert [row["frames"] for row in metrics(run)] == ["32", "64", "96", "128"]
 
 
 def test_a_summary_that_cannot_be_written_makes_the_run_fail_with_a_sentence(train, tiny, full_after):
@@ -93,6 +136,6 @@ def test_a_run_directory_that_cannot_be_made_is_refused_with_a_sentence(train, t
 
 def test_what_a_killed_process_left_half_written_is_removed_when_the_run_goes_on(train, tiny, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".metrics.csv.1234.tmp").write_text("fra")
+    unfinished(tmp_path / "run" / "metrics.csv").write_text("fra")
     assert train(*tiny, "resume=auto", "hydra.run.dir=run").code == 0
     assert {path.name for path in (tmp_path / "run").glob(".*")} == {".hydra"}

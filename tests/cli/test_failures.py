@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 from run_files import SUMMARY_KEYS, metrics, summary
 
-from recurrl.cli.evaluate import evaluate_run
+from recurrl.cli.evaluate_run import evaluate_run
 from recurrl.learner import Learner
 
 REFUSAL = (

@@ -1,5 +1,6 @@
 import csv
 import math
+import os
 import tempfile
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recurrl.errors import ConfigError
 from recurrl.tracking.csv import CsvTracker, make
 
 
@@ -175,3 +177,33 @@ def test_a_resumed_directory_without_a_file_gets_one_that_no_other_run_can_share
     make(config_for(resume=str(tmp_path)), tmp_path, {})
     with pytest.raises(ValueError, match="exists already"):
         make(config_for(), tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a\n1\n", "frames,a\n8,1,2\n", "frames,a\nx,1\n", "frames,a\n8,many\n", "frames\n-8\n", 'frames,"a\n8,1\n'),
+        f"frames\n{400 * '9'}\n",
+    ],
+)
+def test_a_file_that_no_run_wrote_is_refused_before_anything_is_trained(tmp_path, text):
+    path = tmp_path / "metrics.csv"
+    path.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"Line \d of .*metrics\.csv is not as a run writes it: .*\. Move the file away"
+    ):
+        CsvTracker(path, resumes=True)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "not text"])
+def test_what_is_not_a_file_of_text_is_refused_without_waiting(tmp_path, kind):
+    path = tmp_path / "metrics.csv"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"frames\n\xff\n")
+    with pytest.raises(ConfigError, match=r"metrics\.csv is not "):
+        CsvTracker(path, resumes=True)

@@ -31,10 +31,11 @@ def plot(tmp_path, monkeypatch):
         else:
             path.write_text(text)
 
-        def record(figure, *arguments, **options):
+        def record(figure, png, **options):
             saved.append(figure)
+            png.touch()
             if rendered:
-                save(figure, *arguments, **options)
+                save(figure, png, **options)
 
         monkeypatch.setattr(Figure, "savefig", record)
         with warnings.catch_warnings():

@@ -1,0 +1,68 @@
+"""What learning would see of a run that is not started, or saw of one that ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hydra
+
+from recurrl import not_finite
+from recurrl.cli.rules import check_config
+from recurrl.cli.run_config import trusted
+from recurrl.cli.saved_config import saved_config
+from recurrl.collector import make_collector
+from recurrl.config.composed import typed
+from recurrl.errors import ConfigError
+from recurrl.replay_check import check_replay
+from recurrl.resources import shortages_as_sentences
+from recurrl.run_directory import CONFIG_FILE, run_directory_of
+from recurrl.time_limit import time_limit
+from recurrl.train import make_policy_for, set_process_state
+
+
+@shortages_as_sentences()
+def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
+    """The line that the start-up check prints about the run that ``recurrl-train`` would start with these overrides.
+
+    Raises:
+        ConfigError: the run would be refused; a :class:`ReplayError` if by the check.
+    """
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
+    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+        config = typed(hydra.compose("train", [*overrides, *search]))
+    if config.resume is not None:
+        raise ConfigError(
+            "recurrl-check checks a run from its beginning; a run that goes on checks itself. Leave resume out."
+        )
+    check_config(config)
+    set_process_state(config)
+    with time_limit(config.collector.timeout_s):
+        policy = make_policy_for(config)
+        collector = make_collector(config, policy)
+        try:
+            return check_replay(config, policy, next(iter(collector)))
+        finally:
+            collector.shutdown()
+
+
+@shortages_as_sentences()
+def examine_run(path: Path, trust_packages: bool = False) -> list[str]:
+    """What there is to say of the last batch of a run that ended because learning yielded no numbers any more.
+
+    Args:
+        path: what the run's error names.
+        trust_packages: import the packages that the run's configuration names.
+
+    Raises:
+        ConfigError: the path is none, or what is there is damaged.
+    """
+    # One pass over a few minibatches is not worth compiling for, and is to show the loss as it is written.
+    source = run_directory_of(path) / CONFIG_FILE
+    config = replace(trusted(saved_config(path), source, trust_packages), compile=False)
+    check_config(config)
+    set_process_state(config)
+    return list(not_finite.examine(config, make_policy_for(config), path))

@@ -1,0 +1,160 @@
+"""Configurations that runs saved, read as what they may be: a stranger's, damaged, or another program's."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recurrl.config import TrainConfig
+from recurrl.config.keys import FREE, check_keys, key_paths
+from recurrl.errors import ConfigError
+from recurrl.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
+
+_MOST_BYTES = 2**20
+_INTERPOLATION = "${"
+_GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths(TrainConfig) if "." in key), FREE)
+_MAKERS = ("GymV21Environment-v0", "GymV26Environment-v0")
+"""Ids of Gymnasium that make an environment of a module which their arguments name."""
+
+
+def saved_config(path: Path) -> DictConfig:
+    """The configuration of the run that a path lies in.
+
+    Raises:
+        ConfigError: it is not as a run writes it.
+    """
+    file = run_directory_of(path) / CONFIG_FILE
+    try:
+        return _config(_parsed(read_text(file, _MOST_BYTES)))
+    except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(
+            f"{file} is not a configuration that a run wrote: {_reason(error)}. Correct it; or delete it and give one "
+            "of the run's checkpoints, which hold the configuration too."
+        ) from error
+
+
+def config_within(settings: Mapping[str, Any], path: Path) -> DictConfig:
+    """The configuration that a checkpoint holds.
+
+    Raises:
+        ConfigError: it is not as a run writes it.
+    """
+    try:
+        return _config(dict(settings))
+    except (ValueError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(
+            f"The checkpoint {path} holds no configuration that a run wrote: {_reason(error)}. Give another checkpoint."
+        ) from error
+
+
+@contextmanager
+def naming(source: Path) -> Iterator[None]:
+    """Puts the file that a configuration comes from before the error that it causes."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def code_named(config: DictConfig, shipped: Iterable[str]) -> set[str]:
+    """What an environment's settings name that would be imported, but for the packages of our own yamls."""
+    packages = OmegaConf.select(config, "env.packages") or []
+    named = {str(package) for package in packages if str(package).partition(".")[0] not in shipped}
+    if (made_by := OmegaConf.select(config, "env.id")) in _MAKERS:
+        named.add(f"{made_by} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}")
+    return named
+
+
+def check_code(named: set[str], source: Path, permission: str) -> None:
+    """Refuses to import what only a saved configuration names.
+
+    Raises:
+        ConfigError: it names something, with what to do.
+    """
+    if named:
+        raise ConfigError(
+            f"{source} names what would be imported, and so run: {', '.join(sorted(named))}. If you trust it, "
+            f"{permission}."
+        )
+
+
+def check_directory(run_dir: Path) -> None:
+    """Refuses a directory in which a run would overwrite files that no run wrote.
+
+    Raises:
+        ConfigError: with the file.
+    """
+    check_writable_places(run_dir)
+    if os.path.lexists(run_dir / CONFIG_FILE):
+        with naming(run_dir / CONFIG_FILE):
+            check_keys(OmegaConf.to_container(saved_config(run_dir)))
+    for name, is_ours in (("summary.json", _is_summary), ("learning_curve.png", _is_curve)):
+        path = run_dir / name
+        if os.path.lexists(path) and not is_ours(path):
+            raise ConfigError(
+                f"{path} is not from a run, which would overwrite it. Move it away, or give the run a directory of its "
+                "own with hydra.run.dir=..."
+            )
+
+
+def _is_summary(path: Path) -> bool:
+    try:
+        found = json.loads(read_text(path, _MOST_BYTES))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"status", "frames", "error"} <= found.keys()
+
+
+def _is_curve(path: Path) -> bool:
+    return (path.parent / "metrics.csv").is_file()
+
+
+def _parsed(text: str) -> Any:
+    # An alias may stand for a value that holds others of them, and so for more than memory holds.
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+        raise ValueError("it holds a YAML alias, which no run writes")
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+
+
+def _config(values: Any) -> DictConfig:
+    if not isinstance(values, dict) or not values:
+        raise ValueError("it is not a mapping of keys to values")
+    for value in _leaves(values):
+        # What it refers to may be an environment variable, and what comes of it is logged.
+        if isinstance(value, str) and _INTERPOLATION in value:
+            raise ValueError(f"it holds the interpolation {value[:60]!r} instead of a value")
+    for group in _GROUPS:
+        if not isinstance(_at(values, group), dict):
+            raise ValueError(f"{group} is {_at(values, group)!r:.60}, which is not a group of settings")
+    return OmegaConf.create(values)
+
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    """The value behind a dotted key; an empty group where there is none."""
+    group, _, name = key.partition(".")
+    inner = values.get(group, {})
+    return inner.get(name, {}) if name else inner
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -1,0 +1,333 @@
+"""Run directories as a stranger, another program or a broken disk may leave them, drawn from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from recurrl.atomic import UNFINISHED
+from recurrl.checkpoint import files
+
+PACKAGE = "package_of_a_stranger"
+TEXTS = (
+    *(
+        b"",
+        b"\0" * 64,
+        b"\xff\xfe\x00",
+        b"[1, 2",
+        b"{",
+        b"- a\n- b\n",
+        b"3",
+        b"null\n",
+        b"a: 1\n",
+        b"a: &x [*x]\n",
+        b"x: [",
+    ),
+    *(
+        b"a: &b {c: 1}\nd: *b\n",
+        b"? [a]\n: 1\n",
+        b"a: 2001-99-99\n",
+        b"!!python/object/apply:os.mkdir [marker]\n",
+        b"\t",
+    ),
+    *(b"{}\n", b"frames\n", b"frames,a\n1,2,3\n", b"frames,a\nx,1\n", b"frames\n" + 400 * b"9" + b"\n", b'frames\n"1'),
+    *(b"[" * 5_000, b"a: " + b"9" * 5_000, b"a: ${oc.env:HOME}\n", b"a: ${a}\n", b'{"status": 1}', b"%PDF-1.4\n"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1.5, 10**18, 10**30, 1e300, float("nan"), float("inf"), "", "x", "???", "${seed}", "${x}"),
+    *("${oc.env:HOME}", "${${x}:y}", [], [1, 2], [[1]], {}, {"a": 1}, "\ud800", "a\nb", "x" * 10_000, b"bytes"),
+)
+OURS = ("config.yaml", "metrics.csv", "summary.json", "learning_curve.png")
+
+
+class Hostile(NamedTuple):
+    """What was made: the changes by name, and what is not the run's, which nobody may touch."""
+
+    changes: list[str]
+    foreign: list[Path]
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+class Drawn:
+    """One directory in the making.
+
+    Args:
+        draws: random numbers.
+        run: the directory, a copy of a good run.
+        outside: where links point to.
+        marker: what exists once code of the stranger has run.
+    """
+
+    def __init__(self, draws: random.Random, run: Path, outside: Path, marker: Path) -> None:
+        self.draws, self.run, self.outside, self.marker = draws, run, outside, marker
+        self.foreign = [outside, *outside.rglob("*")]
+
+    def place(self) -> Path:
+        """A folder in the run directory."""
+        folders = [path for path in (self.run, *self.run.rglob("*")) if path.is_dir() and not path.is_symlink()]
+        inside = [path for path in folders if ".hydra" not in path.parts]
+        return self.draws.choice([self.run, self.run / "checkpoints", *inside])
+
+    def new(self, path: Path) -> Path:
+        """A place for something foreign, which is noted."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path):
+            path = path.with_name(f"{path.name}{self.draws.random()}")
+        self.foreign.append(path)
+        return path
+
+    def named(self) -> Path:
+        """A new place with a name of somebody else's, or one that resembles ours."""
+        names = (
+            *(
+                ".DS_Store",
+                ".nfs0000001",
+                ".git",
+                ".snapshot",
+                "notes.txt",
+                "a\nb",
+                os.fsdecode(b"\xff\xfe"),
+                "x" * 255,
+            ),
+            *(".frames_000000000096", f"{UNFINISHED}", f"{UNFINISHED}x", ".metrics.csv.1.tmp", "frames_video", "state"),
+            *(
+                "frames_",
+                "frames_-1",
+                "frames_١٢",
+                "state.tdz",
+                "components",
+                "frames_000000000096",
+                "-rf",
+                "*",
+                "env.yaml",
+            ),
+        )
+        return self.new(self.place() / self.draws.choice(names))
+
+    def target(self) -> Path:
+        """What a link points to."""
+        return self.draws.choice([self.outside, *self.outside.rglob("*"), Path("/dev/zero"), Path("loop"), Path("..")])
+
+    def ours(self) -> Path:
+        """A file of the run, of its checkpoints too."""
+        parts = [path for path in self.run.rglob("*") if path.is_file() and ".hydra" not in path.parts]
+        return self.draws.choice([self.run / name for name in OURS] + parts)
+
+    def checkpoint(self) -> Path:
+        """A checkpoint, most often the newest."""
+        found = files.checkpoints_in(self.run / "checkpoints")
+        return found[-1] if self.draws.random() < 0.7 else found[0]
+
+
+def foreign_file(drawn: Drawn) -> None:
+    drawn.named().write_bytes(drawn.draws.choice(TEXTS))
+
+
+def foreign_folder(drawn: Drawn) -> None:
+    folder = drawn.named()
+    for name in ("", "objects", "checkpoints", "frames_000000000001"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for part in ("state.pt", "manifest.json", "config"):
+            (folder / name / part).write_bytes(b"theirs")
+    drawn.foreign += folder.rglob("*")
+
+
+def foreign_link(drawn: Drawn) -> None:
+    drawn.named().symlink_to(drawn.target())
+
+
+def foreign_special(drawn: Drawn) -> None:
+    path = drawn.named()
+    if drawn.draws.random() < 0.5:
+        os.mkfifo(path)
+        return
+    with socket.socket(socket.AF_UNIX) as bound:
+        # The path of a socket is short.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            bound.bind(f"/proc/self/fd/{folder}/s")
+            os.rename("s", path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+
+
+def ours_is_something_else(drawn: Drawn) -> None:
+    path = drawn.ours()
+    path.unlink(missing_ok=True)
+    kind = drawn.draws.choice(("link", "link", "folder", "fifo"))
+    drawn.foreign.append(path)
+    if kind == "link":
+        path.symlink_to(drawn.target())
+    elif kind == "folder":
+        path.mkdir()
+        (path / "theirs").touch()
+        drawn.foreign.append(path / "theirs")
+    else:
+        os.mkfifo(path)
+
+
+def ours_is_malformed(drawn: Drawn) -> None:
+    path = drawn.ours()
+    if drawn.draws.random() < 0.5 and path.is_file():
+        data = path.read_bytes()
+        path.write_bytes(data[: drawn.draws.randrange(len(data) + 1)])
+    elif drawn.draws.random() < 0.2:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_bytes(drawn.draws.choice(TEXTS))
+
+
+def folder_is_something_else(drawn: Drawn) -> None:
+    path = drawn.run / drawn.draws.choice(("checkpoints", "not_finite", "tensorboard"))
+    if path.exists():
+        shutil.rmtree(path)
+    drawn.foreign.append(path)
+    if drawn.draws.random() < 0.5:
+        path.write_bytes(b"theirs")
+    else:
+        path.symlink_to(drawn.target())
+
+
+def _changed(drawn: Drawn, values: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with a value that does not fit, or one that names code."""
+    if drawn.draws.random() < 0.4:
+        env = values.setdefault("env", {})
+        names = ([PACKAGE], [PACKAGE, "os"], [f"{PACKAGE}.sub"], ["popgym", PACKAGE])
+        change: dict[str, Any] = {"packages": drawn.draws.choice(names)}
+        if drawn.draws.random() < 0.4:
+            change = drawn.draws.choice(
+                (
+                    {"id": f"{PACKAGE}:Some-v0"},
+                    {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
+                    {"source": PACKAGE},
+                    {"kwargs": {"_target_": f"{PACKAGE}.run", "entry_point": f"{PACKAGE}:run"}},
+                )
+            )
+        values["env"] = env | change
+        return values
+    key = drawn.draws.choice(sorted(values))
+    inner = values[key]
+    if isinstance(inner, dict) and inner and drawn.draws.random() < 0.8:
+        inner[drawn.draws.choice(sorted(inner))] = drawn.draws.choice(VALUES)
+    elif drawn.draws.random() < 0.2:
+        del values[key]
+    else:
+        values[drawn.draws.choice((key, key, "nonesuch", ""))] = drawn.draws.choice(VALUES)
+    return values
+
+
+def configuration_differs(drawn: Drawn) -> None:
+    path = drawn.run / "config.yaml"
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() and not path.is_symlink() else None
+    if isinstance(values, dict) and values:
+        path.write_text(yaml.dump(_changed(drawn, values)), encoding="utf-8", errors="surrogatepass")
+
+
+def values_of_a_checkpoint_differ(drawn: Drawn) -> None:
+    path = drawn.checkpoint()
+    manifest = json.loads((path / files.MANIFEST).read_text(encoding="utf-8"))
+    values = manifest["metadata"]
+    plain = [value for value in VALUES if not isinstance(value, bytes)]
+    if drawn.draws.random() < 0.5:
+        # So that what the checkpoint itself holds is what counts.
+        (drawn.run / "config.yaml").unlink(missing_ok=True)
+        values["settings"] = _changed(drawn, values["settings"])
+    else:
+        values[drawn.draws.choice(("frames", "return_mean", "tracker_ids", "settings"))] = drawn.draws.choice(plain)
+    (path / files.MANIFEST).write_text(json.dumps(manifest, default=str), encoding="utf-8")
+    _with_checksums(path)
+
+
+def payload_is_a_pickle(drawn: Drawn) -> None:
+    path = drawn.checkpoint()
+    state = drawn.draws.choice(sorted(path.rglob("state.pt")))
+    payloads = (pickle.dumps(Code(drawn.marker), protocol=2), pickle.dumps(Code(drawn.marker)), b"PK\x03\x04", b"")
+    state.write_bytes(drawn.draws.choice(payloads))
+    _with_checksums(path)
+
+
+def checkpoint_of_other_number(drawn: Drawn) -> None:
+    path = drawn.checkpoint()
+    name = drawn.draws.choice(("frames_999999999999", "frames_0", "frames_" + "9" * 200, "frames_000000000048"))
+    if not path.with_name(name).exists():
+        shutil.copytree(path, path.with_name(name))
+
+
+def _with_checksums(path: Path) -> None:
+    (path / files.CHECKSUMS).write_text(files._canonical(files._checksums(path)), encoding="utf-8")
+
+
+CHANGES: tuple[Callable[[Drawn], None], ...] = (
+    *(foreign_file, foreign_folder, foreign_link, foreign_special, foreign_link, ours_is_something_else),
+    *(ours_is_malformed, ours_is_malformed, configuration_differs, configuration_differs, folder_is_something_else),
+    *(values_of_a_checkpoint_differ, payload_is_a_pickle, checkpoint_of_other_number),
+)
+
+
+def draw(seed: int, good: Path, run: Path, outside: Path, marker: Path) -> Hostile:
+    """Makes a hostile run directory of a good one.
+
+    Args:
+        seed: the same gives the same directory.
+        good: a finished run.
+        run: the directory to make.
+        outside: a folder to make, which links point to.
+        marker: a path that code of the stranger makes when it runs.
+    """
+    draws = random.Random(seed)
+    (outside / "folder").mkdir(parents=True)
+    for name in ("file", "state.pt", "folder/state.pt", "folder/config.yaml", "folder/checksums.json"):
+        (outside / name).write_bytes(b"theirs")
+    (outside / "loop").symlink_to("loop")
+    kept = draws.choice(("all", "all", "all", "no metrics", "nothing"))
+    left_out = {"all": (), "no metrics": ("metrics.csv", "summary.json", "learning_curve.png"), "nothing": ("*",)}[kept]
+    shutil.copytree(good, run, ignore=shutil.ignore_patterns(*left_out, "*.log", ".hydra"))
+    drawn = Drawn(draws, run, outside, marker)
+    names = [f"run with {kept}"]
+    for change in draws.choices(CHANGES, k=draws.choice((1, 1, 2, 3))):
+        needs_checkpoints = change in (values_of_a_checkpoint_differ, payload_is_a_pickle, checkpoint_of_other_number)
+        if needs_checkpoints and not files.checkpoints_in(run / "checkpoints"):
+            continue
+        try:
+            change(drawn)
+        except (FileNotFoundError, NotADirectoryError, OSError, json.JSONDecodeError, yaml.YAMLError, UnicodeError):
+            # An earlier change left nothing that this one could be made to.
+            continue
+        names.append(change.__name__)
+    return Hostile(names, [path for path in dict.fromkeys(drawn.foreign) if os.path.lexists(path)])
+
+
+def fingerprints(paths: list[Path]) -> dict[Path, tuple[Any, ...]]:
+    """What must not change of each path: what it is, and what it holds."""
+    return {path: tuple(_fingerprint(path)) for path in paths}
+
+
+def _fingerprint(path: Path) -> Iterator[Any]:
+    if not os.path.lexists(path):
+        yield "gone"
+        return
+    found = path.lstat()
+    yield from (found.st_ino, found.st_mode, found.st_uid, found.st_gid)
+    if path.is_symlink():
+        yield os.readlink(path)
+    elif path.is_file():
+        yield from (found.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())

@@ -1,0 +1,82 @@
+"""Directories of strangers, other programs and broken disks: nothing of them runs, and nothing foreign changes."""
+
+from __future__ import annotations
+
+import faulthandler
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_runs import PACKAGE, draw, fingerprints
+
+SMALL = ("checkpoint.every_frames=32", "checkpoint.keep_last=1")
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A path that exists once a package has been imported that only settings of strangers name."""
+    marker = tmp_path / "code has run"
+    for file in (f"{PACKAGE}/__init__.py", f"{PACKAGE}/sub.py"):
+        (tmp_path / "packages" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "packages" / file).write_text(f"import os\nos.makedirs({str(marker)!r}, exist_ok=True)\n")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    return marker
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [(0, 30), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
+)
+def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_it_is_touched(
+    first: int,
+    count: int,
+    recurrl_train: Callable[..., Any],
+    recurrl_evaluate: Callable[..., Any],
+    recurrl_check: Callable[..., Any],
+    tiny: list[str],
+    finished_run: Path,
+    stranger: Path,
+    tmp_path: Path,
+) -> None:
+    became: Counter[str] = Counter()
+    problems: list[str] = []
+    commands: dict[str, Callable[[Path], Any]] = {
+        "evaluated": lambda run: recurrl_evaluate(run, cwd=tmp_path),
+        "examined": lambda run: recurrl_check("--not-finite", run, cwd=tmp_path),
+        "resumed": lambda run: recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
+        "begun": lambda run: recurrl_train(*tiny, *SMALL, f"hydra.run.dir={run}", cwd=tmp_path),
+        "continued": lambda run: recurrl_train(
+            *(*tiny, *SMALL, "total_frames=128", "resume=auto", f"hydra.run.dir={run}"), cwd=tmp_path
+        ),
+    }
+    for seed in range(first, first + count):
+        run, outside = tmp_path / "stranger" / "run", tmp_path / "outside"
+        made = draw(seed, finished_run, run, outside, stranger)
+        before = fingerprints(made.foreign)
+        for name, command in commands.items():
+            said = f"seed {seed}: {', '.join(made.changes)}; {name}"
+            # Whoever waits for a pipe waits for ever.
+            faulthandler.dump_traceback_later(120, exit=True)
+            outcome = command(run)
+            faulthandler.cancel_dump_traceback_later()
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            found = fingerprints(made.foreign)
+            wrong = {
+                "a traceback": "Traceback" in outcome.err + outcome.out,
+                "an exit code without an error": outcome.code != (1 if outcome.error else 0),
+                "code that ran": stranger.exists(),
+                "a foreign file that changed": found != before,
+            }
+            changed = {path: (before[path], now) for path, now in found.items() if now != before[path]}
+            problems += [f"{what}: {said}\n{changed or outcome.err}" for what, is_so in wrong.items() if is_so]
+            before = found
+            shutil.rmtree(stranger, ignore_errors=True)
+            became[f"{name}: {'refused' if outcome.error else 'done'}"] += 1
+        shutil.rmtree(tmp_path / "stranger")
+        shutil.rmtree(outside)
+    assert not problems, f"{len(problems)} problems\n" + "\n".join(problems)
+    for name in set(commands) - {"examined"}:
+        assert min(became[f"{name}: refused"], became[f"{name}: done"]) > 0, became

@@ -1,0 +1,229 @@
+"""Saved configurations that are malformed, or name code: what each command that reads them says."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hostile_runs import PACKAGE
+from run_files import metrics, settings
+
+from recurrl.cli import evaluate_run as evaluate_command
+from recurrl.evaluation import evaluate as evaluate_policy
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run to spoil."""
+    return shutil.copytree(finished_run, tmp_path / "run")
+
+
+@pytest.fixture
+def said(recurrl_train, recurrl_evaluate, recurrl_check, tmp_path) -> Callable[..., dict[str, str]]:
+    """What each command that reads a saved configuration says of a run."""
+
+    def said(run: Path) -> dict[str, str]:
+        outcomes = {
+            "resume": recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
+            "auto": recurrl_train("resume=auto", "total_frames=96", f"hydra.run.dir={run}", cwd=tmp_path),
+            "evaluate": recurrl_evaluate(run, cwd=tmp_path),
+            "check": recurrl_check("--not-finite", run / "checkpoints" / "frames_000000000064", cwd=tmp_path),
+        }
+        for name, outcome in outcomes.items():
+            assert "Traceback" not in outcome.err, (name, outcome.err)
+            assert outcome.code == 1, name
+        return {name: outcome.error for name, outcome in outcomes.items()}
+
+    return said
+
+
+MALFORMED = {
+    "empty": b"",
+    "cut off": b"env: {name: gym, id: Cart",
+    "not UTF-8": b"env: \xff\xfe",
+    "binary": b"\0\1\2",
+    "a list": b"- env\n",
+    "a number": b"3\n",
+    "a group without keys": b"env: gym\n",
+    "an alias": b"env: &a {x: 1}\ncell: *a\n",
+    "a resolver": b"seed: ${oc.env:HOME}\n",
+    "an interpolation": b"seed: ${epochs}\n",
+    "an object": b"seed: !!python/object/apply:os.getcwd []\n",
+    "nested too deeply": b"[" * 3_000,
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_configuration_is_named(run, said, kind):
+    (run / "config.yaml").write_bytes(MALFORMED[kind])
+    for name, error in said(run).items():
+        assert str(run / "config.yaml") in error, name
+        assert "Correct it; or delete it and give one of the run's checkpoints" in error, name
+        assert len(error.splitlines()) == 1, name
+
+
+def test_a_folder_in_place_of_the_configuration_is_named(run, said):
+    (run / "config.yaml").unlink()
+    (run / "config.yaml").mkdir()
+    for name, error in said(run).items():
+        assert str(run / "config.yaml") in error, name
+        assert "is not an ordinary file" in error, name
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("epochs", "many", "The configuration key 'epochs'"),
+        ("nonesuch", 1, "There is no configuration key 'nonesuch'."),
+        ("env", {"name": "gym"}, "has to be given"),
+        ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "The configuration key 'cell.hidden_size'"),
+    ],
+)
+def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, said, key, value, told):
+    (run / "config.yaml").write_text(yaml.dump(settings(run) | {key: value}), encoding="utf-8")
+    for name, error in said(run).items():
+        assert told in error, name
+        assert str(run) in error, name
+
+
+def test_what_the_command_line_gets_wrong_is_not_blamed_on_the_file(train, run):
+    error = train(f"resume={run}", "total_frames=many").error
+    assert error.startswith("The configuration key 'total_frames'")
+
+
+def test_a_configuration_is_saved_with_what_its_values_refer_to_resolved(train, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("EPOCHS", "1")
+    assert train(*tiny, "epochs=${oc.env:EPOCHS}", "hydra.run.dir=run").code == 0
+    assert "${" not in (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    monkeypatch.setenv("EPOCHS", "many")
+    assert train("resume=run", "total_frames=96").code == 0
+
+
+# Packages
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A path that exists once the stranger's package has been imported."""
+    folder = tmp_path / "packages" / PACKAGE
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(f"import os\nos.makedirs({str(tmp_path / 'ran')!r}, exist_ok=True)\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    return tmp_path / "ran"
+
+
+def name_packages(run: Path, *packages: str, **env: Any) -> None:
+    values = settings(run)
+    values["env"] |= {"packages": list(packages), **env}
+    (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
+
+
+def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, said, package):
+    name_packages(run, PACKAGE, "os")
+    told = said(run)
+    assert not package.exists()
+    for name, error in told.items():
+        assert f"names what would be imported, and so run: os, {PACKAGE}." in error, name
+        assert str(run / "config.yaml") in error, name
+    assert "add --trust-packages" in told["evaluate"]
+    assert "add --trust-packages" in told["check"]
+    assert f"name it on this command line too, packages as env.packages=[{PACKAGE},os]." in told["resume"]
+
+
+def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, evaluate, tiny, package, tmp_path):
+    ours = [*tiny, "env=gym", "env.id=CartPole-v1", f"env.packages=[{PACKAGE}]"]
+    assert train(*ours, "hydra.run.dir=run").code == 0
+    shutil.copytree(tmp_path / "run" / "checkpoints" / "frames_000000000064", tmp_path / "mine")
+    shutil.rmtree(package)
+    del sys.modules[PACKAGE]
+    for outcome in (evaluate("mine"), train("resume=mine", "total_frames=96", "hydra.run.dir=next")):
+        assert PACKAGE in outcome.error
+    assert not package.exists()
+    assert evaluate("mine", "--trust-packages").code == 0
+    assert package.exists()
+
+
+def test_packages_that_are_named_again_are_imported(train, evaluate, run, package):
+    name_packages(run, PACKAGE)
+    assert evaluate(run, "--trust-packages").code == 0
+    assert package.exists()
+    assert train(f"resume={run}", "total_frames=96", "env.packages=[os]").code == 0
+    assert train(f"resume={run}", "total_frames=96", f"env.packages=[{PACKAGE}]").code == 0
+
+
+def test_a_requeued_job_names_its_packages_again(train, tiny, package, tmp_path):
+    ours = [*tiny, "env=gym", "env.id=CartPole-v1", f"env.packages=[{PACKAGE}]", "resume=auto", "hydra.run.dir=run"]
+    assert train(*ours).code == 0
+    outcome = train(*ours, "total_frames=96")
+    assert outcome.code == 0, outcome.err
+    assert len(metrics(tmp_path / "run")) == 3
+
+
+def test_a_yaml_of_ones_own_names_its_packages(train, tiny, package, tmp_path):
+    (tmp_path / "mine" / "env").mkdir(parents=True)
+    (tmp_path / "mine" / "env" / "ours.yaml").write_text(
+        f"defaults: [gym, _self_]\nname: ours\nid: CartPole-v1\npackages: [{PACKAGE}]\n"
+    )
+    ours = ["--config-dir", "mine", *tiny, "env=ours", "resume=auto", "hydra.run.dir=run"]
+    assert train(*ours).code == 0
+    assert train(*ours, "total_frames=96").code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"id": f"{PACKAGE}:Some-v0"}, "is not registered with Gymnasium"),
+        ({"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}}, "names what would be imported"),
+        ({"source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
+    ],
+)
+def test_other_ways_to_name_code_are_refused(run, said, package, change, told):
+    name_packages(run, **change)
+    for name, error in said(run).items():
+        assert told in error, name
+    assert not package.exists()
+
+
+# Evaluating
+
+
+def test_evaluating_uses_the_threads_of_the_run(evaluate, run, monkeypatch):
+    used = []
+    monkeypatch.setattr(
+        evaluate_command, "evaluate", lambda *given: used.append(torch.get_num_threads()) or evaluate_policy(*given)
+    )
+    torch.set_num_threads(2)
+    try:
+        assert evaluate(run).code == 0
+    finally:
+        torch.set_num_threads(1)
+    assert used == [settings(run)["num_threads"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("cell.hidden_size=16", "cell.hidden_size is 16 and was 8"),
+        ("env.mask=[]", "env.mask is [] and was [1, 3]"),
+    ],
+)
+def test_a_resume_that_does_not_fit_shows_the_settings_that_differ(train, run, override, told):
+    error = train(f"resume={run}", "total_frames=96", override).error
+    assert "does not fit this configuration: " in error
+    assert told in error
+    assert "size mismatch" not in error
+    assert "weight" not in error
+
+
+def test_an_evaluation_that_does_not_fit_shows_the_settings_that_differ(evaluate, run):
+    values = settings(run)
+    values["cell"]["hidden_size"] = 16
+    (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
+    assert "does not fit this configuration: cell.hidden_size is 16 and was 8." in evaluate(run).error

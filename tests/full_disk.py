@@ -1,0 +1,67 @@
+"""Runs commands on a disk with ever more space, and prints the outcome of each. The disk is the process's own.
+
+Usage: full_disk.py FOLDER FREE_KIB,... [--not-finite] ARGUMENT...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium
+from conftest import Outcome, _run
+
+from recurrl.checkpoint import files
+from recurrl.cli import train as train_command
+
+CHUNK = 1024
+
+
+def leave_free(disk: Path, kib: int) -> Callable[[], None]:
+    """Fills a disk but for so many KiB, and returns what makes space again."""
+    filler = disk / "filler"
+    free = shutil.disk_usage(disk).free
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - kib * CHUNK)
+    return filler.unlink
+
+
+def told(outcome: Outcome, run: Path) -> dict[str, object]:
+    """What a command came to, and in which state the files are."""
+    found = files.checkpoints_in(run / "checkpoints")
+    return {
+        "code": outcome.code,
+        "error": outcome.error,
+        "err": outcome.err,
+        "traceback": "Traceback" in outcome.err + outcome.out,
+        "damaged": [str(path) for path in found if files.damage(path) is not None],
+        "frames": [path.name for path in found],
+        "hidden": [path.name for path in run.rglob(".*") if path.name != ".hydra"] if run.exists() else [],
+    }
+
+
+def main() -> None:
+    disk, sizes, *arguments = sys.argv[1:]
+    if "--not-finite" in arguments:
+        arguments.remove("--not-finite")
+        make = lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: 1e30)  # noqa: E731
+        gymnasium.register("Large-v0", entry_point=make)
+    run = Path(disk) / "run"
+    for kib in map(int, sizes.split(",")):
+        free = leave_free(Path(disk), kib)
+        full = told(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+        free()
+        after = None
+        if full["frames"]:
+            after = told(_run(train_command.main, "recurrl-train", tuple(arguments), Path("/")), run)
+        sys.stdout.write(json.dumps({"free": kib, "full": full, "after": after}) + "\n")
+        for entry in Path(disk).iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+if __name__ == "__main__":
+    main()
