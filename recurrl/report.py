@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -104,13 +105,13 @@ class Report:
             self.eval_return_mean_zeroed_state = metrics.get("eval/return_mean_zeroed_state")
             self.eval_return_mean_shuffled_state = metrics.get("eval/return_mean_shuffled_state")
 
-    def state_dict(self) -> dict[str, float | None]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: what a run that goes on needs of the parts before it."""
-        return {"best_eval_return_mean": self.best_eval_return_mean}
+        return {"best_eval_return_mean": self.best_eval_return_mean, "backend": self.backend}
 
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        self.best_eval_return_mean = state["best_eval_return_mean"]
+        self.best_eval_return_mean, self.backend = state["best_eval_return_mean"], state["backend"]
 
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""

@@ -18,10 +18,13 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
+from recurrl.atomic import atomic_write, remove_unfinished
 from recurrl.errors import ConfigError, RunError
 
 PREFIX = "frames_"
 CHECKSUMS = "checksums.json"
+EVALUATION = "evaluation.json"
+"""Written after the others, and therefore with a checksum of its own."""
 
 
 class _StateAdapter(StateDictAdapter):
@@ -108,17 +111,32 @@ def metadata(path: Path) -> dict[str, Any]:
         ConfigError: the checkpoint is damaged.
     """
     verify(path)
-    return _unverified_metadata(path)
-
-
-def metadata_if_whole(path: Path) -> dict[str, Any] | None:
-    """The same; None if the checkpoint is damaged."""
-    return _unverified_metadata(path) if damage(path) is None else None
-
-
-def _unverified_metadata(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = Checkpoint.manifest(path)["metadata"]
     return found
+
+
+def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
+    """Adds the evaluation of a checkpoint's policy to it, whole or not at all. Its other files stay as they are.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    remove_unfinished(path)
+    with atomic_write(path / EVALUATION) as file:
+        file.write(_evaluation_text(dict(values)))
+
+
+def evaluation(path: Path) -> dict[str, float] | None:
+    """The values that were added to a whole checkpoint; None if none were."""
+    try:
+        values: dict[str, float] = json.loads((path / EVALUATION).read_text(encoding="utf-8"))["values"]
+    except FileNotFoundError:
+        return None
+    return values
+
+
+def _evaluation_text(values: Any) -> str:
+    return _canonical({"values": values, "sha256": hashlib.sha256(_canonical(values).encode()).hexdigest()})
 
 
 def remove(path: Path) -> None:
@@ -178,7 +196,21 @@ def damage(path: Path) -> str | None:
             return f"{name} does not belong to it"
         if expected[name] != found[name]:
             return f"{name} is not as it was written"
-    return None
+    return _damage_of_evaluation(path)
+
+
+def _damage_of_evaluation(path: Path) -> str | None:
+    try:
+        text = (path / EVALUATION).read_bytes().decode("utf-8")
+        if _evaluation_text(json.loads(text)["values"]) == text:
+            return None
+    except FileNotFoundError:
+        return None
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError):
+        pass
+    except OSError as error:
+        return f"it cannot be read ({error})"
+    return f"{EVALUATION} is not as it was written"
 
 
 def _checkpoint(components: Mapping[str, Any]) -> Checkpoint:
@@ -189,16 +221,18 @@ def _checkpoint(components: Mapping[str, Any]) -> Checkpoint:
 
 
 def _checksums(path: Path) -> dict[str, str]:
+    # A process may have been killed while it added an evaluation.
+    others = {path / CHECKSUMS, path / EVALUATION, *path.glob(f".{EVALUATION}.*")}
     files = (file for file in path.rglob("*") if not file.is_dir())
     return {
         file.relative_to(path).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in files
-        if file != path / CHECKSUMS
+        if file not in others
     }
 
 
-def _canonical(checksums: Any) -> str:
-    return json.dumps(checksums, indent=1, sort_keys=True) + "\n"
+def _canonical(values: Any) -> str:
+    return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
 def _sync(path: Path) -> None:

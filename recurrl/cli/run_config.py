@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.atomic import atomic_write
 from recurrl.cli.overrides import given_overrides
+from recurrl.config import TrainConfig
 from recurrl.config.composed import typed, value_of
 from recurrl.config.keys import differences
 from recurrl.errors import ConfigError
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
+from recurrl.schedule import annealed
 from recurrl.tracking.csv import FILE_NAME
 
 logger = logging.getLogger(__name__)
@@ -43,14 +46,32 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
         if key == "experiment":
             raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
+    _keep_schedules(effective, before)
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
             logger.info("going on with %s=%s, which was %s", key, now, was)
+    if "schedule_frames" in changes:
+        logger.info(_schedules_line(typed(effective)))
     checkpoint.check_changes(typed(effective), changes)
     _save_config(effective, run_dir)
     _save_config(effective, run_dir / ".hydra")
     return effective, start
+
+
+def _keep_schedules(effective: DictConfig, before: Mapping[str, Any]) -> None:
+    """A run that is resumed with other total_frames keeps its schedules, which would jump back up else."""
+    asked = any(override.partition("=")[0] == "schedule_frames" for override in given_overrides())
+    if not asked and effective.schedule_frames is None and effective.total_frames != before["total_frames"]:
+        effective.schedule_frames = before["total_frames"]
+
+
+def _schedules_line(config: TrainConfig) -> str:
+    stays = f"stay as they are from {config.schedule_frames} frames on"
+    if config.lr_schedule == "linear":
+        lr = annealed(config.lr, config.lr_final_fraction, config.progress(config.total_frames))
+        stays += f", with a learning rate of {lr:.3g}"
+    return f"The schedules {stays}. schedule_frames={config.total_frames} stretches them over the whole run."
 
 
 def config_of(saved: checkpoint.Saved) -> DictConfig:
