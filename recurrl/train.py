@@ -161,8 +161,8 @@ def evaluated(
             return None
         except (ConfigError, RunError) as error:
             fault = EnvironmentFaultError(
-                f"In the evaluation after {frames} frames: {error} The policy is saved in {path}, and a run that resumes "
-                "from there repeats the evaluation."
+                f"In the evaluation after {frames} frames: {error} The policy is saved in {path}; resuming from it "
+                "repeats the evaluation."
             )
             if not isinstance(collector, RestartingCollector):
                 raise fault from error
