@@ -74,13 +74,14 @@ def ends_itself(run: Path, number: int, where: str, calls: int, after: int) -> N
 
         os.fsync = counting_sync
     else:
-        evaluate = train.evaluate
+        for name in ("evaluate", "memory_metrics"):
+            setattr(train, name, partial(counting_steps, getattr(train, name), count))
 
-        def counting_evaluate(*arguments: Any) -> list[float]:
-            *others, stopped = arguments
-            return evaluate(*others, lambda: count() or stopped())
 
-        train.evaluate = counting_evaluate
+def counting_steps(evaluate: Callable[..., Any], count: Callable[[], None], *arguments: Any) -> Any:
+    """Evaluates, and counts before each step."""
+    *others, stopped = arguments
+    return evaluate(*others, lambda: count() or stopped())
 
 
 def live(run: Path, overrides: list[str], prepare: Callable[[], None]) -> None:

@@ -17,8 +17,8 @@ PROGRAM = Path(__file__).with_name("killed_again_and_again.py")
 @pytest.mark.parametrize(
     ("collector", "kills", "terms", "iterations"),
     [
-        ("single", 6, 4, 24),
-        # Twenty minutes on two slow cores.
+        ("single", 4, 2, 16),
+        # Seven minutes on two cores that others use too.
         pytest.param("multi_sync", 100, 20, 160, marks=pytest.mark.slow),
     ],
 )
@@ -41,7 +41,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     lives = said["lives"]
     assert len(lives) == kills + terms
     # They were spread over the run.
-    assert max(life["frames"] for life in lives if life["where"] == "anywhere") > frames / 2
+    assert max(life["frames"] for life in lives if life["where"] != "last evaluation") > frames / 2
     assert summary(killed)["status"] == "completed"
     assert without_times(metrics(killed)) == without_times(metrics(whole))
     assert _weights(killed, frames) == _weights(whole, frames)
