@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig
@@ -30,8 +32,24 @@ logger = logging.getLogger(__name__)
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
+class StoppedError(Exception):
+    """The evaluation was asked to end."""
+
+
+def never() -> bool:
+    """The default of those who ask whether an evaluation is to end."""
+    return False
+
+
 @torch.no_grad()
-def evaluate(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, states: str = KEPT) -> list[float]:
+def evaluate(
+    config: EnvConfig,
+    policy: ActorCritic,
+    episodes: int,
+    seed: int,
+    states: str = KEPT,
+    stopped: Callable[[], bool] = never,
+) -> list[float]:
     """Undiscounted, unscaled returns of ``episodes`` deterministic episodes.
 
     Each episode has an environment of its own and counts once, so that short episodes are not counted more often than
@@ -44,13 +62,29 @@ def evaluate(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, s
         seed: of the environments, to which an offset is added.
         states: ``kept`` is the policy as it is. ``zeroed`` sets its recurrent states to zero before each step.
             ``shuffled`` gives each environment the states of another one, of which there are at least two.
+        stopped: asked before each step whether to end.
+
+    Raises:
+        StoppedError: ``stopped`` said so.
+        RunError: an environment failed.
     """
-    # Seeding environments seeds torch as well, and what is trained must not depend on when it is evaluated.
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        return _returns(config, policy, episodes, seed, states)
+    with _random_numbers_kept():
+        return _returns(config, policy, episodes, seed, states, stopped)
 
 
-def _returns(config: EnvConfig, policy: ActorCritic | None, episodes: int, seed: int, states: str) -> list[float]:
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """What is trained must not depend on when it is evaluated, nor on whether a resumed run evaluates again."""
+    state = GlobalRNGState().state_dict()
+    try:
+        yield
+    finally:
+        GlobalRNGState().load_state_dict(state)
+
+
+def _returns(
+    config: EnvConfig, policy: ActorCritic | None, episodes: int, seed: int, states: str, stopped: Callable[[], bool]
+) -> list[float]:
     """Those of a policy, or without one of random actions."""
     act = act_at_random if policy is None else _deterministic(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
@@ -61,6 +95,8 @@ def _returns(config: EnvConfig, policy: ActorCritic | None, episodes: int, seed:
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             current = env.reset()
             for _ in range(most_steps):
+                if stopped():
+                    raise StoppedError
                 stepped, current = env.step_and_maybe_reset(act(env, current))
                 for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
                     if returns[i] is None:
@@ -107,7 +143,9 @@ def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, genera
             current_N[key] = current_N[key].roll(by, 0)
 
 
-def memory_metrics(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int) -> dict[str, float]:
+def memory_metrics(
+    config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, stopped: Callable[[], bool] = never
+) -> dict[str, float]:
     """What the policy's memory is worth: its returns in the same episodes with its states zeroed, and shuffled.
 
     A policy that uses its memory does worse without; one that does not returns the same. Empty for a policy that has
@@ -116,17 +154,19 @@ def memory_metrics(config: EnvConfig, policy: ActorCritic, episodes: int, seed: 
     if not policy.state_keys:
         return {}
     return {
-        f"eval/return_mean_{states}_state": fmean(evaluate(config, policy, episodes, seed, states))
+        f"eval/return_mean_{states}_state": fmean(evaluate(config, policy, episodes, seed, states, stopped))
         for states in (ZEROED, SHUFFLED)
     }
 
 
 @torch.no_grad()
-def random_metrics(config: EnvConfig, episodes: int, seed: int) -> dict[str, float]:
+def random_metrics(
+    config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = never
+) -> dict[str, float]:
     """What a policy has to be better than: the returns of random actions in the environments of its evaluation."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with _random_numbers_kept():
         torch.manual_seed(seed)
-        returns = _returns(config, None, episodes, seed, KEPT)
+        returns = _returns(config, None, episodes, seed, KEPT, stopped)
     return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": pstdev(returns)}
 
 

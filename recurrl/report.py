@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Report:
         error: why it failed.
         frames: environment steps summed over environments, those before a resume included.
         frames_here: those of this process alone; not part of the summary.
+        has_begun: whether there is anything to report but a refusal; not part of the summary.
         startup_time_s: from the beginning to the first iteration, and checking its batch.
         collect_time_s: collecting; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning, without what compiling took.
@@ -45,6 +47,7 @@ class Report:
     error: str | None = None
     frames: int = 0
     frames_here: int = 0
+    has_begun: bool = False
     startup_time_s: float | None = None
     collect_time_s: float = 0.0
     learn_time_s: float = 0.0
@@ -119,18 +122,18 @@ class Report:
         deviation = math.hypot(self.eval_return_std or 0.0, self.eval_return_std_random or 0.0)
         return mean <= random + deviation / math.sqrt(self.eval_episodes or 1)
 
-    def state_dict(self) -> dict[str, float | None]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: what a run that goes on needs of the parts before it."""
-        return {"best_eval_return_mean": self.best_eval_return_mean}
+        return {"best_eval_return_mean": self.best_eval_return_mean, "backend": self.backend}
 
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        self.best_eval_return_mean = state["best_eval_return_mean"]
+        self.best_eval_return_mean, self.backend = state["best_eval_return_mean"], state["backend"]
 
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""
         values = asdict(self)
-        for name in ("started", "frames_here", "_iteration"):
+        for name in ("started", "frames_here", "has_begun", "_iteration"):
             del values[name]
         train_time = self.collect_time_s + self.learn_time_s
         return {

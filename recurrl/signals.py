@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -33,6 +34,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._number: int | None = None
         self._held = False
+        self._notice = ""
 
     @property
     def made(self) -> bool:
@@ -40,13 +42,16 @@ class StopRequest:
         return self._number is not None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, notice: str = "") -> Iterator[None]:
         """Holds the first signal back while the block runs, and raises it after that.
+
+        Args:
+            notice: printed to standard error, after the signal's name, when the signal comes.
 
         Raises:
             Interrupted: a signal came.
         """
-        self._held = True
+        self._held, self._notice = True, notice
         try:
             yield
         finally:
@@ -59,6 +64,13 @@ class StopRequest:
         if not self._held or self.made:
             raise Interrupted(number)
         self._number = number
+        if self._notice:
+            self._print(f"{signal.Signals(number).name}: {self._notice}\n")
+
+    def _print(self, line: str) -> None:
+        # Past sys.stderr, in whose midst the signal may have come. The progress line of a terminal has no end yet.
+        with suppress(OSError):
+            os.write(2, (b"\n" if os.isatty(2) else b"") + line.encode())
 
 
 @contextmanager

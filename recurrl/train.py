@@ -1,4 +1,4 @@
-"""The training loop: collect, learn, evaluate, log, save."""
+"""The training loop: collect, learn, save, evaluate, log."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
 
 from recurrl import checkpoint, not_finite
 from recurrl.collector import collection_metrics, make_collector
-from recurrl.collector.seeds import seed_process
+from recurrl.collector.restarts import RestartingCollector
+from recurrl.collector.seeds import seed_process, seeds
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.envs import in_this_process, make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
-from recurrl.errors import NonFiniteError
-from recurrl.evaluation import evaluate, evaluation_metrics, memory_metrics, random_metrics
+from recurrl.errors import ConfigError, EnvironmentFaultError, NonFiniteError, RunError
+from recurrl.evaluation import KEPT, StoppedError, evaluate, evaluation_metrics, memory_metrics, random_metrics
 from recurrl.garbage import start_up_spared
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, ActorCritic, make_policy
@@ -33,6 +36,10 @@ from recurrl.tracking.progress import Progress
 
 logger = logging.getLogger(__name__)
 _DEFAULT_THREADS = torch.get_num_threads()
+_STOP_NOTICE = (
+    "the iteration under way is finished and saved; an evaluation ends, and a resumed run repeats it. A second signal "
+    "ends the run at once. To resume: recurrl-train resume={}"
+)
 
 
 def train(
@@ -50,7 +57,7 @@ def train(
         run_dir: where everything is written.
         settings: the whole configuration as plain values, for the trackers.
         report: filled in on the way.
-        request: to end after the iteration under way, with a checkpoint.
+        request: to end after the iteration under way, with a checkpoint; an evaluation ends between two steps.
         start: the checkpoint to go on from; None to begin.
 
     Raises:
@@ -61,6 +68,7 @@ def train(
     policy = make_policy_for(config)
     learner, episodes = Learner(config, policy), EpisodeStatistics()
     logger.info(describe(config, policy))
+    report.has_begun = True
 
     with ExitStack() as stack:
         trackers = make_trackers(config, run_dir, settings, None if start is None else start.resumed)
@@ -69,45 +77,120 @@ def train(
         collector = make_collector(config, policy, report.frames)
         # Environments that failed may not close either, which must not hide why.
         stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
-        saved = checkpoint.components(learner, episodes=episodes, report=report, carry=collector)
+        parts = checkpoint.components(learner, episodes=episodes, report=report, carry=collector)
         if start is not None:
-            start.load(saved, settings)
+            resume(start, run_dir, parts, settings, report, collector)
         progress = Progress(config.total_frames)
         stack.callback(progress.close)
         report.startup_time_s = time.time() - report.started
 
-        stack.enter_context(request.held())
+        stack.enter_context(request.held(_STOP_NOTICE.format(run_dir)))
         stack.enter_context(start_up_spared())
-        batches = iter(collector)
-        ending = False
-        while not (ending or is_last(config, report.frames)):
-            with report.timing("collect"):
-                batch = next(batches)
-            if config.replay_check and report.frames_here == 0:
-                with report.starting_up():
-                    logger.info(check_replay(config, policy, batch, goes_on=start is not None))
-            with report.timing("learn"), kept(run_dir, report.frames, batch, checkpoint.components(learner)):
-                metrics = learner.learn(batch, progress=report.frames / config.total_frames)
-            report.compiled(learner.compile_time_s)
-            report.backend = backend_in_use(policy)
-            episodes.update(batch)
-            metrics |= report.iteration(config.frames_per_batch) | episodes.metrics() | collection_metrics(collector)
-            if is_due(config, report.frames, config.evaluation.every_frames):
-                metrics |= evaluation_metrics(evaluate(config.env, policy, config.evaluation.episodes, config.seed))
-            if config.evaluation.memory and is_last(config, report.frames):
-                metrics |= memory_metrics(config.env, policy, config.evaluation.episodes, config.seed)
-            if config.evaluation.random and is_last(config, report.frames):
-                metrics |= random_metrics(config.env, config.evaluation.episodes, config.seed)
+        # Of a checkpoint whose evaluation did not end, the row is yet to be logged.
+        unlogged = [start.metrics] if start is not None and start.evaluation is None else []
+        for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, collector, report)):
+            path = None if start is None else start.path_in(run_dir, report.frames)
+            if path is None and is_saved(config, report.frames, request.made):
+                path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
+            if path is not None:
+                report.checkpoint = f"{checkpoint.FOLDER}/{path.name}"
+            evaluation = evaluated(config, policy, collector, report.frames, path, request)
+            if evaluation is None:
+                break
+            metrics |= evaluation
             trackers.log(report.frames, metrics)
             progress.update(report.frames, metrics)
             report.take(metrics)
-            ending = request.made
-            if ending or is_due(config, report.frames, config.checkpoint.every_frames):
-                return_mean = metrics.get("eval/return_mean")
-                path = checkpoint.save(run_dir, report.frames, return_mean, saved, trackers.ids, settings)
+            if path is not None:
+                checkpoint.add_evaluation(path, evaluation)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
-                report.checkpoint = str(path.relative_to(run_dir))
+                if request.made:
+                    break
         plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
+
+
+def iterations(
+    config: TrainConfig,
+    run_dir: Path,
+    learner: Learner,
+    episodes: EpisodeStatistics,
+    collector: BaseCollector | RestartingCollector,
+    report: Report,
+) -> Iterator[dict[str, float]]:
+    """Collects and learns, as long as there are frames left; the metrics of each iteration."""
+    batches = iter(collector)
+    while not is_last(config, report.frames):
+        with report.timing("collect"):
+            batch = next(batches)
+        if config.replay_check and report.frames_here == 0:
+            with report.starting_up():
+                logger.info(check_replay(config, learner.policy, batch, goes_on=report.frames > 0))
+        with report.timing("learn"), kept(run_dir, report.frames, batch, checkpoint.components(learner)):
+            metrics = learner.learn(batch, progress=config.progress(report.frames))
+        report.compiled(learner.compile_time_s)
+        report.backend = backend_in_use(learner.policy)
+        episodes.update(batch)
+        yield metrics | report.iteration(config.frames_per_batch) | episodes.metrics() | collection_metrics(collector)
+
+
+def evaluated(
+    config: TrainConfig,
+    policy: ActorCritic,
+    collector: BaseCollector | RestartingCollector,
+    frames: int,
+    path: Path | None,
+    request: StopRequest,
+) -> dict[str, float] | None:
+    """The metrics of an evaluation if one is due; None if the run was asked to end meanwhile.
+
+    Where collection survives faults of environments, so does this, in new environments with other seeds.
+
+    Raises:
+        EnvironmentFaultError: an environment failed.
+        RunError: as many restarts in a row as are worth trying did not help.
+    """
+    if not is_due(config, frames, config.evaluation.every_frames):
+        return {}
+    attempt = 0
+    while True:
+        given = (config.env, policy, config.evaluation.episodes, seeds(config.seed, attempt + 1)[-1])
+        try:
+            metrics = evaluation_metrics(evaluate(*given, KEPT, lambda: request.made))
+            if config.evaluation.memory and is_last(config, frames):
+                metrics |= memory_metrics(*given, lambda: request.made)
+            if config.evaluation.random and is_last(config, frames):
+                metrics |= random_metrics(config.env, *given[2:], lambda: request.made)
+        except StoppedError:
+            return None
+        except (ConfigError, RunError) as error:
+            fault = EnvironmentFaultError(
+                f"In the evaluation after {frames} frames: {error} The policy is saved in {path}; resuming from it "
+                "repeats the evaluation."
+            )
+            if not isinstance(collector, RestartingCollector):
+                raise fault from error
+            collector.count_restart(fault, attempt, "an evaluation")
+            attempt += 1
+        else:
+            return metrics if attempt == 0 else metrics | collection_metrics(collector)
+
+
+def resume(
+    start: checkpoint.Saved,
+    run_dir: Path,
+    parts: Mapping[str, checkpoint.Stateful],
+    settings: Mapping[str, Any],
+    report: Report,
+    collector: BaseCollector | RestartingCollector,
+) -> None:
+    """Loads a checkpoint, and what the evaluation after it came to."""
+    start.load(parts, settings)
+    if start.path_in(run_dir, start.frames) is not None:
+        report.checkpoint = f"{checkpoint.FOLDER}/{start.path.name}"
+    if start.evaluation is not None:
+        report.take(start.metrics | start.evaluation)
+        if isinstance(collector, RestartingCollector):
+            collector.restarts = report.restarts
 
 
 @contextmanager
@@ -117,6 +200,12 @@ def kept(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, 
         yield
     except NonFiniteError as error:
         raise NonFiniteError(f"{error} {not_finite.keep(run_dir, frames, batch_NT, of)}") from error
+
+
+def is_saved(config: TrainConfig, frames: int, ending: bool) -> bool:
+    """Whether a checkpoint follows the iteration that ended at ``frames``, as before an evaluation and at the end."""
+    periods = (config.checkpoint.every_frames, config.evaluation.every_frames)
+    return ending or any(is_due(config, frames, every_frames) for every_frames in periods)
 
 
 def is_last(config: TrainConfig, frames: int) -> bool:

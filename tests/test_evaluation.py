@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import nn
 
+from recurrl.collector import make_collector
+from recurrl.collector.seeds import seed_process
 from recurrl.config import TrainConfig
+from recurrl.episodes import EpisodeStatistics
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
 from recurrl.policy import ActorCritic
 from recurrl.report import Report
@@ -120,6 +125,48 @@ def test_random_actions_are_worth_what_chance_gives_and_change_no_random_numbers
     assert random_metrics(config.env, 200, 0) == found
     torch.manual_seed(0)
     assert torch.equal(torch.rand(3), drawn)
+
+
+class Drawing(Cue):
+    """Draws from the generators that a process shares."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, random.random() + np.random.random() + float(torch.rand(())), *rest
+
+
+def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(
+    compose: Compose, register: Callable[[Any], str]
+) -> None:
+    config = compose("env=gym", f"env.id={register(Drawing)}", "device=cpu")
+    policy = make_policy_for(config)
+    seed_process(1)
+    expected = (random.random(), np.random.random(), float(torch.rand(())))
+    seed_process(1)
+    evaluate(config.env, policy, 2, 0)
+    assert (random.random(), np.random.random(), float(torch.rand(()))) == expected
+
+
+class Long(Cue):
+    """Pays much at the first of 50 steps and little at the others, which float32 would round each time."""
+
+    def step(self, action: Any) -> Any:
+        observation, *_ = super().step(action)
+        return observation, 1e6 if self.steps == 1 else 0.1, self.steps == 50, False, {}
+
+
+def test_long_episodes_return_what_their_rewards_add_up_to(compose: Compose, register: Callable[[Any], str]) -> None:
+    sizes = ("env.num_envs=2", "frames_per_batch=40", "slice_len=20", "minibatch_slices=2")
+    config = compose("env=gym", f"env.id={register(Long)}", "device=cpu", *sizes)
+    policy = make_policy_for(config)
+    exact = 1e6 + 49 * float(np.float32(0.1))
+    assert evaluate(config.env, policy, 2, 0) == pytest.approx([exact] * 2, rel=1e-12)
+    episodes = EpisodeStatistics()
+    collector = make_collector(config, policy)
+    for batch in islice(collector, 3):
+        episodes.update(batch)
+    collector.shutdown()
+    assert list(episodes.returns) == pytest.approx([exact] * 2, rel=1e-12)
 
 
 class Endless(Cue):

@@ -210,7 +210,7 @@ def test_the_reference_policy_is_refreshed_every_so_many_iterations(
 def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path: Path) -> None:
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
     trained, _ = learn(compose, *options)
-    path = checkpoint.save(tmp_path, 64, None, checkpoint.components(trained))
+    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
     config = compose(*SMALL, *options, "seed=1")
     set_process_state(config)
     loaded = Learner(config, make_policy_for(config))
@@ -315,7 +315,7 @@ def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose
     first, _ = learn(compose, *options)
     _spoilt(first, monkeypatch, steps=100)
     first.learn(_batch(first), progress=0.5)
-    path = checkpoint.save(tmp_path, 64, None, checkpoint.components(first))
+    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
     config = compose(*SMALL, *options)
     second = Learner(config, make_policy_for(config))
     checkpoint.Saved(path).load(checkpoint.components(second))

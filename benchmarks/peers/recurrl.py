@@ -77,7 +77,7 @@ class Ours:
 
     def learn(self) -> None:
         """One update."""
-        self.learner.learn(self.batch, progress=min(self.frames / self.config.total_frames, 1.0))
+        self.learner.learn(self.batch, progress=self.config.progress(self.frames))
         self.frames += self.config.frames_per_batch
 
     def evaluate(self, episodes: int) -> float:

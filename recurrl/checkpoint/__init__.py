@@ -9,19 +9,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import torch
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.checkpoint import files
 from recurrl.config import TrainConfig
 from recurrl.config.keys import differences
+from recurrl.envs import recurrent_modules
 from recurrl.errors import ConfigError
 from recurrl.learner import Learner
 from recurrl.policy import ActorCritic
+from recurrl.recurrent.auto import Choices
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.tracking import Resumed
 
 FOLDER = "checkpoints"
 AUTO = "auto"
+RETURN_MEAN = "eval/return_mean"
+"""The metric by which the best checkpoint is found."""
 EPISODES = "carry"
 """The component of the episodes that were under way."""
 NOT_OF_EPISODES = (
@@ -56,6 +61,9 @@ class Saved:
         frames: how many had been seen when it was written.
         settings: the configuration of the run that wrote it, as plain values.
         resumed: what the metrics of a run that goes on from it go on from.
+        metrics: of the iteration that it was written after, without those of an evaluation.
+        evaluation: the metrics that the evaluation after it added, if one was due; None if the run ended before that,
+            so that the row of the iteration is yet to be logged.
 
     Raises:
         ConfigError: it is damaged.
@@ -65,7 +73,9 @@ class Saved:
         self.path = path
         values = files.metadata(path)
         frames, settings, ids = values.get("frames"), values.get("settings", {}), values.get("tracker_ids", {})
-        if type(frames) is not int or not 0 <= frames < 10**18 or not (isinstance(settings, dict) and _are_texts(ids)):
+        metrics = values.get("metrics", {})
+        of_their_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
+        if type(frames) is not int or not 0 <= frames < 10**18 or not of_their_types:
             raise ConfigError(
                 f"The checkpoint {path} is not from a run: its values are of other types. Give another one."
             )
@@ -73,6 +83,8 @@ class Saved:
         # Those written before checkpoints held settings have none; they are refused when they are loaded.
         self.settings: dict[str, Any] = settings
         self.resumed = Resumed(self.frames, ids)
+        self.metrics: dict[str, float] = metrics
+        self.evaluation = files.evaluation(path)
 
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores what :func:`save` wrote.
@@ -98,6 +110,11 @@ class Saved:
             into = {name: component for name, component in into.items() if name != EPISODES}
         files.load(self.path, into, self._shaping(settings))
 
+    def path_in(self, run_dir: Path, frames: int) -> Path | None:
+        """Its path, if it is a run's own of so many frames."""
+        is_own = self.frames == frames and self.path.resolve().parent == (run_dir / FOLDER).resolve()
+        return self.path if is_own else None
+
     def load_policy(self, policy: ActorCritic, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores the policy alone, its running statistics included.
 
@@ -116,12 +133,13 @@ class Saved:
         return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
 
 
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, dict) and all(type(value) is kind for value in values.values())
 
 
 def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
     """Everything that a run changes: what learns, random numbers, and the others given by name."""
+    modules = recurrent_modules(learner.policy)
     return {
         "policy": learner.policy,
         "optimizer": learner.optimizer,
@@ -129,6 +147,7 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
         "reward_scaler": learner.reward_scaler,
         "learner": learner,
         "rng": GlobalRNGState(),
+        "backends": Choices([module.chooser for module in modules], torch.device(learner.config.device)),
         **others,
     }
 
@@ -136,17 +155,17 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
 def save(
     run_dir: Path,
     frames: int,
-    return_mean: float | None,
+    metrics: Mapping[str, float],
     of: Mapping[str, Stateful],
     tracker_ids: Mapping[str, str] = MappingProxyType({}),
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Writes a checkpoint, and returns where.
+    """Writes a checkpoint, and returns where. :func:`add_evaluation` completes it.
 
     Args:
         run_dir: the run's directory.
         frames: how many have been seen.
-        return_mean: of the evaluation after these frames; None if there was none.
+        metrics: of the last iteration, as far as they are known before its evaluation.
         of: the :func:`components` of the run.
         tracker_ids: under which destinations of metrics find the run again.
         settings: the run's whole configuration as plain values.
@@ -155,22 +174,31 @@ def save(
         OSError: the disk is full, or the folder cannot be written to. The checkpoints before are whole.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
-    values = {"frames": frames, "return_mean": return_mean}
+    values = {"frames": frames, "metrics": dict(metrics)}
     files.write(path, of, {**values, "tracker_ids": dict(tracker_ids), "settings": dict(settings)})
     return path
 
 
+def add_evaluation(path: Path, metrics: Mapping[str, float]) -> None:
+    """Records with a checkpoint that its iteration is logged, and the metrics of its evaluation, if one was due.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    files.add_evaluation(path, metrics)
+
+
 def prune(run_dir: Path, keep_last: int | None) -> None:
-    """Removes all checkpoints but the last ``keep_last`` (None: all) and the one with the best evaluation."""
+    """Removes all checkpoints older than the last ``keep_last`` whole ones (None: none) but the best evaluated one."""
     found = files.checkpoints_in(run_dir / FOLDER)
     if keep_last is None or len(found) <= keep_last:
         return
-    whole = {path: values for path in found if (values := files.metadata_if_whole(path)) is not None}
-    found_returns = {path: values.get("return_mean") for path, values in whole.items()}
-    returns = {path: value for path, value in found_returns.items() if isinstance(value, float)}
+    whole = {path: files.evaluation(path) or {} for path in found if files.damage(path) is None}
+    returns = {path: values[RETURN_MEAN] for path, values in whole.items() if RETURN_MEAN in values}
     best = max(returns, key=lambda path: (returns[path], path), default=None)
-    for path in found[:-keep_last]:
-        if path != best:
+    last = list(whole)[-keep_last:]
+    for path in found:
+        if path != best and last and path < last[0]:
             files.remove(path)
 
 
@@ -218,13 +246,18 @@ def is_alone(path: Path) -> bool:
     return files.is_checkpoint(path) and not os.path.lexists(path.parent.parent / CONFIG_FILE)
 
 
+def is_complete(config: TrainConfig, start: Saved) -> bool:
+    """Whether the run to resume has nothing left to do, not even its last evaluation."""
+    return start.evaluation is not None and start.frames + config.frames_per_batch > config.total_frames
+
+
 def check_resume(config: TrainConfig, start: Saved | None) -> None:
-    """Refuses to go on with a run that has nothing left to do.
+    """Refuses to resume a run that is complete.
 
     Raises:
         ConfigError: with what to do.
     """
-    if start is not None and start.frames + config.frames_per_batch > config.total_frames:
+    if start is not None and is_complete(config, start):
         raise ConfigError(
             f"resume={config.resume} has seen {start.frames} frames already, so total_frames={config.total_frames} "
             f"leaves nothing to do. Give total_frames of at least {start.frames + config.frames_per_batch}."

@@ -20,14 +20,16 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
-from recurrl.atomic import UNFINISHED, sync, unfinished
+from recurrl.atomic import UNFINISHED, atomic_write, remove_unfinished, sync, unfinished
 from recurrl.errors import ConfigError, RunError
 from recurrl.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
 PREFIX = "frames_"
 CHECKSUMS = "checksums.json"
 MANIFEST = "manifest.json"
-_OURS = re.compile(r"checksums\.json|manifest\.json|components/[0-9]{4}-[^/]+/state\.pt")
+EVALUATION = "evaluation.json"
+"""Written after the others, and therefore with a checksum of its own."""
+_OURS = re.compile(r"checksums\.json|manifest\.json|evaluation\.json|components/[0-9]{4}-[^/]+/state\.pt")
 """The files a checkpoint is made of. All others in its directory are somebody else's."""
 _MOST_BYTES = 2**24
 
@@ -172,14 +174,33 @@ def metadata(path: Path) -> dict[str, Any]:
     return _unverified_metadata(path)
 
 
-def metadata_if_whole(path: Path) -> dict[str, Any] | None:
-    """The same; None if the checkpoint is damaged."""
-    return _unverified_metadata(path) if damage(path) is None else None
-
-
 def _unverified_metadata(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = Checkpoint.manifest(path)["metadata"]
     return found
+
+
+def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
+    """Adds the evaluation of a checkpoint's policy to it, whole or not at all. Its other files stay as they are.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    remove_unfinished(path)
+    with atomic_write(path / EVALUATION) as file:
+        file.write(_evaluation_text(dict(values)))
+
+
+def evaluation(path: Path) -> dict[str, float] | None:
+    """The values that were added to a whole checkpoint; None if none were."""
+    try:
+        values: dict[str, float] = json.loads((path / EVALUATION).read_text(encoding="utf-8"))["values"]
+    except FileNotFoundError:
+        return None
+    return values
+
+
+def _evaluation_text(values: Any) -> str:
+    return _canonical({"values": values, "sha256": hashlib.sha256(_canonical(values).encode()).hexdigest()})
 
 
 def remove(path: Path) -> None:
@@ -242,7 +263,23 @@ def damage(path: Path) -> str | None:
         return f"{MANIFEST} is not as a run writes it"
     except (ValueError, RecursionError):
         return f"{CHECKSUMS} is not as it was written"
-    return None
+    return _damage_of_evaluation(path)
+
+
+def _damage_of_evaluation(path: Path) -> str | None:
+    try:
+        text = read_text(path / EVALUATION, _MOST_BYTES)
+        values = json.loads(text)["values"]
+        is_numbers = isinstance(values, dict) and all(type(value) is float for value in values.values())
+        if is_numbers and _evaluation_text(values) == text:
+            return None
+    except UnreadableError as error:
+        if not os.path.lexists(path / EVALUATION):
+            return None
+        return f"{EVALUATION} {error.reason}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return f"{EVALUATION} is not as it was written"
 
 
 def _checkpoint(components: Mapping[str, Any]) -> Checkpoint:
@@ -271,8 +308,8 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _canonical(checksums: Any) -> str:
-    return json.dumps(checksums, indent=1, sort_keys=True) + "\n"
+def _canonical(values: Any) -> str:
+    return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
 def _one_line(error: Exception) -> str:

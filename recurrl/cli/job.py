@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from recurrl.config.composed import typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.report import Report
 from recurrl.resources import sentence, shortages_as_sentences
+from recurrl.run_directory import read_text
 from recurrl.signals import stop_request
 from recurrl.time_limit import time_limit
 from recurrl.tracking.summary import FILE_NAME as SUMMARY
@@ -48,7 +50,13 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             check_config(config)
-            checkpoint.check_resume(config, start)
+            if config.resume != checkpoint.AUTO:
+                checkpoint.check_resume(config, start)
+            elif start is not None and checkpoint.is_complete(config, start) and _is_completed(run_dir):
+                # For a scheduler that starts a finished job again.
+                logger.info("%s is complete, with %d frames. A larger total_frames extends it.", run_dir, start.frames)
+                report.status = "completed"
+                return
             run_config.record(effective, run_dir)
             with stop_request() as request, time_limit(config.collector.timeout_s):
                 train(config, run_dir, run_config.plain(effective), report, request, start)
@@ -58,7 +66,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
         raise
     except Exception as error:
         report.error = f"{type(error).__name__}: {error}"
-        refused = isinstance(error, ConfigError) and report.frames_here == 0
+        refused = isinstance(error, ConfigError) and not report.has_begun
         raise
     finally:
         if record_refusals or not refused:
@@ -68,7 +76,8 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
 
 def _record(report: Report, run_dir: Path) -> None:
     """Writes the summary. Where that fails too, the error that is raised is the one that the run failed with."""
-    if report.frames_here == 0 and report.status != "completed" and (run_dir / SUMMARY).exists():
+    nothing_new = report.frames_here == 0 and (report.status != "completed" or _is_completed(run_dir))
+    if nothing_new and (run_dir / SUMMARY).exists():
         return  # what the run came to before is still true
     try:
         write_summary(run_dir, report.summary())
@@ -76,6 +85,11 @@ def _record(report: Report, run_dir: Path) -> None:
         if report.error is None:
             raise RunError(f"summary.json cannot be written. {sentence(error)}") from error
         sys.stderr.write(f"summary.json cannot be written: {error}\n")
+
+
+def _is_completed(run_dir: Path) -> bool:
+    summary = run_dir / SUMMARY
+    return summary.exists() and json.loads(read_text(summary))["status"] == "completed"
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from recurrl.config.keys import differences
 from recurrl.envs.gymnasium import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
+from recurrl.schedule import annealed
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +45,17 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
         if key == "experiment":
             raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
+    _keep_schedules(effective, before)
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
             logger.info("going on with %s=%s, which was %s", key, now, was)
-    checkpoint.check_changes(_typed(effective, composed, source_of(start)), changes)
+    config = _typed(effective, composed, source_of(start))
+    if "schedule_frames" in changes:
+        logger.info(_schedules_line(config))
+    checkpoint.check_changes(config, changes)
     unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
-    packages = ",".join(effective.env.packages)
+    packages = ",".join(map(str, effective.env.packages))
     check_code(unnamed, source_of(start), f"name it on this command line too, packages as env.packages=[{packages}]")
     return effective, start
 
@@ -62,6 +68,22 @@ def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainCo
         typed(composed)
         with naming(source):
             return typed(effective)
+
+
+def _keep_schedules(effective: DictConfig, before: Mapping[str, Any]) -> None:
+    """A run that is resumed with other total_frames keeps its schedules, which would jump back up else."""
+    asked = any(override.partition("=")[0] == "schedule_frames" for override in given_overrides())
+    had = before.get("total_frames")
+    if not asked and before.get("schedule_frames") is None and OmegaConf.select(effective, "total_frames") != had:
+        effective.schedule_frames = had
+
+
+def _schedules_line(config: TrainConfig) -> str:
+    stays = f"stay as they are from {config.schedule_frames} frames on"
+    if config.lr_schedule == "linear":
+        lr = annealed(config.lr, config.lr_final_fraction, config.progress(config.total_frames))
+        stays += f", with a learning rate of {lr:.3g}"
+    return f"The schedules {stays}. schedule_frames={config.total_frames} stretches them over the whole run."
 
 
 def config_of(saved: checkpoint.Saved) -> DictConfig:
@@ -93,8 +115,10 @@ def record(effective: DictConfig, run_dir: Path) -> None:
     """Writes the configuration of an accepted run, for those who resume or evaluate it, and Hydra's own files."""
     folder = run_dir / ".hydra"
     folder.mkdir(exist_ok=True)
-    _save(effective, run_dir / CONFIG_FILE)
-    _save(effective, folder / "config.yaml")
+    # Resolved, because a saved configuration that refers to something else is refused.
+    settings = OmegaConf.create(plain(effective))
+    _save(settings, run_dir / CONFIG_FILE)
+    _save(settings, folder / "config.yaml")
     _save(OmegaConf.create({"hydra": HydraConfig.get()}), folder / "hydra.yaml")
     _save(OmegaConf.create(given_overrides()), folder / "overrides.yaml")
 
@@ -102,7 +126,7 @@ def record(effective: DictConfig, run_dir: Path) -> None:
 def _save(config: DictConfig | ListConfig, path: Path) -> None:
     # Atomically, because a resumed run depends on it.
     with atomic_write(path) as file:
-        OmegaConf.save(config, file, resolve=True)
+        OmegaConf.save(config, file)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from torchrl.envs import (
 )
 
 from recurrl.collector import carry
-from recurrl.envs import TensorEnv
+from recurrl.envs import EpisodeReturn, TensorEnv
 from recurrl.errors import NonFiniteError
 from recurrl.keys import LOG_PROB, path_of
 from recurrl.policy.on_tensors import Tensors, UnknownPartError, leaves, operations
@@ -287,12 +287,13 @@ def _parts(env: EnvBase) -> tuple[TensorEnv, tuple[NestedKey, NestedKey, NestedK
     found: dict[type, Transform] = {}
     states: list[NestedKey] = []
     for transform in _transforms(env):
-        if not _is_known(transform) or type(transform) in found:
+        cls: type = RewardSum if type(transform) is EpisodeReturn else type(transform)
+        if not _is_known(transform) or cls in found:
             raise UnknownPartError(f"the environment has the transform {transform}")
         if type(transform) is TensorDictPrimer:
             states += list(transform.primers.keys(True, True))
         else:
-            found[type(transform)] = transform
+            found[cls] = transform
     missing = {InitTracker, StepCounter, RewardSum} - set(found)
     if missing:
         raise UnknownPartError(f"the environment has no {' and no '.join(sorted(kind.__name__ for kind in missing))}")
@@ -311,7 +312,7 @@ def _is_known(transform: Transform) -> bool:
     """Whether a transform does what :class:`TensorRollout` does in its place, and nothing else."""
     if type(transform) is StepCounter:
         return transform.max_steps is None
-    if type(transform) is RewardSum:
+    if type(transform) in (RewardSum, EpisodeReturn):
         return list(transform.in_keys) == ["reward"]
     if type(transform) is TensorDictPrimer:
         values = transform.default_value

@@ -56,18 +56,31 @@ class RestartingCollector:
                 self._raise_found()
                 batch = next(batches)
             except RunError as fault:
+                self.count_restart(fault, in_a_row, "a batch")
                 in_a_row += 1
-                if in_a_row > MOST_IN_A_ROW:
-                    raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without a batch: {fault}") from fault
-                logger.warning("Environments begin anew (restart %d): %s", self.restarts + 1, fault)
                 batches = self._restarted()
                 continue
             in_a_row = 0
             yield batch
 
+    def count_restart(self, fault: RunError, in_a_row: int, awaited: str) -> None:
+        """Counts and logs a restart after a fault.
+
+        Args:
+            fault: why.
+            in_a_row: restarts since something was last achieved.
+            awaited: what that would be now.
+
+        Raises:
+            RunError: those are as many as are worth trying.
+        """
+        if in_a_row == MOST_IN_A_ROW:
+            raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without {awaited}: {fault}") from fault
+        self.restarts += 1
+        logger.warning("New environments (restart %d): %s", self.restarts, fault)
+
     def _restarted(self) -> Iterator[TensorDictBase]:
         """The batches of a new collector. It is made when the first one is asked for, so that it may fail like it."""
-        self.restarts += 1
         # Environments that failed may not close either.
         self.current.shutdown(raise_on_error=False)
         seed = seeds(self._config.seed, self.restarts * self._config.env.num_envs + 1)[-1]

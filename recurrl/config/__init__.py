@@ -269,6 +269,7 @@ class TrainConfig:
     num_threads: int | None
     compile: bool
     total_frames: int
+    schedule_frames: int | None
     frames_per_batch: int
     slice_len: int
     state: str
@@ -297,6 +298,12 @@ class TrainConfig:
     def iterations(self) -> int:
         """Iterations in ``total_frames``; a last one that would exceed it is left out."""
         return self.total_frames // self.frames_per_batch
+
+    def progress(self, frames: int) -> float:
+        """How far schedules have come after so many frames; from their last iteration on they stay where they are."""
+        over = self.schedule_frames or self.total_frames
+        last = (over // self.frames_per_batch - 1) * self.frames_per_batch
+        return min(frames, last) / over
 
 
 def given(value: Value | None) -> Value:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import Compose, EnvBase, InitTracker, StepCounter, TransformedEnv
 
 from recurrl.config import NATIVE, EnvConfig
+from recurrl.envs._episode_return import EpisodeReturn
 from recurrl.envs._tensors import TensorEnv
 from recurrl.errors import ConfigError
 from recurrl.groups import Groups
@@ -81,7 +82,7 @@ def make_env(
     if groups is not None:
         check_seeds(config, groups)
     primers = [module.make_tensordict_primer() for module in recurrent_modules(policy)]
-    transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), RewardSum(), *primers)
+    transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), EpisodeReturn(), *primers)
     env = TransformedEnv(_limited(_source(config).make(config, num_envs, groups)), transforms)
     env.set_seed(seed)
     if policy is not None:
@@ -185,6 +186,7 @@ def _source(config: EnvConfig) -> Any:
 __all__ = [
     "EPISODE_LENGTH",
     "EPISODE_RETURN",
+    "EpisodeReturn",
     "TensorEnv",
     "act_at_random",
     "check",

@@ -1,7 +1,7 @@
 """What ``backend=auto`` chooses: the fastest of the backends that can, measured on the user's own data.
 
-Each module measures once for each shape it meets, on that batch, and the answer is kept in a file, so that the next
-process chooses the same without measuring.
+Each module measures once for each shape it meets, on that batch, and the times are kept in a file for the next process.
+What was chosen belongs to a run's checkpoints: results differ in their last bits between backends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,20 @@ _log = logging.getLogger(__name__)
 
 
 class Chooser:
-    """Remembers one module's choices, so that an ordinary call asks for nothing that is on the device."""
+    """Remembers one module's choices, so that an ordinary call asks for nothing that is on the device.
+
+    A copy of a module chooses as the module does, because copies share this.
+
+    Attributes:
+        choices: by what was asked for: the backend, and the machine that it was measured on.
+    """
 
     def __init__(self) -> None:
         self._chosen: dict[tuple[Any, ...], str] = {}
+        self.choices: dict[str, tuple[str, str]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Chooser:
+        return self
 
     def choose(self, cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options) -> str:
         """The backend to run this batch by.
@@ -56,8 +66,50 @@ class Chooser:
         shape = (x_BTI.shape, x_BTI.dtype, x_BTI.device, torch.is_grad_enabled(), torch.get_num_threads(), options)
         found = self._chosen.get(shape)
         if found is None:
-            found = self._chosen[shape] = _choose(cell, parameters, x_BTI, segments, options)
+            found = self._chosen[shape] = self._kept_or_chosen(cell, parameters, x_BTI, segments, options)
         return found
+
+    def _kept_or_chosen(
+        self, cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options
+    ) -> str:
+        kind = "training" if torch.is_grad_enabled() else "inference"
+        asked = f"{tuple(x_BTI.shape)} {x_BTI.dtype} {x_BTI.device.type} {kind} {options}"
+        kept, _ = self.choices.get(asked, (None, None))
+        if kept in candidates(cell, options, x_BTI.device):
+            return kept
+        if kept is not None:
+            _log.warning("backend auto was %s for %s, which is not possible here.", kept, asked)
+        chosen = _choose(cell, parameters, x_BTI, segments, options)
+        self.choices[asked] = (chosen, ", ".join(_machine(x_BTI.device)))
+        return chosen
+
+
+class Choices:
+    """What the modules of a policy chose, as a component of a checkpoint.
+
+    Args:
+        choosers: of the modules, in their order.
+        device: that they run on.
+    """
+
+    def __init__(self, choosers: Sequence[Chooser], device: torch.device) -> None:
+        self._choosers, self._device = choosers, device
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"modules": [dict(chooser.choices) for chooser in self._choosers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keeps the choices that were made, and logs it if they were made on another machine."""
+        for chooser, choices in zip(self._choosers, state["modules"], strict=True):
+            chooser.choices.update(choices)
+        here = ", ".join(_machine(self._device))
+        others = {machine for choices in state["modules"] for _, machine in choices.values()} - {here}
+        if others:
+            _log.info(
+                "What backend auto chose on another machine (%s) is kept on this one (%s). backend=... changes it.",
+                *("; ".join(sorted(others)), here),
+            )
 
 
 def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options) -> str:

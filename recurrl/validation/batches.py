@@ -31,8 +31,10 @@ def check(config: TrainConfig) -> None:
         f"minibatch_slices={config.minibatch_slices} does not divide the {slices} slices of an iteration "
         f"(frames_per_batch / slice_len). Give one of: {', '.join(map(str, divisors(slices)))}.",
     )
-    require(
-        config.total_frames >= frames,
-        f"total_frames={config.total_frames} is less than one iteration of frames_per_batch={frames}. Give more "
-        "total_frames, or a smaller frames_per_batch.",
-    )
+    for key in ("total_frames", "schedule_frames"):
+        number = getattr(config, key)
+        require(
+            number is None or number >= frames,
+            f"{key}={number} is less than one iteration of frames_per_batch={frames}. Give more {key}, or a smaller "
+            "frames_per_batch.",
+        )

@@ -53,6 +53,7 @@ RANGES = {
     "seed": SEED,
     "num_threads": WORKERS,
     "total_frames": STEPS,
+    "schedule_frames": STEPS,
     "frames_per_batch": STEPS,
     "slice_len": STEPS,
     "burn_in_len": STEPS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import random
@@ -27,10 +28,14 @@ def snapshot(components: dict[str, torch.nn.Module]) -> list[torch.Tensor]:
     return [parameter.clone() for component in components.values() for parameter in component.parameters()]
 
 
+EVALUATION = {"eval/return_mean": 8.1, "eval/return_std": math.nan}
+
+
 @pytest.fixture
 def written(tmp_path) -> Path:
     path = tmp_path / "checkpoints" / "frames_32"
     files.write(path, {"policy": module(1), "critic": module(2)}, {"frames": 32})
+    files.add_evaluation(path, EVALUATION)
     return path
 
 
@@ -94,6 +99,40 @@ def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_with_
     assert files.checkpoints_in(written.parent) == [written]
     files.write(written.parent / "frames_96", {"policy": module()}, {})
     assert sorted(path.name for path in written.parent.iterdir()) == ["frames_32", "frames_96"]
+
+
+# Evaluations
+
+
+def test_an_evaluation_is_added_and_nothing_else_written(tmp_path):
+    path = tmp_path / "frames_32"
+    files.write(path, {"policy": module(1)}, {"frames": 32})
+    assert files.evaluation(path) is None
+    before = {file: (file.stat().st_ino, file.read_bytes()) for file in contents(path)}
+    files.add_evaluation(path, EVALUATION)
+    files.add_evaluation(path, EVALUATION)
+    assert {file: (file.stat().st_ino, file.read_bytes()) for file in before} == before
+    assert {*contents(path)} - {*before} == {path / "evaluation.json"}
+    assert files.damage(path) is None
+    assert str(files.evaluation(path)) == str(EVALUATION)
+
+
+def test_what_a_process_killed_while_it_added_an_evaluation_left_does_no_harm(written):
+    (written / f".{files.EVALUATION}.7.tmp").write_text("{", encoding="utf-8")
+    assert files.damage(written) is None
+    files.add_evaluation(written, EVALUATION)
+    assert not list(written.glob(".*"))
+
+
+def test_each_bit_of_an_evaluation_is_guarded(written):
+    file = written / files.EVALUATION
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place])
+        assert files.damage(written) == "evaluation.json is not as it was written"
+        for bit in range(8):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            assert files.damage(written) == "evaluation.json is not as it was written"
 
 
 # Damage

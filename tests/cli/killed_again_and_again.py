@@ -1,84 +1,185 @@
-"""A program that kills a training run as often as it is told to, starting it again each time, until it completes.
+"""A program that ends a training run as often as it is told to, resuming it each time, until it completes.
 
-    python killed_again_and_again.py RUN_DIR KILLS override...
+    python killed_again_and_again.py RUN_DIR KILLS TERMS override...
 
-Each life is a fork of this process, which has only imported things, so that it begins at once. One life in three dies
-within the writing of a checkpoint, between two of its files; the others at a random moment, up to two iterations after
-they came as far as they must for the kills to be spread over the whole run. Prints how each life ended, and what is in
-shared memory after the last one.
+Each life is a fork of this process, which has only imported things, so that it begins at once; so do its workers, which
+come from a server that has imported them too. A life ends by SIGKILL or SIGTERM: at a random moment; within the writing
+of a checkpoint, between two of its files; within an evaluation, between two of its steps; or within the last one. They
+are spread over the whole run. After each one the newest checkpoint has to be whole, and no row of metrics.csv may be
+further from it than the checkpoints are from one another. Once there is a checkpoint, the cache of measurements has
+``backend=auto`` choose the other way round.
+
+Prints how each life ended, and what is in shared memory after the last one.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import context, forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
+from recurrl import train
 from recurrl.checkpoint import files
-from recurrl.cli import train
+from recurrl.cli import train as train_command
+from recurrl.recurrent.auto import CACHE_VARIABLE, cache_file
 
 PREFIX = len(files.PREFIX)
+ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION = "anywhere", "checkpoint", "evaluation", "last evaluation"
+# Of the files of a checkpoint, and of the steps of its evaluation; the last one is three, one after the other.
+MOST = {CHECKPOINT: 40, EVALUATION: 9, LAST_EVALUATION: 27}
+
+
+def newest(run: Path) -> Path | None:
+    return next(reversed(files.checkpoints_in(run / "checkpoints")), None)
 
 
 def frames_of_newest(run: Path) -> int:
-    return max((int(path.name[PREFIX:]) for path in (run / "checkpoints").glob(f"{files.PREFIX}*")), default=0)
+    path = newest(run)
+    return 0 if path is None else int(path.name[PREFIX:])
 
 
-def live(run: Path, overrides: list[str], dies_at_file: int | None, after: int) -> None:
-    """Trains, in the forked process; from ``after`` frames on it dies at a file of a checkpoint, if it is to."""
+def last_row(run: Path) -> int:
+    try:
+        lines = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return 0
+    return max((int(row["frames"]) for row in csv.DictReader(lines)), default=0)
+
+
+def ends_itself(run: Path, number: int, where: str, calls: int, after: int) -> None:
+    """Has this process send itself a signal, once it has come far enough, at a call of what happens there."""
+    left = [calls]
+
+    def count() -> None:
+        if frames_of_newest(run) >= after:
+            left[0] -= 1
+            if left[0] == -1:
+                os.kill(os.getpid(), number)
+
+    if where == CHECKPOINT:
+        sync = os.fsync
+
+        def counting_sync(file: int) -> None:
+            if f"{run}/checkpoints" in os.readlink(f"/proc/self/fd/{file}"):
+                count()
+            sync(file)
+
+        os.fsync = counting_sync
+    else:
+        for name in ("evaluate", "memory_metrics"):
+            setattr(train, name, partial(counting_steps, getattr(train, name), count))
+
+
+def counting_steps(evaluate: Callable[..., Any], count: Callable[[], None], *arguments: Any) -> Any:
+    """Evaluates, and counts before each step."""
+    *others, stopped = arguments
+    return evaluate(*others, lambda: count() or stopped())
+
+
+def live(run: Path, overrides: list[str], prepare: Callable[[], None]) -> None:
+    """Trains, in the forked process."""
     with (run.parent / "output.txt").open("a") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
         os.dup2(output.fileno(), sys.stderr.fileno())
-    sync = files.sync
-    files_left = [dies_at_file]
-
-    def counting(path: Path) -> None:
-        if files_left[0] is not None and frames_of_newest(run) >= after:
-            files_left[0] -= 1
-            if files_left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        sync(path)
-
-    files.sync = counting
+    # One of its own, which removes what this process leaves.
+    resource_tracker._resource_tracker._fd = None
+    prepare()
     sys.argv = ["recurrl-train", *overrides, "resume=auto", f"hydra.run.dir={run}"]
     try:
-        train.main()
+        train_command.main()
     except SystemExit as stop:
         sys.stderr.write(f"{stop.code}\n")
-        os._exit(1 if stop.code else 0)
+        os._exit(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
     os._exit(0)
 
 
-def birth(run: Path, overrides: list[str], dies_at_file: int | None = None, after: int = 0) -> int:
+def birth(run: Path, overrides: list[str], prepare: Callable[[], None] = lambda: None) -> int:
     """The process id of a new life."""
+    if newest(run) is not None:
+        os.environ[CACHE_VARIABLE] = str(run.parent / "other_cache")
     child = os.fork()
     if child == 0:
-        live(run, overrides, dies_at_file, after)
+        live(run, overrides, prepare)
     return child
 
 
+def with_times_the_other_way_round(known: Path, folder: Path) -> None:
+    """A cache of measurements in which what was fast is slow."""
+    times = json.loads(known.read_text(encoding="utf-8"))
+    turned = {key: {name: 1 / seconds for name, seconds in values.items()} for key, values in times.items()}
+    folder.mkdir()
+    (folder / known.name).write_text(json.dumps(turned), encoding="utf-8")
+
+
+def start_server() -> None:
+    """Has processes that are spawned come from one that has imported what they need."""
+    forkserver.set_forkserver_preload(["recurrl.cli", "recurrl.train"])
+    forkserver.ensure_running()
+    # A life cannot wait for it, whose child it is not.
+    forkserver._forkserver.ensure_running = lambda: None
+    context.SpawnProcess._Popen = staticmethod(context.ForkServerProcess._Popen)
+
+
+def plan(kills: int, terms: int, draws: random.Random) -> list[tuple[int, str]]:
+    """By what and where each life ends: a quarter in each place, the last evaluation last."""
+    places = (ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION)
+    numbers = [signal.SIGKILL] * kills + [signal.SIGTERM] * terms
+    ends = [(int(number), places[i % len(places)]) for i, number in enumerate(numbers)]
+    draws.shuffle(ends)
+    return sorted(ends, key=lambda end: end[1] == LAST_EVALUATION)
+
+
+def check(run: Path, most: int) -> int:
+    """Makes sure that the newest checkpoint is whole, and returns how many frames were trained after it."""
+    path = newest(run)
+    assert path is None or files.damage(path) is None, files.damage(path)
+    unsaved = max(last_row(run) - frames_of_newest(run), 0)
+    assert unsaved <= most, f"{unsaved} frames were lost"
+    return unsaved
+
+
+def value(overrides: list[str], key: str) -> int:
+    return [int(each.partition("=")[2]) for each in overrides if each.startswith(f"{key}=")][-1]
+
+
 def main() -> None:
-    run, kills, overrides = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    total = [int(override.partition("=")[2]) for override in overrides if override.startswith("total_frames=")][-1]
+    run, kills, terms, overrides = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    total, interval = value(overrides, "total_frames"), value(overrides, "checkpoint.every_frames")
+    with_times_the_other_way_round(cache_file(), run.parent / "other_cache")
+    start_server()
     draws = random.Random(0)
-    ends = []
-    for life in range(kills):
-        after = life * (total * 9 // 10) // kills
-        within_a_checkpoint = life % 3 == 2
-        child = birth(run, overrides, draws.randrange(12) if within_a_checkpoint else None, after)
-        if not within_a_checkpoint:
+    ends = plan(kills, terms, draws)
+    spread = [where for _, where in ends].index(LAST_EVALUATION)
+    lives: list[dict[str, Any]] = []
+    unsaved = 0
+    for life, (number, where) in enumerate(ends):
+        after = total if where == LAST_EVALUATION else life * (total * 8 // 10) // spread
+        if where == ANYWHERE:
+            child = birth(run, overrides)
             while frames_of_newest(run) < after and os.waitpid(child, os.WNOHANG) == (0, 0):
                 time.sleep(0.001)
-            # In the first lives also while it starts up.
-            time.sleep(draws.uniform(0, 1.0 if life < 3 else 0.1))
-            os.kill(child, signal.SIGKILL)
+            time.sleep(draws.uniform(0, 0.3))
+            os.kill(child, number)
+        else:
+            calls = draws.randrange(MOST[where])
+            child = birth(run, overrides, partial(ends_itself, run, number, where, calls, after))
         status = os.waitpid(child, 0)[1]
-        assert os.WIFSIGNALED(status), f"life {life} ended by itself: {(run.parent / 'output.txt').read_text()}"
-        ends.append({"frames": frames_of_newest(run), "within_a_checkpoint": within_a_checkpoint})
+        code = os.waitstatus_to_exitcode(status)
+        # As python ends by SIGTERM, before the run handles it.
+        expected = {-number} if number == signal.SIGKILL or where == ANYWHERE else set()
+        expected |= {128 + number} if number == signal.SIGTERM else set()
+        assert code in expected, f"life {life}, {where}: {code} {(run.parent / 'output.txt').read_text()}"
+        unsaved = check(run, unsaved if code == 128 + number else interval)
+        lives.append({"frames": frames_of_newest(run), "code": code, "where": where, "time": time.time()})
     status = os.waitpid(birth(run, overrides), 0)[1]
     assert status == 0, (run.parent / "output.txt").read_text()
     # Python's tracker removes the semaphores of a process that was killed a moment after it.
@@ -86,7 +187,7 @@ def main() -> None:
     while list(Path("/dev/shm").glob("sem.mp-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     sys.stdout.write(
-        json.dumps({"lives": ends, "shared_memory": [path.name for path in Path("/dev/shm").iterdir()]}) + "\n"
+        json.dumps({"lives": lives, "shared_memory": [path.name for path in Path("/dev/shm").iterdir()]}) + "\n"
     )
 
 

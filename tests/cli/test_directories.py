@@ -97,3 +97,28 @@ def test_a_finished_run_keeps_all_its_files_when_another_is_started_in_its_direc
     assert {path: data for path, data in after.items() if path.suffix != ".log"} == {
         path: data for path, data in before.items() if path.suffix != ".log"
     }
+
+
+def test_a_finished_run_that_is_started_again_says_so_and_stays_as_it_is(train, tiny, tmp_path):
+    again = [*tiny, "hydra.run.dir=run", "resume=auto"]
+    assert train(*again).code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    outcome = train(*again)
+    assert outcome.code == 0, outcome.err
+    assert "is complete, with 64 frames" in outcome.out
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    log = tmp_path / "run" / "recurrl.log"
+    assert {**after, log: before[log]} == before
+
+
+def test_a_run_that_was_killed_before_its_summary_completes_it(train, tiny, tmp_path):
+    again = [*tiny, "hydra.run.dir=run", "resume=auto"]
+    assert train(*again).code == 0
+    before = summary(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    outcome = train(*again)
+    assert outcome.code == 0, outcome.err
+    after = summary(tmp_path / "run")
+    same = ("status", "frames", "eval_return_mean", "best_eval_return_mean", "train_return_mean", "checkpoint")
+    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+    assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 from disks import with_a_disk_of_its_own
 
@@ -41,9 +42,9 @@ def on_full_disks(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("free_kib", "overrides"),
     [
-        ((0, 16, 90, 130, 230, 290), EVERY),
-        pytest.param(range(0, 340, 4), EVERY, marks=pytest.mark.slow),
-        pytest.param(range(0, 340, 4), (*EVERY, "logger=tensorboard"), marks=pytest.mark.slow),
+        ((0, 16, 90, 130, 230, 290, 380), EVERY),
+        pytest.param(range(0, 400, 4), EVERY, marks=pytest.mark.slow),
+        pytest.param(range(0, 400, 4), (*EVERY, "logger=tensorboard"), marks=pytest.mark.slow),
     ],
     ids=["some sizes", "all sizes", "all sizes with tensorboard"],
 )
@@ -116,10 +117,16 @@ def test_a_summary_that_cannot_be_written_makes_the_run_fail_with_a_sentence(tra
     assert "Traceback" not in outcome.err
 
 
-def test_of_a_run_that_failed_the_error_is_what_is_said_and_the_summary_comes_second(train, full_after):
+def test_of_a_run_that_failed_the_error_is_what_is_said_and_the_summary_comes_second(train, tiny, register, full_after):
+    class Raising(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2)
+
+        def reset(self, **_):
+            raise RuntimeError("no maze today")
+
     full_after(job, "write_summary", 0)
-    outcome = train("seed=-1")
-    assert outcome.error.startswith("seed=-1 is out of range.")
+    outcome = train(*tiny, "env=gym", f"env.id={register(Raising)}")
+    assert "no maze today" in outcome.error
     assert "summary.json cannot be written: [Errno 28]" in outcome.err
 
 

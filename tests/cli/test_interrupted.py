@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -34,11 +35,14 @@ def signalled(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summary(
-    train, tiny, tmp_path, signalled, number
+    train, tiny, tmp_path, signalled, number, capfd
 ):
     signalled(number)
     outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 128 + number
+    said = capfd.readouterr().err
+    assert f"{number.name}: the iteration under way is finished and saved; " in said
+    assert f"To resume: recurrl-train resume={tmp_path / 'run'}\n" in said
     assert "Traceback" not in outcome.err
     run = tmp_path / "run"
     found = summary(run)
@@ -130,6 +134,37 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_pa
     weights = [path.read_bytes() for run in (whole, parts) for path in _weights(run)]
     assert len(weights) == 2
     assert weights[0] == weights[1]
+
+
+def test_a_resumed_run_keeps_what_backend_auto_chose(train, tiny, tmp_path, signalled, monkeypatch):
+    # A refresh of states is another shape than a minibatch.
+    arguments = (*tiny, "total_frames=128", "state=refresh", "resume=auto")
+
+    def run(name: str, *overrides: str) -> list[dict[str, str]]:
+        done = train(*arguments, *overrides, f"hydra.run.dir={name}")
+        assert done.code == 0, done.err
+        return without_times(metrics(tmp_path / name))
+
+    # Or the choice would not show.
+    assert run("scan", "backend=scan") != run("pad", "backend=pad")
+    caches = {kind: tmp_path / kind / "backends.json" for kind in ("measured", "turned")}
+    monkeypatch.setenv("RECURRL_CACHE_DIR", str(caches["measured"].parent))
+    whole = run("whole")
+    measured = json.loads(caches["measured"].read_text(encoding="utf-8"))
+    assert len(measured) > 1
+    signalled(signal.SIGTERM)
+    assert train(*arguments, "hydra.run.dir=parts").code == 143
+    # The other one is 1,000 times as fast.
+    turned = {
+        key: {name: 1000.0 if t == min(times.values()) else 1.0 for name, t in times.items()}
+        for key, times in measured.items()
+    }
+    caches["turned"].parent.mkdir()
+    caches["turned"].write_text(json.dumps(turned), encoding="utf-8")
+    monkeypatch.setenv("RECURRL_CACHE_DIR", str(caches["turned"].parent))
+    assert run("parts") == whole
+    assert run("anew") != whole
+    assert json.loads(caches["turned"].read_text(encoding="utf-8")).keys() >= turned.keys()
 
 
 def _weights(run: Path) -> Iterator[Path]:

@@ -81,7 +81,7 @@ def test_a_folder_in_place_of_the_configuration_is_named(run, said):
     [
         ("epochs", "many", "The configuration key 'epochs'"),
         ("nonesuch", 1, "There is no configuration key 'nonesuch'."),
-        ("env", {"name": "gym"}, "has to be given"),
+        ("env", {"name": "gym"}, "The configuration group 'env' lacks"),
         ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "The configuration key 'cell.hidden_size'"),
     ],
 )

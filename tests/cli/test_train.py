@@ -89,8 +89,9 @@ def test_evaluation_and_checkpoints_come_as_often_as_asked_and_at_the_end(train,
     evaluations = {row["frames"]: float(row["eval/return_mean"]) for row in metrics(run) if row["eval/return_mean"]}
     assert list(evaluations) == ["96", "160"]
     assert summary(run)["best_eval_return_mean"] == max(evaluations.values())
+    # The last three; one comes before each evaluation too.
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "frames_000000000064",
+        "frames_000000000096",
         "frames_000000000128",
         "frames_000000000160",
     ]

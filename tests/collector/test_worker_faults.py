@@ -131,4 +131,4 @@ def test_environments_that_always_fail_end_the_run(compose: Compose, caplog: pyt
     config, policy = failing(compose, "collector.on_fault=restart", at=10, by="raising")
     with pytest.raises(RunError, match=r"After 3 restarts in a row without a batch: Environment 0 of 4 .*ArmError"):
         next(iter(make_collector(config, policy)))
-    assert caplog.text.count("Environments begin anew") == 3
+    assert caplog.text.count("New environments") == 3

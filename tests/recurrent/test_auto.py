@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,62 @@ def test_it_says_what_it_chose_and_why(
     assert message.startswith("backend auto is pad for 4 rows of 8 steps, 1.0 segments a row, 3 features, 5 hidden: ")
     assert "scan 1000.00 ms, pad 500.00 ms a layer" in message
     assert str(cache) in message
+
+
+def resumed(*, from_machine: str | None = None) -> tuple[GRUModule, auto.Choices]:
+    """A module that chose before, and one that has its choices."""
+    first, second = make(), make()
+    run(first)
+    state = auto.Choices([first.chooser], torch.device("cpu")).state_dict()
+    if from_machine is not None:
+        state = {"modules": [{key: (name, from_machine) for key, (name, _) in state["modules"][0].items()}]}
+    choices = auto.Choices([second.chooser], torch.device("cpu"))
+    choices.load_state_dict(state)
+    return second, choices
+
+
+def test_choices_are_kept_without_measuring_and_handed_on(
+    cache: Path, measured: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, choices = resumed()
+    before = choices.state_dict()
+    cache.unlink()
+    monkeypatch.setattr(auto, "_measure", lambda *_: {"scan": 0.1, "pad": 1.0})
+    assert run(module) == "pad"
+    assert choices.state_dict() == before
+    assert run(module, steps=32) == "scan"
+    assert len(choices.state_dict()["modules"][0]) == 2
+
+
+def test_choices_made_on_another_machine_are_kept_and_said(
+    cache: Path, measured: list[list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        resumed()
+        assert "another machine" not in caplog.text
+        module, _ = resumed(from_machine="torch 1, toaster")
+        assert caplog.text.count("What backend auto chose on another machine (torch 1, toaster) is kept") == 1
+    assert run(module) == "pad"
+
+
+def test_other_threads_are_another_machine_and_the_choice_is_kept(cache: Path, measured: list[list[str]]) -> None:
+    module, _ = resumed()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert run(module) == "pad"
+    finally:
+        torch.set_num_threads(threads)
+    assert len(measured) == 1
+
+
+def test_a_copy_of_a_module_chooses_as_the_module_does(cache: Path, measured: list[list[str]]) -> None:
+    module = make()
+    copied = deepcopy(module)
+    run(copied)
+    run(module)
+    assert len(measured) == 1
+    assert module.chooser.choices == copied.chooser.choices != {}
 
 
 def test_only_what_can_do_the_asked_is_a_candidate(cache: Path, measured: list[list[str]]) -> None:

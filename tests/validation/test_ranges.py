@@ -46,7 +46,7 @@ CASES = {
         (
             *("total_frames", "frames_per_batch", "slice_len", "burn_in_len", "epochs", "minibatch_slices"),
             *("max_skipped_steps", "env.max_episode_steps", "checkpoint.every_frames", "checkpoint.keep_last"),
-            *("evaluation.every_frames", "algorithm.ref_refresh_updates"),
+            *("evaluation.every_frames", "algorithm.ref_refresh_updates", "schedule_frames"),
         ),
         (1, 10**12),
         (0, -1, 10**12 + 1, 10**30),

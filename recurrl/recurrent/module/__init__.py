@@ -127,7 +127,8 @@ class RecurrentModule(TensorDictModuleBase):
             prepare_for_compile(next(layers.parameters()).device)
         self.backend_in_use: str | None = None
         """The backend that ran last; None before the first call in sequence mode."""
-        self._auto = auto.Chooser()
+        self.chooser = auto.Chooser()
+        """Chooses for recurrent_backend=auto."""
         precision.check(recurrent_matmul_precision)
         # Where the parameters are to run is not known yet: they can be moved.
         self._refuse_if(backends.refusal(recurrent_backend, self.cell, self.options, None))
@@ -288,7 +289,7 @@ class RecurrentModule(TensorDictModuleBase):
         segments = Segments.from_is_init(is_init_BT)
         name, options = self.recurrent_backend, self.options
         if name == backends.AUTO:
-            name = self._auto.choose(self.cell, self.layers, x_BTI, segments, options)
+            name = self.chooser.choose(self.cell, self.layers, x_BTI, segments, options)
         elif name == "scan" and in_transform():
             raise ValueError(
                 "backend=scan is not possible inside torch.vmap and other transforms of torch.func, which do not see "

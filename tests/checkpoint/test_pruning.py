@@ -1,0 +1,38 @@
+"""Which checkpoints of a run are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recurrl import checkpoint
+
+
+def write(run: Path, frames: int, return_mean: float | None = None) -> None:
+    path = checkpoint.save(run, frames, {}, {})
+    checkpoint.add_evaluation(path, {} if return_mean is None else {"eval/return_mean": return_mean})
+
+
+def left(run: Path) -> list[int]:
+    return sorted(int(path.name.partition("_")[2]) for path in (run / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "kept"), [(1, [2, 5]), (2, [2, 4, 5]), (4, [2, 3, 4, 5]), (None, [1, 2, 3, 4, 5])]
+)
+def test_the_last_ones_and_the_best_evaluated_one_are_kept(tmp_path, keep_last, kept):
+    for frames, return_mean in enumerate([1.0, 7.0, None, 3.0, 2.0], 1):
+        write(tmp_path, frames, return_mean)
+    checkpoint.prune(tmp_path, keep_last)
+    assert left(tmp_path) == kept
+
+
+@pytest.mark.parametrize(("damaged", "kept"), [({3}, [2, 3]), ({2, 3}, [1, 2, 3]), ({1, 2, 3}, [1, 2, 3]), ({1}, [3])])
+def test_damaged_ones_take_no_place_and_the_only_whole_one_is_kept(tmp_path, damaged, kept):
+    for frames in (1, 2, 3):
+        write(tmp_path, frames)
+    for frames in damaged:
+        (tmp_path / "checkpoints" / f"frames_{frames:012d}" / "manifest.json").unlink()
+    checkpoint.prune(tmp_path, 1)
+    assert left(tmp_path) == kept

@@ -1,0 +1,162 @@
+"""Evaluations that a signal ends, or an environment: the policy is saved before them, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from run_files import metrics, summary, without_times
+
+from recurrl import checkpoint, evaluation
+from recurrl.evaluation import KEPT, SHUFFLED, ZEROED
+
+FAILING = (
+    *("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]", "env.max_episode_steps=60"),
+    *("checkpoint.keep_last=1", "hydra.run.dir=run"),
+)
+AFTER = 40
+"""The steps of an environment's life after which it fails; those that are trained in have 16."""
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Sends a signal to this process once, at the fifth step of an evaluation of a kind; returns the steps after it."""
+
+    def signalled(which: int, kind: str) -> list[str]:
+        disturb = evaluation._disturb
+        begun, after = [], []
+
+        def counting(current, keys, states, generator):
+            if current["is_init"].all() and current["step_count"].sum() == 0:
+                begun.append(states)
+            if not after and begun.count(kind) == which and current["step_count"].max() == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+                after.append(0)
+            elif after:
+                after[0] += 1
+            disturb(current, keys, states, generator)
+
+        monkeypatch.setattr(evaluation, "_disturb", counting)
+        return after
+
+    return signalled
+
+
+@pytest.mark.parametrize(
+    ("which", "kind", "frames"),
+    [(1, KEPT, 32), (2, KEPT, 64), (1, ZEROED, 64), (1, SHUFFLED, 64)],
+    ids=["in mid-run", "the last", "memory zeroed", "memory shuffled"],
+)
+def test_a_signal_ends_an_evaluation_between_two_steps_and_a_resumed_run_repeats_it(
+    train, tiny, tmp_path, signalled, monkeypatch, which, kind, frames
+):
+    arguments = (*tiny, "evaluation.every_frames=32", "resume=auto")
+    assert train(*arguments, "hydra.run.dir=whole").code == 0
+    steps_after = signalled(which, kind)
+    outcome = train(*arguments, "hydra.run.dir=parts")
+    monkeypatch.undo()
+    assert outcome.code == 143
+    assert steps_after == [0]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    found = summary(parts)
+    assert (found["status"], found["frames"], found["error"]) == ("interrupted", frames, None)
+    assert found["checkpoint"] == f"checkpoints/frames_{frames:012d}"
+    assert [int(row["frames"]) for row in metrics(parts)] == list(range(32, frames, 32))
+    resumed = train(*arguments, "hydra.run.dir=parts")
+    assert resumed.code == 0, resumed.err
+    assert without_times(metrics(parts)) == without_times(metrics(whole))
+    same = (
+        "status",
+        "frames",
+        "eval_return_mean",
+        "best_eval_return_mean",
+        "checkpoint",
+        "train_return_mean",
+        "backend",
+    )
+    assert {name: summary(parts)[name] for name in same} == {name: summary(whole)[name] for name in same}
+
+
+def test_the_last_evaluation_can_be_repeated_in_another_directory(
+    train, evaluate, tiny, tmp_path, signalled, monkeypatch
+):
+    signalled(1, KEPT)
+    assert train(*tiny, "hydra.run.dir=run").code == 143
+    monkeypatch.undo()
+    outcome = train("resume=run", "hydra.run.dir=other")
+    assert outcome.code == 0, outcome.err
+    assert [row["frames"] for row in metrics(tmp_path / "other")] == ["64"]
+    assert evaluate(tmp_path / "other").code == 0
+    saved = {name: checkpoint.Saved(checkpoint.find(tmp_path / name)).evaluation for name in ("run", "other")}
+    assert saved["run"] is None
+    assert saved["other"]["eval/return_mean"] == summary(tmp_path / "other")["eval_return_mean"]
+
+
+def test_a_run_that_is_extended_after_its_last_evaluation_was_cut_off_logs_the_row(
+    train, tiny, tmp_path, signalled, monkeypatch
+):
+    signalled(1, KEPT)
+    assert train(*tiny, "hydra.run.dir=run").code == 143
+    monkeypatch.undo()
+    assert train("resume=run", "total_frames=96", "hydra.run.dir=run").code == 0
+    assert [(row["frames"], bool(row["eval/return_mean"])) for row in metrics(tmp_path / "run")] == [
+        ("32", False),
+        ("64", False),
+        ("96", True),
+    ]
+
+
+@pytest.fixture
+def failing(train, tiny, monkeypatch):
+    """Runs with environments that fail in evaluations, and only there."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "collector")
+    return lambda how, *arguments: train(*tiny, *FAILING, f"+env.kwargs={{at: {AFTER}, {how}}}", *arguments)
+
+
+@pytest.mark.parametrize("by", ["raising", "hanging"])
+def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failing, train, tmp_path, by):
+    outcome = failing(f"by: {by}", "collector.timeout_s=0.5")
+    assert outcome.code == 1
+    path = tmp_path / "run" / "checkpoints" / "frames_000000000064"
+    assert outcome.error.startswith(
+        f"In the evaluation after 64 frames: Environment 0 of 2 (recurrl-test/Failing-v0), at step {AFTER - 1}, raised "
+    )
+    assert f"The policy is saved in {path}" in outcome.error
+    assert "Traceback" not in outcome.err
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 64, f"checkpoints/{path.name}")
+    resumed = train(
+        "resume=run", "env.packages=[failing_env]", f"+env.kwargs={{at: {10**6}, by: {by}}}", "hydra.run.dir=run"
+    )
+    assert resumed.code == 0, resumed.err
+    assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
+    assert summary(tmp_path / "run")["status"] == "completed"
+
+
+@pytest.mark.parametrize("by", ["raising", "hanging"])
+@pytest.mark.parametrize("every_frames", [32, "null"], ids=["in mid-run", "at the end"])
+def test_an_evaluation_is_repeated_in_new_environments_where_that_is_asked_for(
+    failing, train, tmp_path, by, every_frames
+):
+    restart = ("collector.on_fault=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")
+    outcome = failing(f"by: {by}, marker: {tmp_path / 'failed'}", *restart)
+    assert outcome.code == 0, outcome.err
+    first = 32 if every_frames == 32 else 64
+    assert f"New environments (restart 1): In the evaluation after {first} frames: Environment " in outcome.out
+    run = tmp_path / "run"
+    assert [float(row["collect/restarts"]) for row in metrics(run)] == ([1, 1] if first == 32 else [0, 1])
+    assert summary(run)["restarts"] == 1
+    assert train("resume=run", "total_frames=96", "env.packages=[failing_env]", "hydra.run.dir=run").code == 0
+    assert summary(run)["restarts"] == 1
+
+
+def test_an_evaluation_that_always_fails_ends_the_run(failing, tmp_path):
+    outcome = failing("by: raising", "collector.on_fault=restart")
+    assert outcome.code == 1
+    assert outcome.error.startswith(
+        "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
+    )
+    assert outcome.out.count("New environments (restart ") == 3
+    assert summary(tmp_path / "run")["checkpoint"] == "checkpoints/frames_000000000064"
