@@ -1,4 +1,4 @@
-"""Measurements: one module a subcommand, with ``add_arguments(parser)`` and ``run(arguments)``.
+"""Benchmarks: one module per subcommand, with ``add_arguments(parser)`` and ``run(arguments)``.
 
 python scripts/benchmark.py layer --help
 """
@@ -11,9 +11,9 @@ import pkgutil
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the subcommand that the command line names."""
-    parser = argparse.ArgumentParser(prog="benchmark.py", description="Measures recurrl beside its peers.")
-    subparsers = parser.add_subparsers(required=True, metavar="what")
+    """Runs the subcommand named on the command line."""
+    parser = argparse.ArgumentParser(prog="benchmark.py", description="Benchmarks recurrl against its peers.")
+    subparsers = parser.add_subparsers(required=True, metavar="benchmark")
     for found in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{found.name}")
         if not hasattr(module, "run"):

@@ -1,21 +1,19 @@
-"""Does a kernel read from global memory what another thread of the same program wrote, with no barrier in between?
+"""Detects races: loads of global memory that another thread of the program stored, with no barrier in between.
 
-Of two threads of a program each runs at its own pace. A load that is to find what another thread stored needs a barrier
-on **every** way from the store to the load, through branches and from one iteration of a loop to the next. The check
-follows the control flow of the generated PTX from every store to global memory up to the next barrier; a load on the
-way that may be of the same memory is a fault.
+Threads of a program run independently. A load that reads another thread's store needs a barrier on **every** path from
+the store to the load, through branches and across loop iterations. The check follows the control flow of the generated
+PTX from every store to global memory up to the next barrier; a load on the way that may alias the store is a fault.
 
-What orders is a barrier that all threads of the program reach: ``bar.sync``, ``barrier.sync`` and their ``red`` forms,
-not guarded by a predicate and not of a part of the threads. It makes all that the threads stored before visible to all
-of them (PTX ISA, ``bar``). A fence alone orders nothing, because no thread waits. Barriers of other kinds (mbarrier,
-cluster) are not counted. A load of the read-only cache (``ld.global.nc``) need not see what the kernel stores, with a
-barrier or without.
+Only a barrier that all threads of the program reach orders accesses: ``bar.sync``, ``barrier.sync`` and their ``red``
+forms, without a predicate and not for a subset of the threads. It makes everything the threads stored before visible to
+all of them (PTX ISA, ``bar``). A fence alone orders nothing, because no thread waits. Other kinds of barrier (mbarrier,
+cluster) do not count. A load through the read-only cache (``ld.global.nc``) need not see the kernel's stores even with
+a barrier.
 
-What may be the same memory: the pointer parameters are followed through all arithmetic, through selections and through
-shared memory to the addresses. Addresses that come from different parameters are of different memory, unless the launch
-passes one tensor for both; an address of unknown origin may be any. Within one tensor the offsets are **not** compared:
-a thread that reads back its own element is reported too. The other order, a store that overtakes a load, is not looked
-for, nor is what other programs do.
+Aliasing: pointer parameters are followed through arithmetic, selections and shared memory to the addresses. Addresses
+from different parameters do not alias unless the launch passes one tensor for both; an address of unknown origin may
+alias anything. Offsets within one tensor are **not** compared, so a thread that reads back its own element is also
+reported. Not checked: a store that overtakes a load, and other programs.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks import ptx
-from benchmarks.ptx import Instruction, Kernel, NotUnderstoodError
+from benchmarks.ptx import Instruction, Kernel, UnsupportedPTXError
 
 Origins = frozenset[str]
-"""The parameters and variables that an address may point into; empty if it is not known."""
+"""The parameters and variables an address may point into; empty if unknown."""
 
 _NAME = re.compile(r"(?<![\w$%.])%?[A-Za-z_$][\w$]*")
 _SPACES = ("shared", "local", "param", "const", "global")
-# These name global memory, and read or write none of it.
+# These name global memory without accessing it.
 _HARMLESS = {"cvta", "isspacep", "prefetch", "prefetchu", "fence", "createpolicy"}
-# What these write is no pointer, whatever they read: truth values, and products of matrices.
-_NUMBERS = {"setp", "mma", "wgmma", "tcgen05"}
+# Their results are never pointers: predicates and matrix products.
+_NON_POINTERS = {"setp", "mma", "wgmma", "tcgen05"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Fault:
-    """A store that reaches a load of perhaps the same memory with no barrier on the way."""
+    """A store that reaches a possibly aliasing load without a barrier."""
 
     kernel: str
     store: Access
@@ -66,15 +64,15 @@ class Fault:
 
 
 def faults(text: str, arguments: Sequence[str] = (), same: Collection[Collection[str]] = ()) -> list[Fault]:
-    """The faults of the one kernel of a PTX module.
+    """The faults of a PTX module's only kernel.
 
     Args:
         text: the PTX.
-        arguments: names of the parameters, in order; those beyond keep their names in the PTX.
+        arguments: names of the parameters, in order; any further ones keep their PTX names.
         same: groups of arguments for which a launch may pass the same tensor.
 
     Raises:
-        NotUnderstoodError: the code holds an access to memory, or a way through it, that is not understood.
+        UnsupportedPTXError: the code holds an unsupported memory access or branch.
     """
     kernel = ptx.parse(text)
     names = dict(zip(kernel.parameters, arguments, strict=False))
@@ -92,9 +90,9 @@ def faults(text: str, arguments: Sequence[str] = (), same: Collection[Collection
 
 
 def _reached(kernel: Kernel, begin: int, barriers: Collection[int] = ()) -> set[int]:
-    """The instructions on the ways from ``begin``, which itself is among them only if a way comes back to it.
+    """The instructions reachable from ``begin``, itself included only if a path returns to it.
 
-    A way ends at the first of the barriers.
+    A path ends at its first barrier.
     """
     reached: set[int] = set()
     ahead = list(kernel.successors[begin])
@@ -108,25 +106,25 @@ def _reached(kernel: Kernel, begin: int, barriers: Collection[int] = ()) -> set[
 
 
 def _orders(instruction: Instruction, threads: int | None) -> bool:
-    """Whether all threads of the program wait here for each other."""
+    """True if all threads of the program wait for each other here."""
     if instruction.name not in ("bar", "barrier") or instruction.guard:
         return False
     if not instruction.modifiers & {"sync", "red"} or instruction.modifiers & {"warp", "cluster"}:
         return False
-    # barrier.red has a result before the barrier's number and a predicate after the count.
+    # barrier.red has a result before the barrier's number and a predicate after the thread count.
     count = instruction.operands[2:-1] if "red" in instruction.modifiers else instruction.operands[1:]
     return not count or count[0] == str(threads)
 
 
 def _stale(accesses: Mapping[int, Access], loads: set[int]) -> set[int]:
-    """Those that take for granted that nobody writes, and so may find what was there before a barrier."""
+    """Loads that assume read-only memory and may return stale data even after a barrier."""
     instructions = {load: accesses[load].instruction for load in loads}
     return {k for k, load in instructions.items() if load.name == "ldu" or "nc" in load.modifiers}
 
 
 def _may_be_the_same(store: Access, load: Access, same: Collection[Collection[str]]) -> bool:
     if store.loads and load.stores:
-        return False  # two atomic operations order themselves
+        return False  # atomics are ordered
     if not store.origins or not load.origins:
         return True
     others = (set(group) for group in same if store.origins & set(group))
@@ -134,7 +132,7 @@ def _may_be_the_same(store: Access, load: Access, same: Collection[Collection[st
 
 
 def _accesses(kernel: Kernel, names: Mapping[str, str]) -> dict[int, Access]:
-    """Every access to global memory, by the index of its instruction."""
+    """Every access to global memory, by instruction index."""
     origins = _origins(kernel, names)
     found = {}
     for index, instruction in enumerate(kernel.instructions):
@@ -147,7 +145,7 @@ def _accesses(kernel: Kernel, names: Mapping[str, str]) -> dict[int, Access]:
 
 
 def _kind(instruction: Instruction) -> tuple[str, bool, bool] | None:
-    """Of an access to global memory: its address, whether it stores, and whether it loads."""
+    """``(address, stores, loads)`` of an access to global memory, else None."""
     name, modifiers, operands = instruction.name, instruction.modifiers, instruction.operands
     if name in ("ld", "ldu", "st", "atom", "red"):
         if _space(instruction) != "global":
@@ -156,20 +154,20 @@ def _kind(instruction: Instruction) -> tuple[str, bool, bool] | None:
     if name == "cp" and modifiers >= {"async", "global"} and "bulk" not in modifiers:
         return operands[1], False, True
     if "global" in modifiers and name not in _HARMLESS:
-        raise NotUnderstoodError(
-            f"Line {instruction.line}: what {instruction.opcode} does to global memory is not understood."
+        raise UnsupportedPTXError(
+            f"Line {instruction.line}: {instruction.opcode} accesses global memory in an unsupported way."
         )
     return None
 
 
 def _space(instruction: Instruction) -> str:
-    """The kind of memory of an access. A generic address, which may be of any, counts as global."""
+    """The state space of an access. A generic address counts as global."""
     spaces = (modifier.partition("::")[0] for modifier in instruction.modifiers)
     return next((space for space in spaces if space in _SPACES), "global")
 
 
 def _origins(kernel: Kernel, names: Mapping[str, str]) -> dict[str, Origins]:
-    """What every register, wherever it is written, and every kind of memory may hold pointers into."""
+    """Maps each register and state space to what it may point into, over the whole kernel."""
     pointers = {name: frozenset({names[name]}) for name, is_pointer in kernel.parameters.items() if is_pointer}
     found: dict[str, Origins] = {name: frozenset({name}) for name in kernel.variables}
     flows = [flow for instruction in kernel.instructions for flow in _flows(instruction)]
@@ -185,9 +183,9 @@ def _origins(kernel: Kernel, names: Mapping[str, str]) -> dict[str, Origins]:
 
 
 def _flows(instruction: Instruction) -> Iterator[tuple[str, list[str]]]:
-    """What an instruction writes, and what of. A kind of memory is one cell, named in brackets."""
+    """``(destination, sources)`` of an instruction's data flow. A state space is one cell, named in brackets."""
     operands = instruction.operands
-    if not operands or instruction.name in _NUMBERS:
+    if not operands or instruction.name in _NON_POINTERS:
         return
     memory = f"[{_space(instruction)}]"
     if instruction.name in ("st", "stmatrix", "red"):

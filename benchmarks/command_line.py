@@ -1,4 +1,4 @@
-"""What the command lines of several measurements have in common."""
+"""Command-line options shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 
 def add_threads(parser: argparse.ArgumentParser, default: int) -> None:
-    """``--threads``: those that torch computes with."""
-    parser.add_argument("--threads", type=int, default=default, help="of torch, each process; default: %(default)s")
+    """Adds ``--threads``, for torch."""
+    parser.add_argument("--threads", type=int, default=default, help="torch threads per process; default: %(default)s")
 
 
 def add_output(parser: argparse.ArgumentParser, *files: str) -> None:
-    """``--output``: the folder that the files go to."""
+    """Adds ``--output``, the folder for result files."""
     named = " and ".join(files)
-    parser.add_argument("--output", type=Path, help=f"folder for {named}, made if need be; default: none is written")
+    parser.add_argument("--output", type=Path, help=f"folder for {named}, created if missing; default: write no files")
 
 
 def publish(text: str, folder: Path | None, file: str) -> None:
-    """Prints a text that is a table and its notes; where a folder is given, it is a file there too."""
+    """Prints the text and, if a folder is given, writes it to a file there."""
     sys.stdout.write(text)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The triton kernels, compiled ahead of time for GPUs that need not be here, and what is read from the result.
+"""Compiles the triton kernels ahead of time, without a GPU, and reads figures from the result.
 
-As a program: reads jobs from standard input as JSON, compiles them, and writes figures.
+Run as a program, it reads jobs as JSON from standard input, compiles them, and writes the figures.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from recurrl.recurrent.backends.triton.launches import Launch
 
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448}
-"""Bytes that one program may take, by architecture (CUDA C++ programming guide, table of technical specifications)."""
+"""Maximum bytes per program, by architecture (CUDA C++ programming guide, table of technical specifications)."""
 _TENSOR_CORES = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)")
-# Constants that say what a kernel is, not what it leaves out.
+# Constants that select a different kernel rather than leave something out.
 _KINDS = ("LSTM", "RECOMPUTE")
 
 
 class Layer(NamedTuple):
-    """What a kernel is compiled for."""
+    """The target of a compilation."""
 
     cell: str
     hidden_size: int
@@ -45,16 +45,16 @@ class Layer(NamedTuple):
 
 
 class Job(NamedTuple):
-    """All kernels of a layer, to be compiled together."""
+    """All kernels of a layer, compiled together."""
 
     layer: Layer
     configuration: Configuration | None = None
-    """None is all that the table has for the layer; else only kernels of this configuration are compiled."""
+    """None for all kernels the table selects for the layer; else only kernels of this configuration."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one kernel in one configuration on one architecture."""
+    """Compilation results of one kernel in one configuration on one architecture."""
 
     kernel: str
     cell: str
@@ -62,37 +62,37 @@ class Figures:
     precision: str
     architecture: int
     lanes: int
-    """Lanes a program."""
+    """Lanes per program."""
     form: str
-    """What sets it apart from the most demanding form: ``no bias``, say."""
+    """What it omits from the most demanding form, such as ``no bias``."""
     registers: int
-    """Of one thread."""
+    """Per thread."""
     spills: int
-    """Bytes of one thread's registers that are kept in memory."""
+    """Bytes of registers spilled to memory, per thread."""
     shared_memory: int
-    """Bytes of one program."""
+    """Bytes per program."""
     tensor_core_instructions: int
     """In the generated code."""
     faults: list[str]
-    """What the check for barriers found."""
+    """Findings of the barrier check."""
 
     @property
     def fits(self) -> bool:
-        """Whether a program can be launched, and spills nothing."""
+        """True if a program can be launched and spills nothing."""
         return self.spills == 0 and self.shared_memory <= SHARED_MEMORY[self.architecture]
 
 
 def compile_all(jobs: Sequence[Job], all_forms: bool = False) -> dict[Job, list[Figures]]:
-    """The figures of all kernels of some jobs, compiled in processes of their own, one a core.
+    """Compiles all kernels of the jobs in separate processes, one per core.
 
-    Triton's interpreter, if it is on here, would take the place of the compiler.
+    (In this process triton's interpreter, if enabled, would replace the compiler.)
 
     Args:
         jobs: what to compile.
-        all_forms: the forms that leave something out too: biases, gradients of stored states.
+        all_forms: also compile the forms without biases or gradients of stored states.
 
     Raises:
-        RuntimeError: the compiler fails.
+        RuntimeError: compilation failed.
     """
     if not jobs:
         return {}
@@ -113,7 +113,7 @@ def _compile_elsewhere(jobs: Sequence[Job], all_forms: bool) -> list[list[Figure
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"The kernels could not be compiled:\n{done.stderr}")
+        raise RuntimeError(f"Compiling the kernels failed:\n{done.stderr}")
     return [[Figures(**figures) for figures in of_job] for of_job in json.loads(done.stdout)]
 
 
@@ -128,14 +128,14 @@ def _launches(job: Job) -> list[Launch]:
 
     with nullcontext() if job.configuration is None else table.forced(job.configuration):
         found = [each for direction in ("forward", "backward") for each in launches.all_launches(*job.layer, direction)]
-    # Resident weights leave it to kernels of one step to recompute, and those the table configures.
+    # Resident configurations recompute with step kernels, which the table configures separately.
     return [
         each for each in found if job.configuration is None or ("HP" in each.constants) == job.configuration.resident
     ]
 
 
 def _forms(demanding: Launch, cell: str) -> list[Launch]:
-    """The most demanding form of a kernel, and all others that the layer launches."""
+    """All forms of a kernel that the layer launches, the most demanding included."""
     of_kind = {item for item in demanding.constants.items() if item[0] in _KINDS}
     launched = (dict(form) for form in _launched(cell)[demanding.name].forms if form >= of_kind)
     forms = [demanding._replace(constants=demanding.constants | form) for form in launched]
@@ -185,7 +185,7 @@ def _launched(cell: str) -> dict[str, Launched]:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers a thread, and bytes of local memory, which a kernel without arrays has only for spills."""
+    """Registers and bytes of local memory per thread; without arrays, local memory is all spills."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -193,7 +193,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     registers = re.search(r"REG:(\d+)", listed.stdout)
     local = re.findall(r"(?:LOCAL|STACK):(\d+)", listed.stdout)
     if registers is None or not local:
-        raise RuntimeError(f"cuobjdump says nothing of registers:\n{listed.stdout}")
+        raise RuntimeError(f"cuobjdump reported no registers:\n{listed.stdout}")
     return int(registers[1]), max(int(size) for size in local)
 
 

@@ -1,8 +1,8 @@
-"""The triton kernels, compiled ahead of time for GPUs that need not be here: what each takes of a multiprocessor.
+"""Resource use of the triton kernels, compiled ahead of time without a GPU.
 
-Registers and spilled bytes are those of one thread, as the assembler reports them; shared memory is that of one
-program. Tensor-core instructions are counted in the generated code. The last column is the check that no thread reads
-from global memory what another thread of its program wrote without a barrier in between: ok, or the fault.
+Registers and spilled bytes are per thread, as the assembler reports them; shared memory is per program. Tensor-core
+instructions are counted in the generated code. The last column is the barrier check, that no thread reads from global
+memory what another thread of its program wrote without a barrier in between: ok, or the faults.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of ``benchmark.py kernels``."""
+    """Adds the options of ``benchmark.py kernels``."""
     known = ", ".join(str(architecture) for architecture in SHARED_MEMORY)
     parser.add_argument("--cells", default=",".join(CELLS), help="default: %(default)s")
     parser.add_argument("--hidden", default="32,64,128,256", help="hidden sizes; default: %(default)s")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="default: %(default)s")
-    parser.add_argument("--architectures", default="80,90,100", help=f"of {known}; default: %(default)s")
-    parser.add_argument("--forms", action="store_true", help="all forms of each kernel, not the most demanding alone")
-    parser.add_argument("--summary", action="store_true", help="one line a layer: the worst of its kernels")
-    parser.add_argument("--json", action="store_true", help="JSON rather than a table")
+    parser.add_argument("--architectures", default="80,90,100", help=f"any of {known}; default: %(default)s")
+    parser.add_argument("--forms", action="store_true", help="all forms of each kernel, not only the most demanding")
+    parser.add_argument("--summary", action="store_true", help="one line per layer: the worst of its kernels")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compiles and prints."""
+    """Compiles the kernels and prints their figures."""
     found = [figures for of_job in compile_all(_jobs(arguments), arguments.forms).values() for figures in of_job]
     if arguments.json:
         text = json.dumps([asdict(figures) | {"fits": figures.fits} for figures in found], indent=1)
@@ -46,7 +46,7 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
     architectures = [int(each) for each in arguments.architectures.split(",")]
     for architecture in set(architectures) - set(SHARED_MEMORY):
         known = ", ".join(str(each) for each in SHARED_MEMORY)
-        raise SystemExit(f"--architectures={architecture} is not known. Choose of {known}.")
+        raise SystemExit(f"Unknown --architectures={architecture}. Choose from {known}.")
     sizes = [int(size) for size in arguments.hidden.split(",")]
     chosen = product(arguments.cells.split(","), sizes, arguments.precisions.split(","), architectures)
     return [Job(Layer(*each)) for each in chosen]
@@ -54,7 +54,7 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
 
 def _table(found: Iterable[Figures]) -> str:
     heads = (
-        "kernel", "form", "cell", "hidden", "precision", "sm", "lanes a program", "registers", "spilled bytes",
+        "kernel", "form", "cell", "hidden", "precision", "sm", "lanes per program", "registers", "spilled bytes",
         "shared memory", "tensor-core instructions", "fits", "barriers",
     )  # fmt: skip
     return _markdown(
@@ -71,7 +71,7 @@ def _table(found: Iterable[Figures]) -> str:
 
 
 def _summary(found: Iterable[Figures]) -> str:
-    """A line for each cell, hidden size and precision, with a figure for each architecture."""
+    """One line per cell, hidden size and precision, with a figure for each architecture."""
     heads = (
         "cell", "hidden", "precision", "kernels", "registers", "spilled bytes", "shared memory, KB",
         "tensor-core instructions", "barriers",

@@ -1,8 +1,7 @@
-"""What the layer passes to the kernels, found by recording its launches.
+"""Records the layer's kernel launches: which arguments share a tensor, and which forms of a kernel exist.
 
-A recorder takes the place of triton's launch: nothing is compiled or computed, so no GPU is needed, and what the layer
-really passes is known, not what somebody declared: which arguments are the same tensor, and which forms of a kernel
-there are.
+A recorder replaces triton's launch, so nothing is compiled or computed and no GPU is needed, and the result is what the
+layer really passes rather than what somebody declared.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from recurrl.recurrent.segments import Segments
 
 _HIDDEN = 16
 Form = frozenset[tuple[str, bool]]
-"""The truth values among a launch's arguments: constants that the kernel is built with."""
+"""The boolean arguments of a launch: compile-time constants of the kernel."""
 
 
 @dataclass
@@ -33,15 +32,15 @@ class Launched:
     """All launches of one kernel."""
 
     same: set[tuple[str, str]] = field(default_factory=set)
-    """Pairs of arguments whose memory overlaps in some launch."""
+    """Pairs of arguments whose memory overlaps in at least one launch."""
     forms: set[Form] = field(default_factory=set)
 
 
 def launched_by_training(cell: str) -> dict[str, Launched]:
     """The launches of one layer, by kernel.
 
-    With resident weights and by one launch a step; with and without biases, gradients and gradients of the stored
-    states; with every way to recompute.
+    Covers resident weights and one launch per step; with and without biases, gradients and gradients of the stored
+    states; every recompute mode.
     """
     kinds = (Configuration(resident, 16, _HIDDEN, _HIDDEN, warps=4, stages=1) for resident in (True, False))
     with recorded() as launched:
@@ -56,7 +55,7 @@ def launched_by_training(cell: str) -> dict[str, Launched]:
 
 @contextmanager
 def recorded() -> Iterator[dict[str, Launched]]:
-    """Within it, kernels are recorded and not launched; what they write is left as it was allocated."""
+    """Context manager that records kernels instead of launching them; their outputs stay uninitialised."""
     from triton.runtime import KernelInterface
 
     launched: dict[str, Launched] = {}
@@ -75,7 +74,7 @@ def recorded() -> Iterator[dict[str, Launched]]:
 
 
 def _overlapping(arguments: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names of the arguments, two by two, whose memory overlaps. An empty tensor has none."""
+    """Pairs of arguments whose memory overlaps. Empty tensors have none."""
     ranges = {name: _memory(value) for name, value in arguments.items() if isinstance(value, Tensor) and value.numel()}
     return [
         (one, other)
@@ -85,13 +84,13 @@ def _overlapping(arguments: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of that after the last."""
+    """The tensor's address range, end exclusive."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
 
 
 def _output(cell: Cell, has_bias: bool, wants_stored: bool, options: Options) -> Tensor:
-    """Of one layer, for two rows of five steps with a reset."""
+    """The output of one layer for two rows of five steps with a reset."""
     rows, steps, inputs, hidden = 2, 5, 3, _HIDDEN
     gates = (4 if len(cell.STATES) == 2 else 3) * hidden
     starts_BT = torch.zeros(rows, steps, dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""The recurrent layer beside TorchRL's and torch's own: times and memory, forward and backward.
+"""The recurrent layer against TorchRL's and plain torch: time and memory, forward and backward.
 
-One run interleaves all of them on the same data. Plain torch cannot reset in mid-sequence: it runs without resets, as
-the measure of what resets cost.
+All run interleaved on the same data. Plain torch cannot reset mid-sequence: it runs without resets, as the baseline for
+the cost of resets.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from torchrl.modules import LSTMModule as TorchRLLSTM
 from benchmarks.command_line import add_output, add_threads, publish
 from benchmarks.measuring import Run, interleaved, machine, peak_memory
 from recurrl.recurrent import GRUModule, LSTMModule, set_recurrent_mode
-from recurrl.recurrent.segments import KEPT_PACKINGS
+from recurrl.recurrent.segments import CACHED_PACKINGS
 
 SHAPES = "8x128x64x64,32x64x64x128,256x32x64x128,64x128x64x256"
 PLAIN = {"gru": nn.GRU, "lstm": nn.LSTM}
 THEIRS = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}
 OURS = {"gru": GRUModule, "lstm": LSTMModule}
-# The cases of the small tables are short, and what is asked for is their spread.
-TIMES_MORE = 5
+# The small tables have short cases and report their spread.
+EXTRA_REPETITIONS = 5
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table: a cell, a shape, resets a row, and what was measured by each implementation."""
+    """One row of the table: a cell, a shape, resets per row, and each implementation's measurements."""
 
     cell: str
     shape: tuple[int, int, int, int]
@@ -47,13 +47,13 @@ class Case:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of ``benchmark.py layer``."""
+    """Adds the options of ``benchmark.py layer``."""
     parser.add_argument("--cells", default="gru,lstm", help="default: %(default)s")
     parser.add_argument("--shapes", default=SHAPES, help="rows x steps x inputs x hidden; default: %(default)s")
-    parser.add_argument("--resets", default="4", help="resets a row, random; several: 0,4,16. Default: %(default)s")
-    parser.add_argument("--backends", default="auto,pad,scan", help="of ours; default: %(default)s")
+    parser.add_argument("--resets", default="4", help="random resets per row, such as 0,4,16; default: %(default)s")
+    parser.add_argument("--backends", default="auto,pad,scan", help="recurrl's backends; default: %(default)s")
     parser.add_argument("--peers", default="pad,scan", help="TorchRL's backends; default: %(default)s")
-    parser.add_argument("--repetitions", type=int, default=9, help="counted ones; default: %(default)s")
+    parser.add_argument("--repetitions", type=int, default=9, help="timed repetitions; default: %(default)s")
     add_threads(parser, default=2)
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
     add_output(parser, "layer.md", "layer.png")
@@ -72,15 +72,14 @@ def run(arguments: argparse.Namespace) -> None:
         [
             f"Measured on {machine(device)}.",
             _table(cases),
-            _small_table("Resets, four a row (256 rows of 64 steps, 64 inputs, 128 hidden)", by_distribution),
+            _small_table("Resets, four per row (256 rows of 64 steps, 64 inputs, 128 hidden)", by_distribution),
             _small_table("Frames (rows of 64 steps, four random resets, 64 inputs, 128 hidden)", by_size),
             *(
-                f"{cell}: a fixed part of {fixed:.0f} µs and {each:.2f} µs a frame, from which no size is off by more "
-                f"than {off:.0%}."
-                for cell, (fixed, each, off) in ((cell, line(figures)) for cell, figures in by_size.items())
+                f"{cell}: {fixed:.0f} µs fixed and {each:.2f} µs per frame; every size is within {off:.0%} of this fit."
+                for cell, (fixed, each, off) in ((cell, fit_line(figures)) for cell, figures in by_size.items())
             ),
             _small_table(
-                "Resets that were seen before and others (8 rows of 32 steps, one reset a row, 64 inputs, 64 hidden)",
+                "Cached and new reset patterns (8 rows of 32 steps, one reset per row, 64 inputs, 64 hidden)",
                 by_novelty,
             ),
         ]
@@ -123,7 +122,7 @@ def _case(
 
 
 def _usual_peak_memory(run: Run, device: torch.device) -> float | None:
-    """The median of a few: what the allocator takes from the system differs from time to time."""
+    """The median of three: what the allocator takes from the system varies."""
     peaks = [peak for peak in (peak_memory(run, device) for _ in range(3)) if peak is not None]
     return statistics.median(peaks) if peaks else None
 
@@ -152,15 +151,15 @@ def _module(module: Any, x: Tensor, is_init: Tensor) -> Run:
 
 
 def _by_distribution(cell: str, device: torch.device, repetitions: int) -> dict[str, float]:
-    """Microseconds a frame, for as many resets laid out differently."""
+    """Microseconds per frame for the same number of resets in different layouts."""
     rows, steps = 256, 64
     x = torch.randn(rows, steps, 64, device=device)
-    runs = {name: _ours(cell, x, 128, [marks.to(device)]) for name, marks in distributions(rows, steps).items()}
+    runs = {name: _ours(cell, x, 128, [flags.to(device)]) for name, flags in distributions(rows, steps).items()}
     return _microseconds_a_frame(runs, dict.fromkeys(runs, rows * steps), repetitions, device)
 
 
 def distributions(rows: int, steps: int) -> dict[str, Tensor]:
-    """Reset marks ``[rows, steps]`` with four resets a row on average, in different places."""
+    """Reset flags ``[rows, steps]`` with four resets per row on average, in different layouts."""
     made = {
         name: torch.zeros(rows, steps, dtype=torch.bool) for name in ("even", "random", "bunched", "in half the rows")
     }
@@ -175,7 +174,7 @@ def distributions(rows: int, steps: int) -> dict[str, Tensor]:
 
 
 def _by_size(cell: str, device: torch.device, repetitions: int) -> dict[str, float]:
-    """Microseconds a frame, by number of frames."""
+    """Microseconds per frame by number of frames."""
     runs: dict[str, Run] = {}
     for rows in (64, 128, 256, 512):
         x = torch.randn(rows, 64, 64, device=device)
@@ -184,25 +183,25 @@ def _by_size(cell: str, device: torch.device, repetitions: int) -> dict[str, flo
 
 
 def _by_novelty(cell: str, device: torch.device, repetitions: int) -> dict[str, float]:
-    """Microseconds a frame of minibatches as training on a small task has them, whose schedule is known or not."""
+    """Microseconds per frame for small-task minibatches whose packing is cached or new."""
     x = torch.randn(8, 32, 64, device=device)
-    patterns = (torch.rand(2 * KEPT_PACKINGS, 8, 32, generator=torch.Generator().manual_seed(0)) < 1 / 32).to(device)
-    # More patterns by turns than schedules are kept: by the next turn of one, its schedule is not there any more.
-    runs = {"seen before": _ours(cell, x, 64, [*patterns[:10]]), "new": _ours(cell, x, 64, [*patterns[10:]])}
+    patterns = (torch.rand(2 * CACHED_PACKINGS, 8, 32, generator=torch.Generator().manual_seed(0)) < 1 / 32).to(device)
+    # Cycle through more patterns than the cache holds: each is evicted before its next turn.
+    runs = {"cached": _ours(cell, x, 64, [*patterns[:10]]), "new": _ours(cell, x, 64, [*patterns[10:]])}
     return _microseconds_a_frame(runs, dict.fromkeys(runs, 8 * 32), 10 * repetitions, device)
 
 
 def _microseconds_a_frame(
     runs: dict[str, Run], frames: dict[str, int], repetitions: int, device: torch.device
 ) -> dict[str, float]:
-    seconds = interleaved(runs, TIMES_MORE * repetitions, device)
+    seconds = interleaved(runs, EXTRA_REPETITIONS * repetitions, device)
     return {name: 1e6 * seconds[name] / frames[name] for name in runs}
 
 
-def _ours(cell: str, x: Tensor, hidden: int, marks: list[Tensor]) -> Run:
-    """Our module with ``auto``, by turns on each of several patterns of resets."""
+def _ours(cell: str, x: Tensor, hidden: int, flags: list[Tensor]) -> Run:
+    """A module of recurrl with ``auto``, cycling through several reset patterns."""
     module = OURS[cell](x.shape[-1], hidden, in_key="x", out_key="y", device=x.device)
-    turns = itertools.cycle([_module(module, x, is_init) for is_init in marks])
+    turns = itertools.cycle([_module(module, x, is_init) for is_init in flags])
     return lambda: next(turns)()
 
 
@@ -210,11 +209,11 @@ def _table(cases: list[Case]) -> str:
     """Milliseconds, peak MB, and ratios to plain torch and to TorchRL's best."""
     names = list(cases[0].seconds)
     lines = [
-        "Milliseconds forward and backward (peak MB). Ratios: time of `recurrl auto` over that of plain torch, which "
-        "has no resets; TorchRL's best time over `recurrl auto`'s; peak memory of `recurrl auto` over plain torch's.",
+        "Milliseconds forward and backward (peak MB). Ratios: `recurrl auto`'s time over plain torch's, which has no "
+        "resets; TorchRL's best time over `recurrl auto`'s; `recurrl auto`'s peak memory over plain torch's.",
         "",
-        f"| cell, rows × steps × inputs × hidden | resets a row | {' | '.join(names)} "
-        "| auto is | / plain | TorchRL / | memory |",
+        f"| cell, rows × steps × inputs × hidden | resets per row | {' | '.join(names)} "
+        "| auto chose | / plain | TorchRL / | memory |",
         "|" + "---|" * (len(names) + 6),
     ]
     for case in cases:
@@ -245,11 +244,11 @@ def _ratios(case: Case) -> str:
     )
 
 
-def line(by_frames: dict[str, float]) -> tuple[float, float, float]:
-    """The straight line through the time of some numbers of frames, given as microseconds a frame by number.
+def fit_line(by_frames: dict[str, float]) -> tuple[float, float, float]:
+    """Fits a line to time over frames, given microseconds per frame by number of frames.
 
     Returns:
-        The fixed part and that of a frame, microseconds, and the largest distance from the line, as part of the time.
+        The intercept and slope in microseconds, and the largest relative deviation from the line.
     """
     frames, costs = np.array([float(name) for name in by_frames]), np.array(list(by_frames.values()))
     parts = np.stack((1 / frames, np.ones_like(frames)), 1) / costs[:, None]
@@ -258,9 +257,9 @@ def line(by_frames: dict[str, float]) -> tuple[float, float, float]:
 
 
 def _small_table(title: str, by_cell: dict[str, dict[str, float]]) -> str:
-    """Microseconds a frame by cell, and the largest over the smallest."""
+    """Microseconds per frame by cell, and the ratio of largest to smallest."""
     columns = list(next(iter(by_cell.values())))
-    lines = [f"{title}: microseconds a frame", "", f"| cell | {' | '.join(columns)} | largest / smallest |"]
+    lines = [f"{title}: microseconds per frame", "", f"| cell | {' | '.join(columns)} | largest / smallest |"]
     lines.append("|" + "---|" * (len(columns) + 2))
     for cell, figures in by_cell.items():
         spread = max(figures.values()) / min(figures.values())
@@ -271,7 +270,7 @@ def _small_table(title: str, by_cell: dict[str, dict[str, float]]) -> str:
 def plot(
     cases: list[Case], by_distribution: dict[str, dict[str, float]], by_size: dict[str, dict[str, float]], path: Path
 ) -> None:
-    """Times over plain torch's by shape; microseconds a frame by distribution of resets, and by number of frames."""
+    """Plots time over plain torch's by shape, and microseconds per frame by reset layout and number of frames."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.5), layout="constrained")
@@ -295,7 +294,7 @@ def plot(
             axes.plot(list(figures), list(figures.values()), marker="o", label=cell)
         axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
-        axes.set_ylabel("µs a frame, forward and backward")
+        axes.set_ylabel("µs per frame, forward and backward")
         axes.tick_params(axis="x", labelsize=8)
         axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)

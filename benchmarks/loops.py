@@ -1,4 +1,4 @@
-"""Training loops in processes of their own, which do what they are told when it is their turn."""
+"""Training loops in separate processes, driven one call at a time."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class RemoteLoop:
     """A loop in another process.
 
     Attributes:
-        pid: of the process.
+        pid: process id.
     """
 
     pid: int
     _pipe: Connection
 
     def call(self, method: str, *arguments: Any) -> tuple[float, Any]:
-        """Calls a method of the loop: the seconds that it took there, and what it gave.
+        """Calls a method of the loop; returns the seconds it took there, and its result.
 
         Raises:
-            EOFError: the process has ended; what went wrong is on its standard error.
+            EOFError: the process has ended; see its standard error.
         """
         self._pipe.send((method, arguments))
         answer: tuple[float, Any] = self._pipe.recv()
@@ -41,15 +41,15 @@ class RemoteLoop:
 
 @contextmanager
 def remote_loop(name: str, task: Task, threads: int) -> Iterator[RemoteLoop]:
-    """A process that has made a loop of :mod:`benchmarks.peers`, and waits.
+    """Starts a process with a loop of :mod:`benchmarks.peers` that waits for calls.
 
     Args:
-        name: of the loop's module.
+        name: module of the loop.
         task: what it trains on.
-        threads: of torch.
+        threads: torch threads.
 
     Raises:
-        EOFError: the loop could not be made; what went wrong is on the process's standard error.
+        EOFError: the loop could not be created; see the process's standard error.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -69,10 +69,10 @@ def remote_loop(name: str, task: Task, threads: int) -> Iterator[RemoteLoop]:
 
 
 def _serve(pipe: Connection, name: str, task: Task, threads: int) -> None:
-    """Makes the loop, and calls its methods as it is told to."""
+    """Creates the loop and serves calls to its methods."""
     torch.set_num_threads(threads)
     made = importlib.import_module(f"benchmarks.peers.{name}").make(task)
-    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it says what it does on standard output
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs to standard output
     pipe.send(True)
     while (called := pipe.recv()) is not None:
         method, arguments = called

@@ -1,4 +1,4 @@
-"""How the benchmarks take times and memory."""
+"""Timing and memory measurement."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Run = Callable[[], object]
 def interleaved(runs: Mapping[str, Run], repetitions: int, device: torch.device) -> dict[str, float]:
     """The median seconds of each run.
 
-    The runs take turns, so that a machine that slows down slows all of them: compare ratios, not times. Each turn has
-    another order, because what ran before leaves its traces in the caches. The first turn is a warm-up.
+    The runs alternate, so that a slowdown of the machine affects all of them: compare ratios, not times. The order is
+    shuffled every round, because each run affects the caches of the next. The first round is a warm-up.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     order = random.Random(0)
@@ -38,7 +38,7 @@ def interleaved(runs: Mapping[str, Run], repetitions: int, device: torch.device)
 
 
 def peak_memory(run: Run, device: torch.device) -> float | None:
-    """The most MB that ``run`` holds beyond what is held before it; None on a CPU outside Linux, which cannot tell."""
+    """Peak MB allocated by ``run`` above the starting level; None on a CPU outside Linux."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -47,7 +47,7 @@ def peak_memory(run: Run, device: torch.device) -> float | None:
         return (torch.cuda.max_memory_allocated(device) - allocated) / 1e6
     if platform.system() != "Linux":
         return None
-    # Memory that the allocator keeps for later would hide what the run takes.
+    # Memory cached by the allocator would hide what the run takes.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak, see proc(5)
     before = _status("VmRSS")
@@ -57,16 +57,16 @@ def peak_memory(run: Run, device: torch.device) -> float | None:
 
 @contextmanager
 def peak_proportional_memory(pid: int, every_s: float = 0.02) -> Iterator[Callable[[], float | None]]:
-    """Watches a process and those it started: what it gives, called afterwards, is the most MB they held together.
+    """Watches a process and its descendants; call the yielded function afterwards for their joint peak MB.
 
-    Proportional set size: a page that several processes share counts once. None outside Linux, which cannot tell.
+    Uses proportional set size: a page shared by several processes counts once. None outside Linux.
     """
     found: list[float] = []
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(every_s):
-            found.append(sum(_proportional(each) for each in _family(pid)))
+            found.append(sum(_proportional(each) for each in _process_tree(pid)))
 
     watcher = threading.Thread(target=watch, daemon=True)
     if platform.system() == "Linux":
@@ -79,13 +79,13 @@ def peak_proportional_memory(pid: int, every_s: float = 0.02) -> Iterator[Callab
             watcher.join()
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all that it started and they did."""
+def _process_tree(pid: int) -> list[int]:
+    """A process and its descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     except FileNotFoundError:  # it has ended
         return []
-    return [pid, *(each for child in children for each in _family(int(child)))]
+    return [pid, *(each for child in children for each in _process_tree(int(child)))]
 
 
 def _proportional(pid: int) -> float:
@@ -98,13 +98,13 @@ def _proportional(pid: int) -> float:
 
 
 def _status(field: str) -> float:
-    """A field of this process's status, in kB."""
+    """A field of ``/proc/self/status`` in kB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
 
 
 def machine(device: torch.device) -> str:
-    """The hardware and versions that figures belong to, in one line."""
+    """Hardware and versions, in one line."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"
 

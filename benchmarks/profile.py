@@ -1,7 +1,7 @@
-"""Where the time of an iteration goes: collection and learning, by part, with what each part takes of the whole.
+"""Time of an iteration by part of collection and learning, with each part's share of the whole.
 
-The parts are timed in place while training runs; what is left over is the loop around them. Any configuration can be
-profiled: python scripts/benchmark.py profile cell=lstm env.num_envs=8 frames_per_batch=1024
+The parts are timed in place while training runs; the remainder is the loop around them. You can profile any
+configuration: python scripts/benchmark.py profile cell=lstm env.num_envs=8 frames_per_batch=1024
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Times = dict[str, float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of ``benchmark.py profile``."""
-    parser.add_argument("overrides", nargs="*", help="of the configuration, as for training: key=value")
-    parser.add_argument("--iterations", type=int, default=10, help="counted ones; default: %(default)s")
+    """Adds the options of ``benchmark.py profile``."""
+    parser.add_argument("overrides", nargs="*", help="configuration overrides as for training: key=value")
+    parser.add_argument("--iterations", type=int, default=10, help="timed iterations; default: %(default)s")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -47,47 +47,47 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def profile(config: TrainConfig, iterations: int) -> Times:
-    """Seconds an iteration, by part; a part's name is its path, ``whole/part``. Two iterations are warm-up."""
+    """Seconds per iteration by part, named ``whole/part``. Two iterations are warm-up."""
     set_process_state(config)
     policy = make_policy_for(config)
-    learning = Learner(config, policy)
+    learner = Learner(config, policy)
     collector = make_collector(config, policy)
     assert isinstance(collector, LeanCollector)
     batches = iter(collector)
     times: Times = defaultdict(float)
-    with timed(_parts(collector, learning), times):
+    with timed(_parts(collector, learner), times):
         for iteration in range(-2, iterations):
             if iteration == 0:
                 times.clear()
             began = time.perf_counter()
             batch = next(batches)
             collected = time.perf_counter()
-            learning.learn(batch, progress=0.0)
+            learner.learn(batch, progress=0.0)
             times["collect"] += collected - began
             times["learn"] += time.perf_counter() - collected
     collector.shutdown()
     return {name: seconds / iterations for name, seconds in times.items()}
 
 
-def _parts(collector: LeanCollector, learning: Learner) -> list[tuple[Any, str, str]]:
+def _parts(collector: LeanCollector, learner: Learner) -> list[tuple[Any, str, str]]:
     """Object, attribute and name of each part."""
     parts: list[tuple[Any, str, str]] = [
-        (learning.algorithm, "prepare", "learn/advantages"),
-        (advantage, "next_values", "learn/advantages/values that follow"),
-        (learning.buffer, "fill", "learn/buffer, filling"),
-        (learning.states, "enter", "learn/states that slices start from"),
-        (learning.states, "drift", "learn/drift of the states"),
-        (learning, "_loss", "learn/loss, forward"),
+        (learner.algorithm, "prepare", "learn/advantages"),
+        (advantage, "next_values", "learn/advantages/next values"),
+        (learner.buffer, "fill", "learn/filling the buffer"),
+        (learner.states, "enter", "learn/initial states of slices"),
+        (learner.states, "drift", "learn/state drift"),
+        (learner, "_loss", "learn/forward"),
         (torch.Tensor, "backward", "learn/backward"),
-        (torch.nn.utils, "clip_grad_norm_", "learn/gradient norm"),
-        (learning.optimizer, "step", "learn/optimizer"),
-        (learning.policy, "observe", "learn/statistics"),
+        (torch.nn.utils, "clip_grad_norm_", "learn/gradient clipping"),
+        (learner.optimizer, "step", "learn/optimizer"),
+        (learner.policy, "observe", "learn/observation statistics"),
     ]
     if collector.why_general is None:
         rollout = collector.tensor_rollout
         parts += [
-            (rollout.env, "step_tensors", "collect/environments, steps"),
-            (rollout.env, "reset_tensors", "collect/environments, resets"),
+            (rollout.env, "step_tensors", "collect/environment steps"),
+            (rollout.env, "reset_tensors", "collect/environment resets"),
             (rollout, "act", "collect/policy"),
             (rollout, "store", "collect/writing the batch"),
         ]
@@ -96,7 +96,7 @@ def _parts(collector: LeanCollector, learning: Learner) -> list[tuple[Any, str, 
 
 @contextmanager
 def timed(parts: list[tuple[Any, str, str]], times: Times) -> Iterator[None]:
-    """Adds the seconds that each part takes to its name."""
+    """Accumulates each part's seconds under its name."""
     kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
     for owner, name, label in parts:
         setattr(owner, name, _timed(getattr(owner, name), label, times))
@@ -122,12 +122,12 @@ def _timed(function: Callable[..., Any], label: str, times: Times) -> Callable[.
 
 
 def table(times: Times, config: TrainConfig) -> str:
-    """Milliseconds an iteration, and percent of it."""
+    """Milliseconds per iteration, and percentages."""
     whole = times["collect"] + times["learn"]
     frames = config.frames_per_batch
     lines = [
-        f"{config.env.id}, {config.env.num_envs} environments, {frames} frames an iteration, cell {config.cell.name}: "
-        f"{frames / whole:,.0f} frames/s, {frames / times['collect']:,.0f} of collection alone.",
+        f"{config.env.id}, {config.env.num_envs} environments, {frames} frames per iteration, cell {config.cell.name}: "
+        f"{frames / whole:,.0f} frames/s, {frames / times['collect']:,.0f} for collection alone.",
         "",
         "| part | ms | % |",
         "|---|---|---|",
@@ -141,7 +141,7 @@ def table(times: Times, config: TrainConfig) -> str:
 
 
 def _in_order(times: Times) -> Iterator[str]:
-    """Each part behind the whole that it is of, the largest first, and what is left of a whole last."""
+    """Each whole followed by its parts, largest first."""
     for whole in sorted((name for name in times if "/" not in name), key=times.__getitem__, reverse=True):
         yield whole
         parts = [name for name in times if name.startswith(f"{whole}/") and name.count("/") == 1]

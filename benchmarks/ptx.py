@@ -1,6 +1,6 @@
-"""PTX, the assembly language of NVIDIA's GPUs, as instructions and the ways through them.
+"""Parses PTX, NVIDIA's virtual assembly, into instructions and a control-flow graph.
 
-Only as much of it as generated kernels use: what is not understood raises. Source: NVIDIA, PTX ISA 9.
+Supports only what generated kernels use and raises on anything else. Source: NVIDIA, PTX ISA 9.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-# The compiler counts lines of inline assembly as if they were lines of the source.
-_WRONG_PLACE = re.compile(r"(?<=// begin inline asm\n)(.*?)(?=// end inline asm)", re.DOTALL)
+# Inside inline assembly the compiler's .loc lines do not refer to the source.
+_INLINE_ASSEMBLY = re.compile(r"(?<=// begin inline asm\n)(.*?)(?=// end inline asm)", re.DOTALL)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)([^{]*)\{", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+([^,]*?)([\w$]+)(?:\[\d*\])?\s*(?:,|$)", re.DOTALL)
 _VARIABLE = re.compile(r"\.(?:global|shared|const|local)\b[^;=\[]*?([\w$]+)\s*(?=[;=\[])")
 _THREADS = re.compile(r"\.reqntid\s+([\d,\s]+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"(?:[^"]*/)?([^"]+)"', re.MULTILINE)
-# At the start of a statement: a place in the source, a scope, a label, or a statement up to its semicolon.
+# Start of a statement: a source location, a scope, a label, or a statement up to its semicolon.
 _STATEMENT = re.compile(
     r"\s*(?:\.loc\s+(?P<file>\d+)\s+(?P<line>\d+)[^\n]*|(?P<scope>[{}])|(?P<label>[\w$]+)\s*:(?!:)|(?P<text>[^;{}][^;]*);)"
 )
 _INSTRUCTION = re.compile(r"(?:@(?P<guard>!?[\w$%]+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<operands>.*)", re.DOTALL)
 _ENDS = {"ret", "exit", "trap"}
-_NOT_UNDERSTOOD = {"brx", "call"}
+_UNSUPPORTED = {"brx", "call"}
 
 
-class NotUnderstoodError(ValueError):
-    """The code holds something whose effect is not known here."""
+class UnsupportedPTXError(ValueError):
+    """The PTX uses a construct that this parser does not support."""
 
 
 @dataclass(frozen=True)
@@ -37,60 +37,61 @@ class Instruction:
     """One instruction."""
 
     line: int
-    """In the PTX, from 1."""
+    """Line in the PTX, from 1."""
     source: str
-    """The file and line that it was made from; empty if not said."""
+    """Source file and line; empty if unknown."""
     guard: str
-    """The predicate under which it runs; empty if always."""
+    """Predicate; empty if unconditional."""
     opcode: str
     operands: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """What it does: ``ld`` of ``ld.global.v4.b32``."""
+        """Base opcode: ``ld`` of ``ld.global.v4.b32``."""
         return self.opcode.partition(".")[0]
 
     @property
     def modifiers(self) -> frozenset[str]:
-        """How: ``global``, ``v4``, ``b32``."""
+        """Opcode modifiers: ``global``, ``v4``, ``b32``."""
         return frozenset(self.opcode.split(".")[1:])
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The one entry of a module."""
+    """A module's only entry."""
 
     name: str
     parameters: dict[str, bool]
-    """By name, in order: whether it is a pointer."""
+    """Parameter names in order; True for pointers."""
     variables: frozenset[str]
     """Names of memory that the module declares."""
     threads: int | None
-    """Of a program, if it says so."""
+    """Threads per program, if declared."""
     instructions: tuple[Instruction, ...]
     successors: tuple[tuple[int, ...], ...]
-    """Of each instruction: the indices of those that can run next."""
+    """For each instruction, the indices of its successors."""
 
 
 @dataclass(frozen=True)
 class _Body:
     instructions: list[Instruction]
     scopes: list[tuple[int, ...]]
-    """Of each instruction: the scopes that it stands in, from the outermost."""
+    """Enclosing scopes of each instruction, outermost first."""
     labels: dict[tuple[tuple[int, ...], str], int]
 
 
 def parse(text: str) -> Kernel:
-    """The entry of a module.
+    """Parses the entry of a module.
 
     Raises:
-        NotUnderstoodError: there is not one entry, or a call, an indirect branch or an unknown label.
+        UnsupportedPTXError: there is not exactly one entry, or the code holds a call, an indirect branch or an unknown
+            label.
     """
-    placed = _WRONG_PLACE.sub(lambda found: re.sub(r"^\s*\.loc[^\n]*", "", found[0], flags=re.MULTILINE), text)
+    placed = _INLINE_ASSEMBLY.sub(lambda found: re.sub(r"^\s*\.loc[^\n]*", "", found[0], flags=re.MULTILINE), text)
     code = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), placed)
     entries = list(_ENTRY.finditer(code))
     if len(entries) != 1:
-        raise NotUnderstoodError(f"The module has {len(entries)} entries, and one is understood.")
+        raise UnsupportedPTXError(f"The module has {len(entries)} entries; exactly one is supported.")
     name, parameters, directives = entries[0].groups()
     threads = _THREADS.search(directives)
     body = _body(code, entries[0].end(), dict(_FILE.findall(code)))
@@ -105,7 +106,7 @@ def parse(text: str) -> Kernel:
 
 
 def operands_of(text: str) -> tuple[str, ...]:
-    """What is between the commas that stand outside brackets."""
+    """Splits at commas outside brackets."""
     parts, depth, begin = [], 0, 0
     for index, letter in enumerate(text):
         depth += (letter in "{[(") - (letter in "}])")
@@ -136,7 +137,7 @@ def _body(code: str, begin: int, files: dict[str, str]) -> _Body:
             body.scopes.append(scope)
         if not scope:
             return body
-    raise NotUnderstoodError("The entry has no end.")
+    raise UnsupportedPTXError("The entry is not terminated.")
 
 
 def _statements(code: str, begin: int) -> Iterator[re.Match[str]]:
@@ -148,14 +149,14 @@ def _statements(code: str, begin: int) -> Iterator[re.Match[str]]:
 def _instruction(text: str, line: int, source: str) -> Instruction:
     found = _INSTRUCTION.fullmatch(text.strip())
     if found is None:
-        raise NotUnderstoodError(f"Line {line} is no instruction: {text.strip()}")
+        raise UnsupportedPTXError(f"Line {line} is not an instruction: {text.strip()}")
     return Instruction(line, source, found["guard"] or "", found["opcode"], operands_of(found["operands"]))
 
 
 def _successors(body: _Body, index: int) -> tuple[int, ...]:
     instruction = body.instructions[index]
-    if instruction.name in _NOT_UNDERSTOOD:
-        raise NotUnderstoodError(f"Line {instruction.line}: where {instruction.opcode} leads is not understood.")
+    if instruction.name in _UNSUPPORTED:
+        raise UnsupportedPTXError(f"Line {instruction.line}: {instruction.opcode} is not supported.")
     following = (index + 1,) if index + 1 < len(body.instructions) else ()
     if instruction.name in _ENDS:
         return following if instruction.guard else ()
@@ -166,9 +167,9 @@ def _successors(body: _Body, index: int) -> tuple[int, ...]:
 
 
 def _target(body: _Body, index: int) -> int:
-    """Where a branch leads: its label in the nearest scope, for inline assembly repeats its labels."""
+    """Target of a branch: its label in the nearest scope, because inline assembly repeats labels."""
     label, scope = body.instructions[index].operands[0], body.scopes[index]
     for depth in range(len(scope), 0, -1):
         if (scope[:depth], label) in body.labels:
             return body.labels[scope[:depth], label]
-    raise NotUnderstoodError(f"Line {body.instructions[index].line}: there is no label {label}.")
+    raise UnsupportedPTXError(f"Line {body.instructions[index].line}: unknown label {label}.")

@@ -1,10 +1,9 @@
-"""Time to a return of masked CartPole: recurrl's default run beside sb3-contrib and TorchRL's own loop.
+"""Time to solve masked CartPole: recurrl's default run against sb3-contrib and TorchRL's loop.
 
-Each peer has the hyperparameters of recurrl's default run, as far as it has them, with four times its frames to solve
-the task in, over which its schedules stretch; sb3-contrib also those that its users publish for this task (rl-zoo).
-Seconds are of collection and learning, without start-up and evaluations. Each loop has a process of its own and they
-take turns, an iteration at a time; a loop is done when an evaluation reaches the return, or when its frames or seconds
-are used up.
+Each peer gets the hyperparameters of recurrl's default run, where it has them, with four times the frames, over which
+its schedules stretch; sb3-contrib also runs with those its users publish for this task (rl-zoo). Seconds cover
+collection and learning, without start-up and evaluation. The loops run in separate processes and take turns, an
+iteration at a time; a loop is done when an evaluation reaches the target return, or when its frames or seconds run out.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from recurrl.config.composed import typed
 
 T = TypeVar("T")
 DEFAULT = "default run"
-MORE_FRAMES = 4
-"""A peer that needs more frames than recurrl shall be seen to get there."""
+PEER_FRAMES_FACTOR = 4
+"""Lets a peer that needs more frames than recurrl still solve the task."""
 RL_ZOO = Task(
     cell="lstm",
     envs=8,
@@ -48,12 +47,12 @@ RL_ZOO = Task(
     normalize=True,
     normalize_reward=True,
 )
-"""https://github.com/DLR-RM/rl-baselines3-zoo, CartPoleNoVel-v1, in this network."""
+"""https://github.com/DLR-RM/rl-baselines3-zoo, CartPoleNoVel-v1, with this network."""
 
 
 @dataclass
 class Attempt:
-    """How far one loop with one seed has come."""
+    """Progress of one loop with one seed."""
 
     loop: str
     settings: str
@@ -65,13 +64,15 @@ class Attempt:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of ``benchmark.py solve``."""
+    """Adds the options of ``benchmark.py solve``."""
     parser.add_argument("--loops", default="recurrl,sb3_contrib,torchrl", help="default: %(default)s")
     parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
-    parser.add_argument("--target", type=float, default=475, help="the return; default: %(default)s")
-    parser.add_argument("--every-frames", type=int, default=4096, help="between evaluations; default: %(default)s")
-    parser.add_argument("--episodes", type=int, default=20, help="an evaluation; default: %(default)s")
-    parser.add_argument("--limit-s", type=float, default=180, help="seconds each may take; default: %(default)s")
+    parser.add_argument("--target", type=float, default=475, help="target return; default: %(default)s")
+    parser.add_argument(
+        "--every-frames", type=int, default=4096, help="frames between evaluations; default: %(default)s"
+    )
+    parser.add_argument("--episodes", type=int, default=20, help="episodes per evaluation; default: %(default)s")
+    parser.add_argument("--limit-s", type=float, default=180, help="seconds per run; default: %(default)s")
     add_threads(parser, default=1)
     add_output(parser, "solve.md")
 
@@ -112,8 +113,8 @@ def default_task() -> Task:
 
 
 def contenders(default: Task) -> dict[tuple[str, str], Task]:
-    """Loop and settings of each, and what they come to."""
-    longer = replace(default, total_frames=MORE_FRAMES * given(default.total_frames))
+    """The tasks by loop and settings."""
+    longer = replace(default, total_frames=PEER_FRAMES_FACTOR * given(default.total_frames))
     return {
         ("recurrl", DEFAULT): default,
         ("sb3_contrib", DEFAULT): replace(longer, cell="lstm"),
@@ -154,11 +155,10 @@ def _done(attempt: Attempt, task: Task, limit_s: float) -> bool:
 
 
 def table(attempts: list[Attempt], target: float) -> str:
-    """Frames and seconds of each loop by seed, and the median seconds over those of recurrl."""
+    """Frames and seconds of each loop by seed, and its median seconds over recurrl's."""
     ours = _median_seconds([each for each in attempts if each.loop == "recurrl"])
     lines = [
-        f"Frames and seconds until an evaluation reached {target:g}; where none did, the best one, after all frames or "
-        "seconds.",
+        f"Frames and seconds until an evaluation reached {target:g}, or the best one if none did within the budget.",
         "",
         "| loop | settings | " + " | ".join(f"seed {seed}" for seed in _unique(each.seed for each in attempts)),
     ]

@@ -1,8 +1,8 @@
-"""Training beside sb3-contrib's and TorchRL's own loop: frames/s of collection and learning, and peak memory.
+"""Training against sb3-contrib and TorchRL's loop: frames/s of collection and learning, and peak memory.
 
-Masked CartPole, the same network and hyperparameters for all. Each loop has a process of its own; in the timed part
-they take turns, an iteration at a time, so that a machine that slows down slows all of them: compare ratios, not times.
-Memory is taken of each alone.
+Masked CartPole with the same network and hyperparameters for all. The loops run in separate processes; while timed they
+take turns, an iteration at a time, so that a slowdown of the machine affects all of them: compare ratios, not times.
+Memory is measured with each loop alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OURS = "recurrl"
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one loop with one cell at one number of environments: medians."""
+    """Medians for one loop, cell and number of environments."""
 
     loop: str
     cell: str
@@ -50,17 +50,19 @@ class Figures:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of ``benchmark.py train``."""
+    """Adds the options of ``benchmark.py train``."""
     parser.add_argument("--loops", default=",".join(CELLS), help="default: %(default)s")
     parser.add_argument("--cells", default="gru,lstm", help="default: %(default)s")
-    parser.add_argument("--envs", default="8", help="numbers of environments, one or several. Default: %(default)s")
-    parser.add_argument("--steps", type=int, default=128, help="steps a row; default: %(default)s")
+    parser.add_argument("--envs", default="8", help="numbers of environments, such as 8,64; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=128, help="steps per row; default: %(default)s")
     parser.add_argument("--epochs", type=int, default=4, help="default: %(default)s")
-    parser.add_argument("--minibatches", type=int, default=4, help="of whole rows; default: %(default)s")
+    parser.add_argument(
+        "--minibatches", type=int, default=4, help="minibatches per epoch, of whole rows; default: %(default)s"
+    )
     parser.add_argument("--hidden", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--lr", type=float, default=3e-4, help="default: %(default)s")
-    parser.add_argument("--repetitions", type=int, default=25, help="counted iterations; default: %(default)s")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the part that takes memory")
+    parser.add_argument("--repetitions", type=int, default=25, help="timed iterations; default: %(default)s")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory")
     add_threads(parser, default=1)
     add_output(parser, "train.md", "train.png")
 
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments,
         )
     ]
-    notes = [f"Not installed, and so not compared: {loop} (pip install {NEEDS[loop]})." for loop in missing]
+    notes = [f"Not compared because it is not installed: {loop} (pip install {NEEDS[loop]})." for loop in missing]
     text = "\n\n".join([f"Measured on {machine(torch.device('cpu'))}.", *notes, table(figures)])
     publish(text + "\n", arguments.output, "train.md")
     if arguments.output is not None:
@@ -109,7 +111,7 @@ def _measure(tasks: Mapping[tuple[str, str], Task], arguments: argparse.Namespac
 def _times(
     tasks: Mapping[tuple[str, str], Task], threads: int, repetitions: int
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Seconds to collect and to learn, each iteration of each loop. The first two iterations are warm-up."""
+    """Seconds to collect and to learn per iteration of each loop, after two warm-up iterations."""
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in tasks}
     order = random.Random(0)
     with ExitStack() as stack:
@@ -123,7 +125,7 @@ def _times(
 
 
 def _memory(loop: str, task: Task, threads: int) -> float | None:
-    """The most MB that a loop's processes hold in its first iterations, shared pages in proportion."""
+    """Peak MB of a loop's processes over its first iterations, shared pages in proportion."""
     with remote_loop(loop, task, threads) as remote, peak_proportional_memory(remote.pid) as peak:
         for _ in range(3):
             _iteration(remote)
@@ -136,11 +138,11 @@ def _iteration(loop: RemoteLoop) -> tuple[float, float]:
 
 
 def table(figures: list[Figures]) -> str:
-    """Medians, and recurrl's speed over each peer's with the same number of environments and the same cell."""
+    """Medians, and recurrl's speed over each peer's at the same number of environments and cell."""
     lines = [
-        "Frames/s of collection and learning together, of collection alone, milliseconds to learn from an iteration's "
-        "frames, peak MB. Ratios: recurrl's frames/s with the same cell over the loop's, together and of collection "
-        "alone.",
+        "Frames/s of collection and learning together and of collection alone, milliseconds to learn from one "
+        "iteration's frames, peak MB. Ratios: recurrl's frames/s with the same cell over the loop's, together and for "
+        "collection alone.",
         "",
         "| envs | loop | cell | frames/s | collection | ms to learn | MB | recurrl / | collection |",
         "|" + "---|" * 9,
@@ -163,7 +165,7 @@ def table(figures: list[Figures]) -> str:
 
 
 def plot(figures: list[Figures], path: Path) -> None:
-    """Frames/s of collection and learning together, of collection alone, and peak memory."""
+    """Plots frames/s of collection and learning together, of collection alone, and peak memory."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")

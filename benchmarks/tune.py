@@ -1,10 +1,10 @@
-"""Chooses how the triton kernels are launched, and writes the table that the layer reads.
+"""Chooses launch configurations for the triton kernels and writes the table that the layer reads.
 
-On the GPU of this machine: every candidate that spills nothing and fits is timed, forwards and backwards, for each
-cell, precision, hidden size and number of lanes. The table holds the fastest; what it says of other GPUs is kept.
+On this machine's GPU: times every candidate that fits without spilling, forwards and backwards, for each cell,
+precision, hidden size and number of lanes. The table gets the fastest; rows for other GPUs are kept.
 
-With --untimed, on any machine: for all GPUs the first candidate, from the largest tiles down, that spills nothing and
-fits, which ahead-of-time compilation tells. The table that comes with recurrl is that one.
+With --untimed, on any machine: for all GPUs takes the first candidate, from the largest tiles down, that fits without
+spilling according to ahead-of-time compilation. recurrl ships this table.
 
 To use the table: RECURRL_TRITON_TABLE=table.json.
 """
@@ -34,23 +34,24 @@ HIDDEN = (16, 32, 64, 128, 256, 512, 1024)
 LANES = (512, 2048, None)
 _MANY_LANES = 8192
 _LARGEST_RESIDENT = 128
-# Sizes that stand for all with one launch a step, whose tiles do not depend on them. The first is asked in all forms.
+# Hidden sizes that represent all others for one launch per step, whose tiles do not depend on them. Only the first is
+# checked in all forms.
 _STEP_HIDDEN = (100, 32, 50, 64, 96, 102, 128, table.LARGEST_HIDDEN)
-# Lanes, units and warps of one launch a step, the largest tiles first. Products of full float32 take no tensor core:
-# they spread over the registers of smaller tiles.
+# Lanes, units and warps for one launch per step, largest tiles first. Full float32 matmuls use no tensor cores and
+# spread over the registers of smaller tiles.
 _TILES = [(64, 64, 8), (32, 64, 4), (32, 64, 8), (32, 32, 4), (16, 64, 4), (16, 64, 8), (16, 32, 4)]
 _TILES_IEEE = [(32, 32, 8), (16, 32, 8), (16, 32, 4), (16, 16, 4)]
 _DEPTH = {"ieee": 16, "tf32": 32, "tf32x3": 32, "bf16": 64}
-# The preferred first. What spills with the one may not with the other, see docs/kernels.md.
+# Preferred value first. A kernel may spill with one but not the other, see docs/kernels.md.
 _STAGES = {"ieee": (2, 3), "tf32": (3, 2), "tf32x3": (2, 3), "bf16": (3, 2)}
-# Lanes times units. The sums of larger ones take more registers than a thread has, and minutes to compile.
+# Lanes times units. Larger accumulators exceed a thread's registers and take minutes to compile.
 _LARGEST_TILE, _LARGEST_TILE_IEEE = 64 * 64, 32 * 32
-# Where there are few lanes, only small tiles give every multiprocessor a program.
+# With few lanes, only small tiles give every multiprocessor a program.
 _UNTIMED_LANES = {512: 16, 2048: 32, None: 64}
 
 
 class Problem(NamedTuple):
-    """The layers that one row is for: of up to so many features and lanes."""
+    """The layers one row covers: up to this many features and lanes."""
 
     cell: str
     precision: str
@@ -62,27 +63,29 @@ class Problem(NamedTuple):
 Pair = tuple[Problem, Configuration]
 Candidates = Callable[[Problem], list[Configuration]]
 Fits = Callable[[Iterable[Pair]], set[Pair]]
-"""Those of the pairs that spill nothing, and whose programs fit."""
+"""Selects the pairs that fit without spilling."""
 Timer = Callable[[Problem, list[Configuration]], Mapping[Configuration, float]]
 """Seconds of each candidate."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of ``benchmark.py tune``."""
+    """Adds the options of ``benchmark.py tune``."""
     parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--untimed", action="store_true", help="choose by compilation alone; needs no GPU")
-    parser.add_argument("--steps", type=int, default=32, help="of the sequences that are timed; default: %(default)s")
-    parser.add_argument("--repetitions", type=int, default=9, help="counted ones; default: %(default)s")
+    parser.add_argument("--steps", type=int, default=32, help="length of the timed sequences; default: %(default)s")
+    parser.add_argument("--repetitions", type=int, default=9, help="timed repetitions; default: %(default)s")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Chooses and writes.
+    """Chooses the configurations and writes the table.
 
     Raises:
-        SystemExit: there is no GPU to time on, or it is too old for the kernels, or no folder for the file.
+        SystemExit: there is no GPU, it is too old for the kernels, or the output folder does not exist.
     """
     if not arguments.output.parent.is_dir():
-        raise SystemExit(f"--output={arguments.output}: there is no folder {arguments.output.parent}. Make it first.")
+        raise SystemExit(
+            f"--output={arguments.output}: folder {arguments.output.parent} does not exist. Create it first."
+        )
     if arguments.untimed:
         rows = tuned(table.ARCHITECTURES, preferred, first_fitting, in_order)
         made = Table(dict.fromkeys(table.ARCHITECTURES, _compiler()), rows)
@@ -91,13 +94,13 @@ def run(arguments: argparse.Namespace) -> None:
         rows = tuned([architecture], all_candidates, fitting, Stopwatch(device, arguments.steps, arguments.repetitions))
         made = replaced(table.current(), architecture, machine(device), rows)
     arguments.output.write_text(made.to_json(), encoding="utf-8")
-    sys.stdout.write(f"{len(rows)} rows were made and {len(made.rows)} written to {arguments.output}\n")
+    sys.stdout.write(f"Made {len(rows)} rows and wrote {len(made.rows)} to {arguments.output}\n")
 
 
 def tuned(architectures: Iterable[int], candidates: Candidates, fits: Fits, timer: Timer) -> list[Row]:
-    """The rows for some architectures: for each layer the fastest candidate that fits.
+    """Rows for some architectures: for each layer the fastest candidate that fits.
 
-    Where the fastest keeps the weights resident, the fastest with one launch a step follows it, for recomputation.
+    If it keeps the weights resident, the fastest with one launch per step follows it, for recomputation.
 
     Raises:
         ValueError: no candidate fits some layer.
@@ -114,18 +117,18 @@ def tuned(architectures: Iterable[int], candidates: Candidates, fits: Fits, time
         for problem in (problem for problem in offered if problem[:3] == layer):
             left = [candidate for candidate in offered[problem] if (problem, candidate) in pairs]
             chosen += [Row(*problem, configuration) for configuration in _fastest(problem, left, timer)]
-        rows += _needed(chosen)
+        rows += _without_redundant(chosen)
     return rows
 
 
 def replaced(before: Table, architecture: int, source: str, rows: Sequence[Row]) -> Table:
-    """A table with other rows for one architecture."""
+    """A copy of the table with new rows for one architecture."""
     kept = [row for row in before.rows if row.architecture != architecture]
     return Table({**before.sources, architecture: f"timed on {source}"}, [*kept, *rows])
 
 
 def preferred(problem: Problem) -> list[Configuration]:
-    """What is likely to be good, the best first: resident weights, then the largest tiles that the lanes fill."""
+    """Promising candidates, best first: resident weights, then the largest tiles that the lanes fill."""
     depth, both = _DEPTH[problem.precision], _STAGES[problem.precision]
     tiles = product(_TILES_IEEE if problem.precision == "ieee" else _TILES, both)
     most = _UNTIMED_LANES[problem.lanes]
@@ -138,7 +141,7 @@ def preferred(problem: Problem) -> list[Configuration]:
 
 
 def all_candidates(problem: Problem) -> list[Configuration]:
-    """All that is worth a measurement."""
+    """All candidates worth timing."""
     ieee = problem.precision == "ieee"
     shapes = product((16, 32, 64, 128), (32, 64), (16, 32) if ieee else (32, 64), (4, 8), (2, 3))
     most = _LARGEST_TILE_IEEE if ieee else _LARGEST_TILE
@@ -150,22 +153,22 @@ def _resident(problem: Problem) -> list[Configuration]:
     if problem.hidden_size > _LARGEST_RESIDENT:
         return []
     units = problem.hidden_size
-    # Products of full float32 spread over the lanes, those of tensor cores do not.
+    # Full float32 matmuls spread over the lanes; tensor-core ones do not.
     lanes = (16, 8) if problem.precision == "ieee" and units > 32 else (8, 16)
     warps = (4, 8) if units <= 32 else (8, 4)
     return [Configuration(True, width, units, units, count, stages=1) for count in warps for width in lanes]
 
 
 def in_order(problem: Problem, candidates: list[Configuration]) -> dict[Configuration, float]:
-    """The place in the list for a time."""
+    """A timer that ranks candidates by their position."""
     return {candidate: float(place) for place, candidate in enumerate(candidates)}
 
 
 def fitting(pairs: Iterable[Pair]) -> set[Pair]:
-    """The pairs whose kernels, compiled ahead of time, spill nothing, fit and pass the check for barriers.
+    """The pairs whose kernels, compiled ahead of time, fit without spilling and pass the barrier check.
 
-    The most demanding form of each kernel is asked for all sizes, the others for one; and not where weights are
-    resident, which is worth more than a few registers in a form that is launched less.
+    Checks the most demanding form of each kernel at all sizes, the others at one. Resident configurations skip the
+    latter: they are worth a few spilled registers in a rarely launched form.
     """
     jobs = {(problem, candidate): _jobs(problem, candidate) for problem, candidate in pairs}
     fit = _good(jobs, all_forms=False)
@@ -183,9 +186,9 @@ def _good(jobs: Mapping[Pair, Sequence[Job]], all_forms: bool) -> set[Pair]:
 
 
 def first_fitting(pairs: Iterable[Pair]) -> set[Pair]:
-    """Of each problem's candidates the first with resident weights that fits, and the first with one launch a step.
+    """For each problem, the first fitting candidate with resident weights, and the first with one launch per step.
 
-    Those after them need no look.
+    Later candidates are not compiled.
     """
     waiting: dict[Problem, list[Configuration]] = {}
     for problem, candidate in pairs:
@@ -196,31 +199,31 @@ def first_fitting(pairs: Iterable[Pair]) -> set[Pair]:
         fit = fitting(first.items())
         found |= fit
         for problem, fitted in fit:
-            # The resident ones come first.
+            # Resident candidates come first.
             waiting[problem] = [other for other in waiting[problem] if fitted.resident and not other.resident]
         waiting = {problem: left for problem, left in waiting.items() if left}
     return found
 
 
 def _jobs(problem: Problem, candidate: Configuration) -> list[Job]:
-    """A size that is no multiple of 16 takes more registers, and so may a short loop over the features."""
+    """Includes sizes that are not multiples of 16 or have a short feature loop, which may take more registers."""
     odd = problem.hidden_size * 4 // 5
     sizes = (odd, problem.hidden_size) if candidate.resident else _STEP_HIDDEN
     return [Job(Layer(problem.cell, size, problem.precision, problem.architecture), candidate) for size in sizes]
 
 
 def _fastest(problem: Problem, candidates: list[Configuration], timer: Timer) -> list[Configuration]:
-    """The fastest, and the fastest with one launch a step."""
+    """The fastest candidate, and the fastest with one launch per step."""
     if all(candidate.resident for candidate in candidates):
-        raise ValueError(f"No candidate with one launch a step fits {problem}. Add smaller ones.")
+        raise ValueError(f"No candidate with one launch per step fits {problem}. Add smaller ones.")
     seconds = timer(problem, candidates)
     best = min(candidates, key=lambda candidate: seconds[candidate])
     best_step = min((c for c in candidates if not c.resident), key=lambda candidate: seconds[candidate])
     return list(dict.fromkeys((best, best_step)))
 
 
-def _needed(rows: list[Row]) -> list[Row]:
-    """Without those that change nothing, because one after them says the same."""
+def _without_redundant(rows: list[Row]) -> list[Row]:
+    """Drops rows that a later row makes redundant."""
     kept = list(rows)
     for row in reversed(rows):
         without = [other for other in kept if other is not row]
@@ -230,13 +233,13 @@ def _needed(rows: list[Row]) -> list[Row]:
 
 
 def _choices(rows: list[Row]) -> list[Configuration | None]:
-    """What the rows say for every hidden size and number of lanes, with resident weights allowed and not."""
+    """The choice for every hidden size and number of lanes, with and without resident weights allowed."""
     return [
         next(
             (
                 r.configuration
                 for r in rows
-                if r.is_for(hidden, lanes or _MANY_LANES) and not (step and r.configuration.resident)
+                if r.covers(hidden, lanes or _MANY_LANES) and not (step and r.configuration.resident)
             ),
             None,
         )
@@ -253,7 +256,7 @@ class Stopwatch:
     repetitions: int
 
     def __call__(self, problem: Problem, candidates: list[Configuration]) -> dict[Configuration, float]:
-        """The median seconds of each. They take turns."""
+        """Median seconds of each candidate, interleaved."""
         layer = self._layer(problem)
         seconds = interleaved({str(c): _with(c, layer) for c in candidates}, self.repetitions, self.device)
         return {candidate: seconds[str(candidate)] for candidate in candidates}
@@ -286,17 +289,17 @@ def _with(candidate: Configuration, layer: Run) -> Run:
 
 
 def _gpu() -> tuple[torch.device, int]:
-    """This machine's, and the entry of the table for it."""
+    """This machine's GPU and its architecture in the table."""
     if not torch.cuda.is_available():
         raise SystemExit(
-            "tune times the kernels on a CUDA device, and there is none here. Run it where there is one, or choose by "
-            "compilation alone with --untimed."
+            "tune times the kernels on a CUDA device, but none is available. Run it on a machine with one, or use "
+            "--untimed to choose by compilation alone."
         )
     device = torch.device("cuda", torch.cuda.current_device())
     capability = torch.cuda.get_device_capability(device)
     architecture = table.architecture(capability)
     if architecture is None:
-        raise SystemExit(f"The kernels need compute capability 8.0, and {device} has {capability[0]}.{capability[1]}.")
+        raise SystemExit(f"The kernels need compute capability 8.0, but {device} has {capability[0]}.{capability[1]}.")
     return device, architecture
 
 

@@ -1,4 +1,4 @@
-"""This package's own loop."""
+"""recurrl's training loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from recurrl.validation import check
 
 
 def configuration(task: Task, *overrides: str) -> TrainConfig:
-    """The configuration of a task."""
+    """The training configuration for a task."""
     with initialize_config_module("recurrl.configs", version_base=None):
         composed = compose(
             "train",
@@ -57,7 +57,7 @@ def configuration(task: Task, *overrides: str) -> TrainConfig:
 
 
 class Ours:
-    """Collector and learner of a configuration."""
+    """Collector and learner built from a configuration."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.frames = config, 0
@@ -66,26 +66,26 @@ class Ours:
         self.learner = Learner(config, policy)
         self.collector = make_collector(config, policy)
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
-        # As a run does, for as long as this process lives.
+        # As in a training run, until this process exits.
         until_exit = ExitStack()
         until_exit.enter_context(start_up_spared())
         atexit.register(until_exit.close)
 
     def collect(self) -> None:
-        """One batch."""
+        """Collects one batch."""
         self.batch = next(self.batches)
 
     def learn(self) -> None:
-        """One update."""
+        """Learns from the batch."""
         self.learner.learn(self.batch, progress=self.config.progress(self.frames))
         self.frames += self.config.frames_per_batch
 
     def evaluate(self, episodes: int) -> float:
-        """As a run does."""
+        """Evaluates as a training run does."""
         config = self.config
         return fmean(evaluate(config.env, self.learner.policy, episodes, config.seed))
 
 
 def make(task: Task) -> Ours:
-    """The loop."""
+    """Creates the loop."""
     return Ours(configuration(task))

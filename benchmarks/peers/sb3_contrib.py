@@ -1,4 +1,4 @@
-"""RecurrentPPO of sb3-contrib, one LSTM shared by actor and critic, as it comes with a network of the given sizes."""
+"""sb3-contrib's RecurrentPPO with the task's network and one LSTM shared by actor and critic."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Encoder(BaseFeaturesExtractor):
         self.layers = nn.Sequential(nn.Linear(OBSERVATION_SIZE, features_dim), nn.Tanh())
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Features."""
+        """Encodes an observation."""
         encoded: Tensor = self.layers(observation)
         return encoded
 
 
 class RecurrentPPOLoop:
-    """The two halves of its ``learn``."""
+    """The two halves of ``RecurrentPPO.learn``."""
 
     def __init__(self, task: Task) -> None:
         environments: VecEnv = DummyVecEnv([partial(masked_cartpole, task.reward_scale)] * task.envs)
@@ -63,12 +63,12 @@ class RecurrentPPOLoop:
         _, self.callback = self.model._setup_learn(2**40, None)
 
     def collect(self) -> None:
-        """One rollout."""
+        """Collects one rollout."""
         model = self.model
         model.collect_rollouts(model.env, self.callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
 
     def learn(self) -> None:
-        """One update."""
+        """Learns from the rollout."""
         if self.total_frames is not None:
             self.model._update_current_progress_remaining(
                 min(self.model.num_timesteps, self.total_frames), self.total_frames
@@ -76,7 +76,7 @@ class RecurrentPPOLoop:
         self.model.train()
 
     def evaluate(self, episodes: int) -> float:
-        """By its own means, in as many environments."""
+        """Uses ``evaluate_policy``, with one environment per episode."""
         environments: VecEnv = DummyVecEnv([lambda: Monitor(masked_cartpole())] * episodes)
         if self.normalizes:
             environments = VecNormalize(environments, training=False, norm_reward=False)
@@ -91,5 +91,5 @@ def _falling(start: float, final_fraction: float) -> Callable[[float], float]:
 
 
 def make(task: Task) -> RecurrentPPOLoop:
-    """The loop. Its cell is an LSTM, whatever the task's."""
+    """Creates the loop. Its cell is always an LSTM."""
     return RecurrentPPOLoop(task)

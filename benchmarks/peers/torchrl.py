@@ -1,4 +1,4 @@
-"""TorchRL's own loop, of its own parts, as its tutorials on recurrent policies and on PPO put them together."""
+"""A loop of TorchRL's components, assembled as in its tutorials on recurrent policies and PPO."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CELLS = {"gru": GRUModule, "lstm": LSTMModule}
 
 
 class TorchRLLoop:
-    """Collector, GAE, buffer and loss of TorchRL."""
+    """TorchRL's collector, GAE, buffer and loss."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         encoder = nn.Sequential(nn.Linear(OBSERVATION_SIZE, task.hidden), nn.Tanh())
-        memory = CELLS[task.cell](task.hidden, task.hidden, in_key="encoded", out_key="features")
-        trunk = Sequential(TensorDictModule(encoder, ["observation"], ["encoded"]), memory)
+        rnn = CELLS[task.cell](task.hidden, task.hidden, in_key="encoded", out_key="features")
+        trunk = Sequential(TensorDictModule(encoder, ["observation"], ["encoded"]), rnn)
         actor = ProbabilisticTensorDictSequential(
             trunk,
             TensorDictModule(nn.Linear(task.hidden, ACTIONS), ["features"], ["logits"]),
@@ -49,7 +49,7 @@ class TorchRLLoop:
         )
         critic = Sequential(trunk, TensorDictModule(nn.Linear(task.hidden, 1), ["features"], ["state_value"]))
 
-        self.memory, self.actor = memory, actor
+        self.rnn, self.actor = rnn, actor
         env = self.make_env(task.envs, task.reward_scale)
         env.set_seed(task.seed)
         self.frames = 0
@@ -58,7 +58,7 @@ class TorchRLLoop:
             gamma=task.gamma,
             lmbda=task.lmbda,
             value_network=critic,
-            deactivate_vmap=True,  # its recurrent modules do not run in one
+            deactivate_vmap=True,  # recurrent modules do not run under vmap
         )
         self.loss = ClipPPOLoss(actor, critic, clip_epsilon=task.clip, entropy_coeff=0.0)
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=task.lr)
@@ -69,21 +69,21 @@ class TorchRLLoop:
         )
 
     def make_env(self, count: int, reward_scale: float = 1.0) -> EnvBase:
-        """So many environments, one after the other."""
+        """This many environments, stepped serially."""
 
         def make_one() -> EnvBase:
-            transforms = Compose(InitTracker(), self.memory.make_tensordict_primer())
+            transforms = Compose(InitTracker(), self.rnn.make_tensordict_primer())
             return TransformedEnv(GymWrapper(masked_cartpole(reward_scale)), transforms)
 
         return TransformedEnv(SerialEnv(count, make_one), Compose(StepCounter(), RewardSum()))
 
     def collect(self) -> None:
-        """One batch of rows."""
+        """Collects one batch of rows."""
         self.batch: TensorDictBase = next(self.batches)
         self.frames += self.task.frames
 
     def learn(self) -> None:
-        """Advantages from a pass of the critic, then epochs of minibatches of whole rows."""
+        """Computes advantages with the critic, then trains on minibatches of whole rows."""
         if self.task.total_frames is not None:
             done = min(self.frames / self.task.total_frames, 1.0)
             for group in self.optimizer.param_groups:
@@ -102,7 +102,7 @@ class TorchRLLoop:
 
     @torch.no_grad()
     def evaluate(self, episodes: int) -> float:
-        """The first episode of so many environments."""
+        """Evaluates the first episode of each environment."""
         env = self.make_env(episodes)
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             rows = env.rollout(LONGEST_EPISODE, self.actor, break_when_any_done=False)
@@ -112,6 +112,6 @@ class TorchRLLoop:
 
 
 def make(task: Task) -> TorchRLLoop:
-    """The loop."""
+    """Creates the loop."""
     torch.manual_seed(task.seed)
     return TorchRLLoop(task)

@@ -1,6 +1,6 @@
-"""Recurrent layers for reinforcement learning: resets in mid-sequence, stored states, several kernels.
+"""Recurrent layers for reinforcement learning: mid-sequence resets, stored states, several backends.
 
-Stands alone: plain arguments, no configuration, no training code.
+Self-contained: plain arguments, no configuration, no training code.
 """
 
 from torchrl.modules import recurrent_mode, set_recurrent_mode

@@ -1,4 +1,4 @@
-"""A stack of recurrent layers over a batch of rows with resets: what is the same for every cell and backend.
+"""A stack of recurrent layers over a batch of rows with resets, independent of cell and backend.
 
 Shape legend: B rows, T steps, I input size, H hidden size, O output size of a layer in one direction (H, or that of the
 projection), L layers, D directions, X size of a state.
@@ -32,14 +32,14 @@ class Parameters(Protocol):
     training: bool
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Each with its name."""
+        """Yields each parameter with its name."""
         ...
 
 
 class Stack(nn.Module):
-    """The parameters of a stack of layers of a cell that torch has no module for, initialised as torch's are.
+    """Parameters of stacked layers of a cell that torch has no module for, initialised like torch's.
 
-    It has no forward of its own: :func:`run_sequence` and :func:`run_step` compute from it.
+    It has no forward: :func:`run_sequence` and :func:`run_step` read its parameters.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ def _suffix(layer: int, direction: int) -> str:
 
 
 def directions(parameters: Parameters) -> int:
-    """How many directions each layer runs in."""
+    """Number of directions per layer."""
     return 2 if parameters.bidirectional else 1
 
 
 def state_sizes(cell: Cell, parameters: Parameters) -> list[int]:
-    """The size X of each state: the output's may be projected."""
+    """The size X of each state; the first may be projected."""
     return [parameters.proj_size or parameters.hidden_size] + [parameters.hidden_size] * (len(cell.STATES) - 1)
 
 
@@ -115,7 +115,7 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, int]]:
 def run_step(
     cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor, states_BLX: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One step of every layer. ``is_init`` zeroes the incoming states.
+    """Runs one step of every layer. ``is_init`` zeroes the incoming states.
 
     Returns:
         The last layer's output ``[B, D·O]`` and the new states, ``[B, L·D, X]`` each.
@@ -127,7 +127,7 @@ def run_step(
         outputs = []
         for direction in range(directions(parameters)):
             weights = weights_of(cell, parameters, layer, direction)
-            # A select, not a product: a state that is not finite must not survive its own reset.
+            # where, not multiplication: a non-finite state must not survive its reset.
             entering = tuple(torch.where(keep_B1, states[:, len(new_states)], 0.0) for states in states_BLX)
             x_gates = functional.linear(layer_input, weights.w_ih, weights.b_ih)
             new_states.append(step(cell, weights, x_gates, entering))
@@ -145,15 +145,15 @@ def run_sequence(
     stored_states_BTLX: tuple[Tensor, ...],
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Every step of every layer.
+    """Runs every step of every layer.
 
-    The state entering step t is the stored state at t where a segment starts, else what step t − 1 produced. A layer's
-    backward direction runs each segment from its last step to its first, from the state stored at the segment's start,
-    and its last state is returned at the segment's end: as ``nn.GRU`` does for a whole sequence.
+    Step t starts from the stored state at t where a segment starts, else from the state after step t − 1. A layer's
+    backward direction runs each segment from last step to first, starting from the state stored at the segment's
+    start, and returns its final state at the segment's end, as ``nn.GRU`` does for a whole sequence.
 
     Returns:
-        The last layer's output ``[B, T, D·O]``; and each state ``[B, T, L·D, X]``, true at the last step of every
-        segment and zero elsewhere.
+        The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, X]`` at the last step of every segment,
+        zero elsewhere.
     """
     sequence = load_backend(backend).sequence
     layer_input = x_BTI

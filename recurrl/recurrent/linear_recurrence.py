@@ -15,9 +15,8 @@ from torch.nn import functional
 def linear_recurrence(a_BTH: Tensor, b_BTH: Tensor) -> Tensor:
     """``h[t] = a[t] · h[t−1] + b[t]`` with ``h[−1] = 0``, for all t, ``[B, T, H]``.
 
-    By doubling (Hillis and Steele 1986): ⌈log₂ T⌉ passes over all steps, each of which composes pairs of steps twice as
-    far apart as the one before. Differentiable as often as wanted: the gradient is the same recurrence backwards in
-    time.
+    By doubling (Hillis and Steele 1986): ⌈log₂ T⌉ passes over all steps, each composing pairs twice as far apart as
+    the one before. Differentiable to any order: the gradient is the same recurrence backwards in time.
     """
     return _LinearRecurrence.apply(a_BTH, b_BTH)  # type: ignore[no-untyped-call]
 

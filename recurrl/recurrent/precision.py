@@ -1,13 +1,13 @@
-"""Precision of the recurrent matrix products.
+"""Precision of the recurrent matmuls.
 
-``ieee`` is full float32. ``tf32`` rounds the factors to 10 bits of mantissa, ``tf32x3`` compensates it with three
-products, ``bf16`` rounds to 8 bits; all three need a GPU. ``fast`` and ``high-prec`` choose by device: ``tf32`` and
-``tf32x3`` on an NVIDIA GPU of compute capability 8.0 or above, ``ieee`` elsewhere. ``auto`` is, in this order, what
-:func:`set_recurrent_matmul_precision` was given, the environment variable ``TORCHRL_RNN_PRECISION``, or what
-``torch.get_float32_matmul_precision()`` stands for: ``highest`` is ``ieee``, ``high`` is ``high-prec``, ``medium`` is
-``fast``.
+``ieee`` is full float32. ``tf32`` rounds the operands to 10 bits of mantissa, ``tf32x3`` compensates for that with
+three matmuls, ``bf16`` rounds to 8 bits; all three need a GPU. ``fast`` and ``high-prec`` choose by device: ``tf32``
+and ``tf32x3`` on an NVIDIA GPU of compute capability 8.0 or above, ``ieee`` elsewhere. ``auto`` resolves, in this
+order, to the value passed to :func:`set_recurrent_matmul_precision`, the environment variable
+``TORCHRL_RNN_PRECISION``, or the equivalent of ``torch.get_float32_matmul_precision()``: ``highest`` is ``ieee``,
+``high`` is ``high-prec``, ``medium`` is ``fast``.
 
-Names, order and meaning are those of ``torchrl.modules.set_recurrent_matmul_precision``; ``bf16`` is ours.
+Names, order and meaning follow ``torchrl.modules.set_recurrent_matmul_precision``; ``bf16`` is an addition.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ _override: str | None = None
 
 
 def set_recurrent_matmul_precision(mode: str | None) -> None:
-    """Sets the precision of every recurrent layer of this process whose own is ``auto``, from its next call on.
+    """Sets the precision of all recurrent layers in this process that use ``auto``, from their next call on.
 
     Args:
-        mode: a concrete mode or a preset; ``auto`` or None to take the setting back.
+        mode: a concrete mode or a preset; ``auto`` or None resets it.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: no such mode.
     """
     global _override
     _override = None if mode is None or mode == AUTO else _checked(mode, "Invalid recurrent matmul precision")
 
 
 def get_recurrent_matmul_precision() -> str:
-    """The concrete mode that ``auto`` stands for now, on the current CUDA device or, where there is none, on the CPU.
+    """The concrete mode that ``auto`` resolves to now, on the current CUDA device or else the CPU.
 
     Raises:
-        ValueError: the environment variable holds no mode.
+        ValueError: the environment variable is not a mode.
     """
     return resolve(AUTO, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def check(mode: str) -> None:
-    """Refuses a name that is no mode.
+    """Validates a mode.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: no such mode.
     """
     if mode != AUTO:
         _checked(mode, "Invalid recurrent_matmul_precision:")
 
 
-# Settings of the process, which the compiler cannot trace and takes as they are when it does.
+# Process-wide settings cannot be traced; the compiler uses their values at compile time.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def resolve(mode: str, device: torch.device) -> str:
-    """The concrete mode that ``mode`` stands for on ``device``.
+    """The concrete mode that ``mode`` resolves to on ``device``.
 
     Raises:
-        ValueError: the environment variable holds no mode.
+        ValueError: the environment variable is not a mode.
     """
     if mode == AUTO:
         mode = _override or _from_environment() or _FROM_TORCH[torch.get_float32_matmul_precision()]
@@ -73,8 +73,8 @@ def resolve(mode: str, device: torch.device) -> str:
     return PRESETS[mode] if _has_tensor_cores(device) else "ieee"
 
 
-def refusal_by_torch(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device | None) -> str | None:
-    """For a backend whose products are torch's own: None when ``mode`` can be honoured on ``device``, else why not."""
+def torch_refusal(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device | None) -> str | None:
+    """For a backend that uses torch's matmuls: why ``mode`` is not available on ``device``, or None if it is."""
     if compute_dtype not in (torch.float32, torch.float64):
         return (
             f"recurrent_compute_dtype={compute_dtype} is not possible with backend={backend}, which computes in the "
@@ -90,11 +90,11 @@ def refusal_by_torch(backend: str, mode: str, compute_dtype: torch.dtype, device
     return None
 
 
-def disagreement(backend: str, mode: str, device: torch.device) -> str | None:
-    """For a backend whose products are torch's own: None when torch is set to ``mode`` now, else what to do.
+def conflict_with_torch(backend: str, mode: str, device: torch.device) -> str | None:
+    """For a backend that uses torch's matmuls: how torch's settings conflict with ``mode``, or None if they agree.
 
-    torch's products on a GPU follow settings of the process, which the backward pass reads too. So they can only be
-    checked, not chosen for one layer.
+    On a GPU torch's matmul precision is process-wide, and the backward pass reads it too. So it can only be checked,
+    not set for one layer.
     """
     if mode == AUTO or device.type != "cuda":
         return None
@@ -103,25 +103,25 @@ def disagreement(backend: str, mode: str, device: torch.device) -> str | None:
     if torch.backends.cuda.matmul.allow_tf32 == wanted and torch.backends.cudnn.allow_tf32 == wanted:
         return None
     return (
-        f"precision={concrete} is not what torch is set to, which backend={backend} leaves its products to. Set "
+        f"precision={concrete} conflicts with torch's settings, which backend={backend} follows. Set "
         f"torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32 to {wanted}, or choose "
         "backend=triton or precision=auto."
     )
 
 
-def _checked(mode: str, complaint: str) -> str:
+def _checked(mode: str, prefix: str) -> str:
     if mode not in MODES:
-        raise ValueError(f"{complaint} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
+        raise ValueError(f"{prefix} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
     return mode
 
 
 def _from_environment() -> str | None:
     mode = os.environ.get(ENVIRONMENT_VARIABLE, "").strip().lower()
-    return _checked(mode, f"{ENVIRONMENT_VARIABLE} holds no precision:") if mode not in ("", AUTO) else None
+    return _checked(mode, f"{ENVIRONMENT_VARIABLE} is not a precision:") if mode not in ("", AUTO) else None
 
 
 def _has_tensor_cores(device: torch.device) -> bool:
-    # The HIP build of torch calls its devices cuda too, and has none of NVIDIA's formats.
+    # HIP builds of torch also call their devices cuda, but lack NVIDIA's formats.
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,11 +1,11 @@
-"""torch's recurrent modules in plain Python, which ``torch.vmap`` and ``torch.compile`` take.
+"""torch's recurrent modules in plain Python, for ``torch.vmap`` and ``torch.compile``.
 
-Constructors, parameters and results are those of ``torchrl.modules``' classes of the same names.
+Constructors, parameters and results match the classes of the same names in ``torchrl.modules``.
 
 Shape legend: B rows, T steps, I input size, H hidden size, O output size, L layers, D directions, X size of a state.
 """
 
-# ruff: noqa: A002 (torch calls the argument `input`, and so does everybody who calls torch)
+# ruff: noqa: A002 (torch names the argument `input`)
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recurrl.recurrent.segments import Segments
 
 
 class _PythonRNN(nn.RNNBase):
-    """Several layers over whole rows. ``forward`` is that of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
+    """Stacked layers over whole rows, with the ``forward`` of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
 
     cell: Cell
 
@@ -74,7 +74,7 @@ class _PythonRNN(nn.RNNBase):
             output, ends = run_sequence(backend, self.cell, self, x, segments, stored, Options())
             states_BLX = tuple(end[:, -1] for end in ends)
         elif self.bidirectional:
-            raise ValueError(f"{name} takes no mask when it is bidirectional. Leave the mask out, or one direction.")
+            raise ValueError(f"{name} takes no mask when it is bidirectional. Drop the mask, or one direction.")
         else:
             outputs = []
             for t in range(steps):
@@ -89,19 +89,19 @@ class _PythonRNN(nn.RNNBase):
 
 
 class GRU(_PythonRNN):
-    """As ``nn.GRU``, in Python.
+    """``nn.GRU`` in Python.
 
     Args:
         input_size: features of the input, I.
         hidden_size: features of the state, H.
         num_layers: layers, L.
-        bias: whether the layers have biases.
+        bias: give the layers biases.
         batch_first: ``[B, T, I]`` rather than ``[T, B, I]``. Default: True.
-        dropout: probability of dropout between layers, in training mode.
-        bidirectional: whether each layer runs in both directions, D = 2.
+        dropout: dropout probability between layers, in training mode.
+        bidirectional: run each layer in both directions, D = 2.
         device: where the parameters live.
-        dtype: of the parameters.
-        use_scan: run by the ``scan`` backend rather than a plain loop.
+        dtype: dtype of the parameters.
+        use_scan: use the ``scan`` backend instead of a plain loop.
     """
 
     cell = load_cell("gru")
@@ -129,12 +129,12 @@ class GRU(_PythonRNN):
         hx: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The output ``[B, T, D·O]`` and the last states ``[L·D, B, X]``.
+        """Returns the output ``[B, T, D·O]`` and the last states ``[L·D, B, X]``.
 
         Args:
             input: ``[B, T, I]``.
             hx: the initial states; zero if None.
-            mask: ``[B, T]``; where False the states stay as they are and the output is zero.
+            mask: ``[B, T]``; where False the states stay unchanged and the output is zero.
 
         Raises:
             ValueError: the input has no batch dimension.
@@ -144,7 +144,7 @@ class GRU(_PythonRNN):
 
 
 class LSTM(_PythonRNN):
-    """As ``nn.LSTM``, in Python. Arguments as :class:`GRU`'s, in TorchRL's order; ``proj_size`` projects the output."""
+    """``nn.LSTM`` in Python. Arguments as for :class:`GRU`, in TorchRL's order; ``proj_size`` projects the output."""
 
     cell = load_cell("lstm")
 
@@ -182,28 +182,28 @@ class LSTM(_PythonRNN):
         hx: tuple[Tensor, Tensor] | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """As :meth:`GRU.forward`, with the pair of states (h, c)."""
+        """Like :meth:`GRU.forward`, with the pair of states (h, c)."""
         output, (h, c) = self._run(input, hx, mask)
         return output, (h, c)
 
 
 class GRUCell(nn.GRUCell):
-    """As ``nn.GRUCell``, in Python."""
+    """``nn.GRUCell`` in Python."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """The state ``[B, H]`` after one step from ``hx``, zero if None. A missing batch dimension stays away."""
+        """The state ``[B, H]``, or ``[H]`` for unbatched input, after one step from ``hx`` (zero if None)."""
         return _cell_step("gru", self, input, None if hx is None else (hx,))[0]
 
 
 class LSTMCell(nn.LSTMCell):
-    """As ``nn.LSTMCell``, in Python."""
+    """``nn.LSTMCell`` in Python."""
 
     def forward(
         self,
         input: Tensor,
         hx: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The states (h, c), ``[B, H]`` each, after one step from ``hx``. A missing batch dimension stays away."""
+        """The states (h, c), ``[B, H]`` or ``[H]`` each, after one step from ``hx`` (zero if None)."""
         h, c = _cell_step("lstm", self, input, hx)
         return h, c
 

@@ -1,8 +1,8 @@
 """Rows, resets and segments.
 
 A *row* is T consecutive steps. A *segment* is a piece of a row between resets: it starts at step 0 or where
-``is_init`` is set, and ends at the step before the next start, or at T − 1. Within a segment the state flows; at its
-start it is replaced by the stored state.
+``is_init`` is set, and ends before the next start or at T − 1. Within a segment the state carries over; at its start
+the stored state replaces it.
 
 Shape legend: B rows, T steps, N segments, S steps of the longest segment, P steps of all rows (B·T), X any further
 dimensions, R rows of memory for states.
@@ -22,27 +22,27 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Packed steps, and memory ``[R, X]`` of states for them: those that enter, and after these, R = N + P, those after
-    each packed step.
+    """Packed steps, and indices into a state buffer ``[R, X]``, R = N + P: the initial states, then those after each
+    packed step.
     """
 
     sizes: list[int]
-    """For each time step, not increasing: how many segments are still running."""
+    """Number of segments still running at each time step; non-increasing."""
 
     last_N: Tensor
-    """The rows of the states after each segment's last step."""
+    """Buffer rows of the states after each segment's last step."""
 
     before_P: Tensor | None
-    """The rows of the states that enter each packed step; None if these are the first P ones."""
+    """Buffer rows of the states before each packed step; None if these are the first P."""
 
     positions_P: Tensor | None = None
-    """See :class:`Packing`. None if values are in packed order outside too."""
+    """See :class:`Packing`. None if callers' values are packed too."""
 
     inverse_P: Tensor | None = None
 
     @classmethod
     def of_sizes(cls, sizes: list[int], device: torch.device) -> Steps:
-        """Those of values that are in packed order outside too."""
+        """Steps for callers whose values are already packed."""
         segments, steps = sizes[0], sum(sizes)
         if segments == sizes[-1]:
             return cls(sizes, torch.arange(steps, steps + segments, device=device), None)
@@ -53,30 +53,30 @@ class Steps:
         return cls(sizes, torch.from_numpy(last_N).to(device), torch.from_numpy(before_P).to(device))
 
     def entered(self, states_RX: Tensor, begin: int, end: int) -> Tensor:
-        """The states that enter the packed steps from ``begin`` to ``end``."""
+        """The states before packed steps ``begin`` to ``end``."""
         if self.before_P is None:
             return states_RX[begin:end]
         return states_RX.index_select(0, self.before_P[begin:end])
 
     def packed(self, values_PX: Tensor, begin: int, end: int) -> Tensor:
-        """The packed steps from ``begin`` to ``end`` of values that are in the order of the rows."""
+        """Packed steps ``begin`` to ``end`` of values in row order."""
         if self.positions_P is None:
             return values_PX[begin:end]
         return values_PX.index_select(0, self.positions_P[begin:end])
 
     def unpacked(self, packed_PX: Tensor) -> Tensor:
-        """Packed values in the order of the rows, in new memory."""
+        """Packed values in row order, in new memory."""
         return packed_PX.clone() if self.inverse_P is None else packed_PX.index_select(0, self.inverse_P)
 
     def pack_into(self, values_PX: Tensor, out_PX: Tensor) -> None:
-        """Values in the order of the rows, written in packed order."""
+        """Writes values in row order to ``out_PX`` in packed order."""
         if self.positions_P is None:
             out_PX.copy_(values_PX)
         else:
             torch.index_select(values_PX, 0, self.positions_P, out=out_PX)
 
     def unpack_into(self, packed_CX: Tensor, out_PX: Tensor, begin: int, end: int) -> None:
-        """The packed steps from ``begin`` to ``end``, written to their places in the order of the rows."""
+        """Writes packed steps ``begin`` to ``end`` to their places in row order."""
         if self.positions_P is None:
             out_PX[begin:end] = packed_CX
         else:
@@ -87,7 +87,7 @@ class Steps:
 class Packing:
     """Segments sorted by length, longest first, and their steps laid out step by step.
 
-    Step 0 of all N segments comes first, then step 1 of those that have one, and so on: the layout of torch's
+    Step 0 of all N segments comes first, then step 1 of those that have one, and so on, as in torch's
     ``PackedSequence``. Serial depth is the longest segment, there is no padding, and no state crosses a reset.
     """
 
@@ -95,28 +95,28 @@ class Packing:
     """(B, T) of the rows."""
 
     steps: Steps
-    """The same for values in the order of the rows; where no row holds a reset, for values that are packed before."""
+    """Steps for values in row order; if no row holds a reset, for values already packed."""
 
     starts_N: Tensor
     """Flat index of each segment's first step, in packed order of the segments."""
 
     ends_N: Tensor
-    """Flat index of each segment's last step, likewise."""
+    """Flat index of each segment's last step, in the same order."""
 
     lengths_N: np.ndarray
-    """Steps of each segment, likewise."""
+    """Steps of each segment, in the same order."""
 
     positions_P: Tensor | None
-    """The flat index within the rows of each packed step; None when no row holds a reset, so that the packed layout
-    is the rows' transpose.
+    """Flat index into the rows of each packed step; None if no row holds a reset: the packed layout is then the rows'
+    transpose.
     """
 
     inverse_P: Tensor | None
-    """The packed index of each step of the rows, likewise."""
+    """Packed index of each row step; None as above."""
 
     @property
     def batch_sizes(self) -> list[int]:
-        """For each of the S steps, not increasing: how many segments are still running."""
+        """Number of segments still running at each of the S steps; non-increasing."""
         return self.steps.sizes
 
     def pack(self, values_BTX: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Packing:
         return values_BTX.flatten(0, 1).index_select(0, self.starts_N)
 
     def at_ends(self, values_NX: Tensor) -> Tensor:
-        """``[N, ...]`` to ``[B, T, ...]``: one value a segment, put at its last step; zero elsewhere."""
+        """``[N, ...]`` to ``[B, T, ...]``: one value per segment, at its last step; zero elsewhere."""
         flat = values_NX.new_zeros(self.rows_and_steps.numel(), *values_NX.shape[1:])
         return flat.index_copy_(0, self.ends_N, values_NX).unflatten(0, self.rows_and_steps)
 
@@ -146,15 +146,15 @@ class Packing:
 class Segments:
     """The segments of a batch of rows. ``starts_BT`` is true at the first step of each.
 
-    ``packing`` depends on the data's values and is computed when first asked for, so that a backend that does not ask
-    can be traced by ``torch.compile``.
+    ``packing`` depends on the data's values and is computed lazily, so that ``torch.compile`` can trace backends that
+    do not use it.
     """
 
     starts_BT: Tensor
 
     @classmethod
     def from_is_init(cls, is_init_BT: Tensor) -> Segments:
-        """Segments from the reset marks ``[B, T]`` (bool). Step 0 always starts one."""
+        """Segments from the reset flags ``[B, T]`` (bool). Step 0 always starts one."""
         starts = is_init_BT.clone()
         starts[:, 0] = True
         return cls(starts)
@@ -170,7 +170,7 @@ class Segments:
 
     @cached_property
     def any_reset(self) -> bool:
-        """Whether any row holds more than one segment."""
+        """True if any row holds more than one segment."""
         return self.packing.positions_P is not None
 
     @cached_property
@@ -180,7 +180,7 @@ class Segments:
 
     @cached_property
     def mirror_P(self) -> Tensor:
-        """The flat index of each step's mirror image within its segment, for the direction that runs backwards."""
+        """Flat index of each step's mirror image within its segment, for the backward direction."""
         rows, steps = self.starts_BT.shape
         step_1T = torch.arange(steps, device=self.starts_BT.device)[None, :]
         start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
@@ -189,14 +189,14 @@ class Segments:
         return (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
 
     def mirrored(self, values_BTX: Tensor) -> Tensor:
-        """Each segment of ``[B, T, ...]`` with its steps in reverse order. Its own inverse."""
+        """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
         flat = permuted(values_BTX.flatten(0, 1), self.mirror_P, self.mirror_P)
         return flat.unflatten(0, self.starts_BT.shape)
 
 
-# The schedule of a batch is asked for by every layer's module that sees it, and by every epoch over the same
-# minibatch. It is kept by the marks' content, so that it can never be that of another batch.
-KEPT_PACKINGS = 64
+# Every recurrent module that sees a batch, and every epoch over a minibatch, needs its packing. The cache is keyed by
+# the content of the reset flags, so it can never return another batch's.
+CACHED_PACKINGS = 64
 _packings: OrderedDict[tuple[Any, ...], Packing] = OrderedDict()
 
 
@@ -205,10 +205,10 @@ def _packing_of(starts_BT: Tensor) -> Packing:
     key = (tuple(on_cpu.shape), starts_BT.device, on_cpu.numpy().tobytes())
     found = _packings.pop(key, None)
     if found is None:
-        # Training may ask for what inference mode was the first to ask for, whose tensors autograd refuses.
+        # Training may reuse a packing first computed in inference mode, whose tensors autograd rejects.
         with torch.inference_mode(False):
             found = _pack(on_cpu, starts_BT.device)
-        while len(_packings) >= KEPT_PACKINGS:
+        while len(_packings) >= CACHED_PACKINGS:
             _packings.popitem(last=False)
     _packings[key] = found
     return found
@@ -216,7 +216,7 @@ def _packing_of(starts_BT: Tensor) -> Packing:
 
 def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     rows, steps = starts_BT.shape
-    # In numpy, whose calls take a fraction of the time of torch's where the arrays are small.
+    # In numpy, whose calls cost a fraction of torch's on small arrays.
     starts_N = np.flatnonzero(starts_BT.numpy())
     if len(starts_N) == rows:
         first_N = torch.from_numpy(starts_N).to(device)
@@ -231,7 +231,7 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     positions_P = (starts_N + offsets_S1)[running_SN]
     inverse_P = np.empty_like(positions_P)
     inverse_P[positions_P] = np.arange(len(positions_P))
-    # The state that enters a step is that after the step before it in the row, but for the first ones of segments.
+    # The state before a step is the one after the previous step of its row, except at segment starts.
     before_P = inverse_P[positions_P - 1] + len(starts_N)
     before_P[: len(starts_N)] = np.arange(len(starts_N))
     first_N, end_N, last_N, before, positions, inverse = (
@@ -243,10 +243,10 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
 
 
 def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-    """``values[index]`` along the first dimension for a permutation, whose gradient is one more permutation.
+    """``values[index]`` along the first dimension for a permutation, whose gradient is another permutation.
 
-    (That of plain indexing adds each row to memory of zeros, which a permutation does not need.) ``index`` may name a
-    row several times if the gradient is zero at all of them but the one in ``inverse``.
+    (Plain indexing scatter-adds its gradient into zeros, which a permutation does not need.) ``index`` may repeat a row
+    if the gradient is zero at all occurrences but the one in ``inverse``.
     """
     if in_transform():
         return values.index_select(0, index)
@@ -254,8 +254,8 @@ def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
 
 
 def in_transform() -> bool:
-    """Whether a transform of ``torch.func``, such as ``vmap``, runs: inside, no value of a tensor can be read, and a
-    hand-written derivative is not seen.
+    """True inside a ``torch.func`` transform such as ``vmap``, where tensor values cannot be read and hand-written
+    derivatives are ignored.
     """
     return torch._C._functorch.maybe_current_level() is not None
 

@@ -1,7 +1,7 @@
-"""The submodule that holds the parameters of a stack of layers: made from sizes, given, or exchanged for another form.
+"""The submodule that holds the parameters of a stack of layers: built from sizes, wrapped, or converted.
 
-A cell of torch's has two forms with the same parameters: ours in plain Python (:mod:`recurrl.recurrent.rnn`), which
-``torch.compile`` and ``torch.vmap`` take, and torch's own. Any other cell has a :class:`Stack`.
+Torch's cells have two implementations with the same parameters: ours in plain Python (:mod:`recurrl.recurrent.rnn`),
+which works with ``torch.compile`` and ``torch.vmap``, and torch's own. Any other cell has a :class:`Stack`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recurrl.recurrent import rnn
 from recurrl.recurrent.cells import load_cell
 from recurrl.recurrent.layer import Parameters, Stack
 
-IN_PYTHON: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
+PYTHON_MODULES: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
 
 
 def make_or_wrap(
@@ -26,11 +26,11 @@ def make_or_wrap(
     device: torch.device | str | None,
     **sizes: Any,
 ) -> nn.Module:
-    """``wrapped``, or without one a submodule of its sizes, the other arguments of ``nn.LSTM``, with fresh parameters.
+    """Returns ``wrapped``, or else a new submodule; ``sizes`` are the other arguments of ``nn.LSTM``.
 
     Raises:
-        ValueError: time before batch, sizes besides a module to wrap, a size that is missing, or a projection that the
-            cell does not have; in the name of ``owner``.
+        ValueError: ``batch_first`` is false, sizes come with a wrapped module, a size is missing, or the cell has no
+            projection; the message names ``owner``.
     """
     if not (batch_first if wrapped is None else wrapped.batch_first):
         raise ValueError(
@@ -40,7 +40,7 @@ def make_or_wrap(
     if wrapped is not None:
         if input_size is not None or hidden_size is not None:
             raise ValueError(
-                f"{owner} takes sizes or a {cell_name} to wrap, not both: the {cell_name} has its own sizes."
+                f"{owner} takes sizes or a {cell_name} to wrap, not both: the {cell_name} already has sizes."
             )
         return wrapped
     if not input_size or not hidden_size:
@@ -60,18 +60,18 @@ def _make(cell_name: str, device: torch.device | str | None, proj_size: int, **s
     if cell.TORCH is None:
         return Stack(cell, **sizes, device=device)
     projected: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
-    # Not torch's own module, even where its kernels are to run: the compiler does not take one.
-    return IN_PYTHON[cell_name](**sizes, **projected, batch_first=True, device=device)
+    # Not torch's own module, even where its kernels will run: torch.compile does not support it.
+    return PYTHON_MODULES[cell_name](**sizes, **projected, batch_first=True, device=device)
 
 
-def in_form(old: nn.Module, form: type[nn.RNNBase] | None, cell_name: str) -> nn.Module:
-    """A submodule of another form with the parameters of ``old``; ``old`` itself where it has that form.
+def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell_name: str) -> nn.Module:
+    """Converts ``old`` to class ``form``, sharing its parameters; ``old`` itself if it is one already.
 
     Raises:
-        ValueError: there is no such form, ``form`` is None.
+        ValueError: ``form`` is None: the cell has no other implementation.
     """
     if form is None:
-        raise ValueError(f"Cell {cell_name!r} has one form only, ours: torch has no module of it.")
+        raise ValueError(f"Cell {cell_name!r} cannot be converted: torch has no module for it.")
     if isinstance(old, form):
         return old
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")

@@ -1,6 +1,6 @@
-"""Where the metrics of a run go: one module a destination, each with ``make(config, run_dir, settings)``.
+"""Destinations for a run's metrics: one module each, with ``make(config, run_dir, settings)``.
 
-A module's name is the name of its yaml in the group ``logger``; it is imported when a run asks for it, and not before.
+A module has the name of its yaml in the config group ``logger`` and is imported only when a run asks for it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from recurrl.config import TrainConfig
 
 FRAMES = "frames"
-"""The axis of all metrics: environment steps summed over environments."""
+"""The x-axis of all metrics: environment steps summed over environments."""
 
-ALWAYS = "csv"
-"""The destination every run has."""
+ALWAYS_ON = "csv"
+"""The destination that every run uses."""
 
 
 class Resumed(NamedTuple):
-    """What a run goes on from, as far as its metrics are concerned.
+    """The tracking state that a run resumes from.
 
     Attributes:
-        frames: how many had been seen.
-        ids: those of the runs that were recorded elsewhere, by the name of the destination.
+        frames: frames seen so far.
+        ids: external run ids by destination.
     """
 
     frames: int
@@ -39,29 +39,29 @@ class Tracker(Protocol):
 
     @property
     def id(self) -> str | None:
-        """Under which the destination finds the run again; None if it has no such thing."""
+        """The id by which the destination identifies the run; None if it has none."""
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of one iteration.
 
         Args:
-            frames: environment steps so far, the iteration's own included.
-            metrics: values by name, such as ``train/return_mean``. NaN means that there is no value yet.
+            frames: environment steps so far, including this iteration.
+            metrics: values by name, such as ``train/return_mean``. NaN means no value yet.
         """
 
     def close(self, exit_code: int = 0) -> None:
-        """Writes what is left and lets go of files, threads and connections.
+        """Flushes and releases files, threads and connections.
 
         Args:
-            exit_code: 0 for a run that ended as it should, another number for one that failed.
+            exit_code: 0 for a run that succeeded, nonzero for one that failed.
         """
 
 
 class Trackers:
-    """Several destinations that take the same metrics.
+    """Sends the same metrics to several destinations.
 
     Attributes:
-        ids: under which destinations find the run again, by their names; for checkpoints.
+        ids: external run ids by destination, for checkpoints.
     """
 
     def __init__(self, trackers: Iterable[Tracker], ids: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -72,17 +72,17 @@ class Trackers:
         """Records the metrics of one iteration in each destination.
 
         Raises:
-            ValueError: a metric is named ``frames``, which is the axis.
+            ValueError: a metric is named ``frames``, like the axis.
         """
         if FRAMES in metrics:
             raise ValueError(
-                f"A metric cannot be named {FRAMES!r}: that is the axis of all metrics. Rename the metric."
+                f"A metric cannot be named {FRAMES!r}, which is the axis of all metrics. Rename the metric."
             )
         for tracker in self.trackers:
             tracker.log(frames, metrics)
 
     def close(self, exit_code: int = 0) -> None:
-        """Closes each destination, also when another fails to close; the failure is raised after that."""
+        """Closes all destinations; if one fails, closes the others before raising."""
         with ExitStack() as stack:
             for tracker in reversed(self.trackers):
                 stack.callback(tracker.close, exit_code)
@@ -91,22 +91,22 @@ class Trackers:
 def make_trackers(
     config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> Trackers:
-    """The destinations a run asked for: ``metrics.csv``, and the one that ``config.logger`` names if it is another.
+    """Opens a run's destinations: ``metrics.csv``, and the one that ``config.logger`` names.
 
     Args:
-        config: the run; ``logger`` and ``resume`` are used here.
-        run_dir: the run's directory, which exists.
-        settings: the run's whole configuration as plain nested dictionaries, for destinations that store it.
-        resumed: what the run goes on from; None for one that begins.
+        config: the run's configuration, of which ``logger`` and ``resume`` are used.
+        run_dir: the run's directory, which must exist.
+        settings: the full configuration as nested dictionaries, for destinations that store it.
+        resumed: state to resume from; None for a new run.
 
     Raises:
-        ConfigError: the directory holds the metrics of another run, or a destination is not available here. What was
-            opened before is closed again.
+        ConfigError: the directory holds another run's metrics, or a destination is not available. Destinations already
+            opened are closed.
     """
     ids = {} if resumed is None else dict(resumed.ids)
     with ExitStack() as opened:
         trackers: list[Tracker] = []
-        for name in dict.fromkeys((ALWAYS, config.logger.name)):
+        for name in dict.fromkeys((ALWAYS_ON, config.logger.name)):
             tracker: Tracker = importlib.import_module(f"{__name__}.{name}").make(config, run_dir, settings, resumed)
             opened.callback(tracker.close, 1)
             trackers.append(tracker)

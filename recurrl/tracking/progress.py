@@ -1,4 +1,4 @@
-"""One line on the terminal that says how far a run is."""
+"""A one-line progress display on the terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ERASE_TO_END_OF_LINE = "\x1b[K"
 
 
 class Progress:
-    """Rewrites one line in place: frames, speed, returns and the time that is left.
+    """Rewrites one line in place: frames, speed, returns and time left.
 
-    On a stream that is not a terminal (a file, a pipe, a batch job's log) it writes nothing at all.
+    Writes nothing to a stream that is not a terminal (a file, a pipe, a batch job's log).
     """
 
     def __init__(self, total_frames: int, stream: TextIO | None = None) -> None:
-        """The stream is standard error unless another is given."""
+        """The stream defaults to standard error."""
         self._total_frames = total_frames
         self._stream = sys.stderr if stream is None else stream
         self._visible = self._stream.isatty()
@@ -32,7 +32,7 @@ class Progress:
         self._drawn_at = -math.inf
 
     def update(self, frames: int, metrics: Mapping[str, float]) -> None:
-        """Takes the state of the run, and draws it unless the line was drawn less than a tenth of a second ago.
+        """Updates the state, and redraws unless the last redraw was less than a tenth of a second ago.
 
         A metric that is missing or NaN keeps its last value.
         """
@@ -45,7 +45,7 @@ class Progress:
             self._draw()
 
     def close(self) -> None:
-        """Draws the last state and leaves the line, so that what comes next starts on a new one."""
+        """Draws the final state and ends the line."""
         if not self._is_drawn:
             self._draw()
         if self._drawn_at > -math.inf:
@@ -55,7 +55,7 @@ class Progress:
         self._drawn_at = -math.inf
 
     def _draw(self) -> None:
-        # A line as wide as the terminal would wrap on some, and could not be rewritten there.
+        # Some terminals wrap a full-width line, which then cannot be rewritten.
         line = self._line()[: _width(self._stream) - 1]
         self._stream.write(f"\r{line}{ERASE_TO_END_OF_LINE}")
         self._stream.flush()
@@ -77,7 +77,7 @@ class Progress:
 
 
 def _width(stream: TextIO) -> int:
-    """Columns of the stream's terminal; a terminal that does not know says 0, or raises."""
+    """Columns of the stream's terminal, which may report 0 or raise if it does not know."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
     except OSError:

@@ -1,4 +1,4 @@
-"""``summary.json``: what came out of a run, in a form that scripts can read."""
+"""``summary.json``: the results of a run, for scripts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FILE_NAME = "summary.json"
 
 
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
-    """Writes the summary of a run and returns its path. An earlier summary is replaced whole or not at all.
+    """Writes the summary of a run and returns its path, replacing an earlier summary atomically.
 
-    JSON has no NaN and no infinity; they become null.
+    NaN and infinity, which JSON lacks, become null.
 
     Raises:
-        TypeError: a value that JSON cannot hold, such as a tensor. An earlier summary stays.
+        TypeError: a value cannot be represented in JSON, such as a tensor. An earlier summary stays.
     """
     path = run_dir / FILE_NAME
     text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard events in ``tensorboard/`` of the run directory."""
+"""Metrics as TensorBoard events in the run directory's ``tensorboard/``."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ DIRECTORY = "tensorboard"
 
 
 class TensorboardTracker:
-    """Writes a scalar a metric on the axis of frames, flushed after each iteration.
+    """Writes each metric as a scalar over frames, flushed after each iteration.
 
-    Events that an interrupted run left in the same directory at or after the first frame count logged here are
-    declared void, so that TensorBoard shows each frame count once.
+    Purges events that an interrupted run left in the directory at or after the first frame count logged here, so that
+    TensorBoard shows each frame count once.
     """
 
     id = None
 
     def __init__(self, open_writer: Callable[[int], SummaryWriter]) -> None:
-        """The argument opens a writer, given the first frame count."""
+        """``open_writer`` opens a writer, given the first frame count."""
         self._open_writer = open_writer
         self._writer: SummaryWriter | None = None
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
-        """Writes one event a metric."""
+        """Writes one event per metric."""
         if self._writer is None:
             self._writer = self._open_writer(frames)
         for name, value in metrics.items():
@@ -48,7 +48,7 @@ class TensorboardTracker:
 def make(
     config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> TensorboardTracker:
-    """The tracker of a run in ``run_dir``.
+    """Creates the tracker of a run in ``run_dir``.
 
     Raises:
         ConfigError: the package tensorboard is not installed.
@@ -57,7 +57,7 @@ def make(
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigError(
-            "logger=tensorboard needs the package tensorboard, which cannot be imported here "
+            "logger=tensorboard needs the package tensorboard, which cannot be imported "
             f"({error}). Install it with: pip install 'recurrl[tensorboard]'"
         ) from error
     directory = str(run_dir / DIRECTORY)

@@ -1,4 +1,4 @@
-"""Whether wandb records online or in files, as far as nobody has said."""
+"""Chooses wandb's mode, online or offline, when the user has not."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ logger = logging.getLogger(__name__)
 
 
 class Mode(NamedTuple):
-    """A mode of ``wandb.init`` and why it was chosen."""
+    """A mode for ``wandb.init`` and why it was chosen."""
 
     name: str
     reason: str
 
 
 def choose_mode(asked: str | None, settings: wandb.Settings) -> Mode:
-    """The mode of wandb for what was asked, without a prompt and without the network.
+    """Chooses wandb's mode without prompting or using the network.
 
     Args:
-        asked: a mode of wandb, or ``auto`` or None to choose.
-        settings: wandb's settings before the run's own are added.
+        asked: a wandb mode, or ``auto`` or None to choose one.
+        settings: wandb's settings without those of the run.
     """
     if asked not in (None, AUTO):
         return Mode(str(asked), f"logger.mode={asked}")
@@ -44,7 +44,7 @@ def choose_mode(asked: str | None, settings: wandb.Settings) -> Mode:
 
 
 def has_login(settings: wandb.Settings) -> bool:
-    """Whether wandb would find credentials in the places it documents: environment, settings or netrc file.
+    """True if wandb would find credentials where it documents: environment, settings or netrc file.
 
     wandb's own check, ``wandb.login``, contacts the server and may prompt.
     """
@@ -59,7 +59,7 @@ def _netrc_has_login(settings: wandb.Settings) -> bool:
     except FileNotFoundError:
         return False
     except (netrc.NetrcParseError, OSError) as error:
-        logger.warning("No wandb login can be looked up in %s, which cannot be read: %s", path, error)
+        logger.warning("Ignoring wandb logins in %s, which cannot be read: %s", path, error)
         return False
     return any(logins.authenticators(host) for host in _hosts(settings.base_url))
 
@@ -73,6 +73,6 @@ def _netrc_path() -> Path:
 
 
 def _hosts(base_url: str) -> tuple[str, ...]:
-    """Names under which a login to the server may be stored. wandb's public server has had more than one."""
+    """Host names under which a login may be stored. wandb's public server has had more than one."""
     host = urlsplit(base_url).netloc
     return (host, PUBLIC_HOST) if base_url == wandb.Settings().base_url else (host,)

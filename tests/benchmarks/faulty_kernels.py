@@ -1,6 +1,6 @@
-"""Kernels that pass values between threads through global memory, with a barrier or without.
+"""Kernels that pass values between threads through global memory, with or without a barrier.
 
-As a program: compiles them for a compute capability and writes their PTX as JSON.
+Run as a program, it compiles them for a compute capability and writes their PTX as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 
 @triton.jit
 def transposes(x, scratch, out, steps, N: tl.constexpr, BARRIERS: tl.constexpr):
-    """Stores a tile, and loads it back with rows and columns exchanged, so that other threads get it."""
+    """Stores a tile and loads it back transposed, in other threads."""
     i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     tl.store(scratch + i * N + j, tl.load(x + i * N + j))
     if BARRIERS:
@@ -26,7 +26,7 @@ def transposes(x, scratch, out, steps, N: tl.constexpr, BARRIERS: tl.constexpr):
 
 @triton.jit
 def accumulates(x, scratch, out, steps, N: tl.constexpr, BARRIERS: tl.constexpr):
-    """Loads at the start of an iteration what other threads stored at the end of the one before."""
+    """Loads at the start of an iteration what other threads stored at the end of the previous one."""
     i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     for t in range(steps):
         h = tl.load(scratch + j * N + i)
@@ -38,7 +38,7 @@ def accumulates(x, scratch, out, steps, N: tl.constexpr, BARRIERS: tl.constexpr)
 
 @triton.jit
 def branches(x, scratch, out, steps, N: tl.constexpr, BARRIERS: tl.constexpr):
-    """Has a barrier, but not for a program without steps."""
+    """Skips its barrier if a program has no steps."""
     i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     tl.store(scratch + i * N + j, tl.load(x + i * N + j))
     if steps > 0:

@@ -1,4 +1,4 @@
-"""The check for barriers, on PTX written by hand, where every way through the code is in view."""
+"""The barrier check on hand-written PTX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks import ptx
 from benchmarks.barriers import faults
-from benchmarks.ptx import NotUnderstoodError
+from benchmarks.ptx import UnsupportedPTXError
 
 POINTERS = """
     ld.param.b64 %rd1, [kernel_param_0];
@@ -58,7 +58,7 @@ def test_a_load_after_a_store_to_the_same_tensor_is_a_fault() -> None:
     assert found(STORE + LOAD) == FAULT
 
 
-def test_a_load_before_the_store_is_none() -> None:
+def test_a_load_before_the_store_is_not_a_fault() -> None:
     assert found(LOAD + STORE) == []
 
 
@@ -84,12 +84,12 @@ def test_a_barrier_of_the_whole_program_orders(barrier: str) -> None:
         "mbarrier.arrive.shared::cta.b64 _, [%r3];",
     ],
 )
-def test_what_not_all_threads_wait_at_does_not(no_barrier: str) -> None:
+def test_partial_and_guarded_barriers_do_not_order(no_barrier: str) -> None:
     assert found(STORE + no_barrier + LOAD) == FAULT
 
 
 @pytest.mark.parametrize("branch", ["@%p1 bra $around;", "@!%p1 bra.uni $around;"])
-def test_a_branch_around_the_barrier_is_a_way_without(branch: str) -> None:
+def test_a_branch_can_bypass_the_barrier(branch: str) -> None:
     assert found(f"{STORE} {branch} bar.sync 0; $around: {LOAD}") == FAULT
 
 
@@ -101,7 +101,7 @@ def test_an_unconditional_branch_does_not_fall_through() -> None:
     assert found(f"{STORE} bra $end; {LOAD} $end:") == []
 
 
-def test_a_return_ends_the_way_and_a_guarded_one_does_not() -> None:
+def test_a_return_ends_a_path_unless_guarded() -> None:
     assert found(f"{STORE} ret; {LOAD}") == []
     assert found(f"{STORE} @%p1 ret; {LOAD}") == FAULT
 
@@ -116,7 +116,7 @@ def test_a_store_reaches_the_load_of_the_next_iteration(at_the_end: str, expecte
 @given(
     st.lists(st.tuples(st.sampled_from(["store", "load", "barrier", "jump", "branch", "return"]), st.integers(0, 9)))
 )
-def test_faults_are_the_ways_of_the_control_flow_that_meet_no_barrier(program: list[tuple[str, int]]) -> None:
+def test_faults_are_exactly_the_paths_without_a_barrier(program: list[tuple[str, int]]) -> None:
     size = len(program)
     texts = {"store": STORE, "load": LOAD, "barrier": "bar.sync 0;", "return": "ret;"}
     targets = [number % (size + 1) for _, number in program]
@@ -124,7 +124,7 @@ def test_faults_are_the_ways_of_the_control_flow_that_meet_no_barrier(program: l
     lines = [texts.get(kind) or jumps[kind].format(to) for (kind, _), to in zip(program, targets, strict=True)]
     body = "".join(f"$L{k}: {line}\n" for k, line in enumerate([*lines, "ret;"]))
 
-    # The transitive closure of single steps that leave no barrier.
+    # Transitive closure of the steps that do not leave a barrier.
     reached = [[False] * (size + 1) for _ in range(size + 1)]
     for k, (kind, _) in enumerate(program):
         if kind in ("store", "load", "branch"):
@@ -137,9 +137,9 @@ def test_faults_are_the_ways_of_the_control_flow_that_meet_no_barrier(program: l
     assert len(found(body)) == sum(reached[i][j] for i, j in ways)
 
 
-def test_a_label_is_that_of_the_nearest_scope() -> None:
+def test_labels_resolve_to_the_nearest_scope() -> None:
     wait = "{ .reg .pred done; again: mbarrier.try_wait.shared::cta.b64 done, [%r3], 0; @!done bra.uni again; }"
-    # Were the second branch to lead to the first label, the store would reach the load by it.
+    # If the second branch led to the first label, the store would reach the load.
     assert found(f"{wait} {LOAD} bar.sync 0; {STORE} {wait}") == []
 
 
@@ -166,7 +166,7 @@ def test_a_pointer_is_followed(address: str) -> None:
     assert found(f"{address} st.global.b32 [%rd3], %r1; {LOAD}") == FAULT
 
 
-def test_an_address_of_unknown_origin_may_be_any() -> None:
+def test_an_address_of_unknown_origin_may_alias_anything() -> None:
     assert found(f"ld.global.b64 %rd5, [%rd2]; {STORE} ld.global.b32 %r2, [%rd5];") == FAULT
     assert found(f"{STORE} ld.b32 %r2, [%rd5];") == [("st.global.b32", "ld.b32")]
 
@@ -221,8 +221,8 @@ def test_no_barrier_makes_the_read_only_cache_see_a_store() -> None:
         "multimem.ld_reduce.global.add.f32 %r1, [%rd1];",
     ],
 )
-def test_what_is_not_understood_is_refused(body: str) -> None:
-    with pytest.raises(NotUnderstoodError):
+def test_unsupported_ptx_is_refused(body: str) -> None:
+    with pytest.raises(UnsupportedPTXError):
         found(body)
 
 

@@ -1,4 +1,4 @@
-"""What the command lines of measurements have in common."""
+"""Command-line options shared by benchmarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from benchmarks.command_line import add_output, add_threads, publish
 
 
-def test_a_measurement_has_threads_and_a_folder_for_its_files_of_which_none_is_written_by_default():
+def test_threads_and_output_are_options_and_no_files_are_written_by_default():
     parser = argparse.ArgumentParser()
     add_threads(parser, default=2)
     add_output(parser, "one.md", "one.png")
@@ -15,7 +15,7 @@ def test_a_measurement_has_threads_and_a_folder_for_its_files_of_which_none_is_w
     assert "folder for one.md and one.png" in " ".join(parser.format_help().split())
 
 
-def test_a_table_is_printed_and_written_only_where_a_folder_is_given_which_is_made(tmp_path, capsys):
+def test_a_table_is_printed_and_written_only_to_a_given_folder(tmp_path, capsys):
     publish("a table\n", None, "one.md")
     assert list(tmp_path.iterdir()) == []
     publish("a table\n", tmp_path / "new" / "folder", "one.md")

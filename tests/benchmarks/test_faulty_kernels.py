@@ -1,4 +1,4 @@
-"""The check for barriers, on what the compiler makes of kernels with a fault that is known."""
+"""The barrier check on compiled kernels with known faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNELS = Path(__file__).parent / "faulty_kernels.py"
 
 @pytest.fixture(scope="module", params=[80, 90, 100])
 def compiled(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The PTX of each kernel, without barriers (0) and with (1). Triton's interpreter would replace the compiler."""
+    """The PTX of each kernel, without barriers (0) and with (1), compiled without triton's interpreter."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, KERNELS, str(request.param)], capture_output=True, text=True, env=environment, check=True
@@ -28,7 +28,7 @@ def compiled(request: pytest.FixtureRequest) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kernel", "store", "load"), [("transposes", 21, 24), ("accumulates", 34, 32), ("branches", 43, 48)]
 )
-def test_a_kernel_that_reads_back_what_other_threads_stored_is_reported_and_with_barriers_it_is_not(
+def test_racy_kernels_are_reported_and_not_with_barriers(
     compiled: dict[str, str], kernel: str, store: int, load: int
 ) -> None:
     reported = faults(compiled[f"{kernel} 0"], ["x", "scratch", "out", "steps"])

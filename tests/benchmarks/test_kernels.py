@@ -1,4 +1,4 @@
-"""What the compiler makes of the triton kernels, for GPUs that need not be here."""
+"""Ahead-of-time compilation of the triton kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def assert_good(figures: Figures) -> None:
     if figures.hidden_size <= 128:
         assert figures.spills == 0, figures
     assert figures.shared_memory <= SHARED_MEMORY[figures.architecture], figures
-    # The last step's gradients are no product of what came after.
+    # The last step's gradients involve no matmul with later ones.
     asked = figures.precision != "ieee" and "no after" not in figures.form
     assert (figures.tensor_core_instructions > 0) is asked, figures
     assert figures.faults == [], figures
@@ -76,8 +76,8 @@ def test_a_table_has_a_line_for_each_kernel_and_a_summary_one_for_each_layer(
     ]
 
 
-def test_an_architecture_that_is_not_known_is_refused() -> None:
-    with pytest.raises(SystemExit, match=r"--architectures=70 is not known. Choose of 80, 86, 90, 100"):
+def test_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"Unknown --architectures=70. Choose from 80, 86, 90, 100"):
         benchmarks.main(["kernels", "--architectures", "70,80"])
 
 

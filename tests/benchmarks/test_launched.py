@@ -1,4 +1,4 @@
-"""What the layer passes to the kernels."""
+"""Recording of the layer's kernel launches."""
 
 from __future__ import annotations
 

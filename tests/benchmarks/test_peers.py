@@ -1,4 +1,4 @@
-"""``benchmark.py train`` and ``profile``: what they compare, and that their parts add up."""
+"""``benchmark.py train`` and ``profile``: comparisons, and parts that add up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_peer_that_is_not_installed_is_named_with_what_to_install(
     torch.set_num_threads(threads)
     out, err = capsys.readouterr()
     assert "pip install sb3-contrib" in err
-    assert "Not installed, and so not compared: sb3_contrib (pip install sb3-contrib)." in out
+    assert "Not compared because it is not installed: sb3_contrib (pip install sb3-contrib)." in out
     assert "| 4 | recurrl | gru |" in out
 
 

@@ -1,4 +1,4 @@
-"""``benchmark.py solve``: who is compared, when a loop is done, and what the table says."""
+"""``benchmark.py solve``: contenders, stopping, and the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.solve import DEFAULT, Attempt, contenders, default_task, table
 
 
 class Scripted:
-    """A loop that takes a second an iteration and is evaluated as written down."""
+    """A loop that takes one second per iteration and returns scripted evaluations."""
 
     def __init__(self, returns: list[float]) -> None:
         self.returns = returns
@@ -39,15 +39,15 @@ def test_a_loop_is_done_when_an_evaluation_reaches_the_return_and_evaluations_ta
     assert attempt([20.0, 480.0]) == Attempt("recurrl", DEFAULT, 0, 600, 6.0, 480.0, solved=True)
 
 
-def test_a_loop_that_does_not_reach_it_ends_with_its_frames_after_a_last_evaluation() -> None:
+def test_an_unsolved_loop_ends_after_its_frames_with_a_final_evaluation() -> None:
     assert attempt([20.0, 300.0, 200.0, 100.0]) == Attempt("recurrl", DEFAULT, 0, 1_000, 10.0, 300.0, solved=False)
 
 
-def test_a_loop_that_does_not_reach_it_ends_with_its_seconds() -> None:
+def test_an_unsolved_loop_ends_at_its_time_limit() -> None:
     assert attempt([20.0], limit_s=1.5) == Attempt("recurrl", DEFAULT, 0, 200, 2.0, 20.0, solved=False)
 
 
-def test_the_default_run_is_the_same_task_for_all_but_peers_have_more_frames_for_it() -> None:
+def test_all_loops_share_the_default_task_but_peers_get_more_frames() -> None:
     tasks = contenders(default_task())
     ours, theirs = tasks["recurrl", DEFAULT], tasks["sb3_contrib", DEFAULT]
     assert isinstance(ours, Task)
@@ -56,7 +56,7 @@ def test_the_default_run_is_the_same_task_for_all_but_peers_have_more_frames_for
     assert ours.total_frames == 50_000
 
 
-def test_the_table_has_medians_over_seeds_and_says_what_was_not_reached() -> None:
+def test_the_table_has_medians_over_seeds_and_marks_unsolved_runs() -> None:
     attempts = [
         Attempt("recurrl", DEFAULT, 0, 40_000, 8.0, 500.0, solved=True),
         Attempt("recurrl", DEFAULT, 1, 45_000, 12.0, 480.0, solved=True),
@@ -69,7 +69,7 @@ def test_the_table_has_medians_over_seeds_and_says_what_was_not_reached() -> Non
 
 
 @pytest.mark.slow
-def test_loops_take_turns_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loops_take_turns_in_separate_processes(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = argparse.ArgumentParser()
     solve.add_arguments(arguments)
     chosen = ["--loops", "recurrl,torchrl", "--seeds", "0", "--limit-s", "2", "--episodes", "2", "--target", "5"]

@@ -1,4 +1,4 @@
-"""The choice of configurations, with a clock that is not real and a compiler that takes what it is told."""
+"""``benchmark.py tune``, with a fake clock and a fake compiler."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nothing_resident_fits(pairs: Iterable[Pair]) -> set[Pair]:
 
 
 def clock(problem: Problem, candidates: list[Configuration]) -> dict[Configuration, float]:
-    """One launch a step is faster with many lanes; otherwise resident weights are; 32 lanes a program are the best."""
+    """One launch per step wins with many lanes, resident weights otherwise; 32 lanes per program are best."""
     slow = {c: c.resident == (problem.lanes is None) for c in candidates}
     return {
         c: 100 * slow[c] + abs(c.lanes - 32) + 0.1 * c.warps + 0.01 * c.stages + 0.001 * c.units for c in candidates
@@ -58,7 +58,7 @@ def test_the_fastest_is_chosen_for_each_hidden_size_and_number_of_lanes(
     assert table.configuration("gru", 129, "tf32", 90, lanes=1)[:3] == (False, 32, 32)
 
 
-def test_where_weights_are_resident_there_is_one_launch_a_step_to_recompute(
+def test_a_resident_row_is_followed_by_a_step_row_for_recomputation(
     timed: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "current", lambda: timed)
@@ -72,7 +72,7 @@ def test_other_architectures_keep_their_rows_and_their_source(timed: Table) -> N
     assert [row for row in timed.rows if row.architecture != 90] == [r for r in before.rows if r.architecture != 90]
 
 
-def test_no_row_could_be_left_out(timed: Table) -> None:
+def test_no_row_is_redundant(timed: Table) -> None:
     for row in timed.rows:
         if row.architecture == 90:
             without = [other for other in timed.rows if other is not row]
@@ -83,7 +83,7 @@ def choices(rows: Iterable[Row], like: Row) -> list[Configuration | None]:
     of_layer = [row for row in rows if row[:3] == like[:3]]
     return [
         next(
-            (r.configuration for r in of_layer if r.is_for(hidden, lanes) and not (step and r.configuration.resident)),
+            (r.configuration for r in of_layer if r.covers(hidden, lanes) and not (step and r.configuration.resident)),
             None,
         )
         for hidden in (1, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024)
@@ -92,13 +92,13 @@ def choices(rows: Iterable[Row], like: Row) -> list[Configuration | None]:
     ]
 
 
-def test_what_does_not_fit_is_not_timed() -> None:
+def test_candidates_that_do_not_fit_are_not_timed() -> None:
     rows = tuned([80], all_candidates, nothing_resident_fits, clock)
     assert not any(row.configuration.resident for row in rows)
 
 
-def test_a_layer_that_nothing_fits_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"No candidate with one launch a step fits .*cell='gru'"):
+def test_a_layer_without_a_fitting_candidate_raises() -> None:
+    with pytest.raises(ValueError, match=r"No candidate with one launch per step fits .*cell='gru'"):
         tuned([80], all_candidates, lambda _: set(), clock)
 
 
@@ -120,13 +120,13 @@ def test_untimed_weights_are_resident_if_they_fit_and_tiles_are_as_large_as_the_
 
 def test_without_a_gpu_tune_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="times the kernels on a CUDA device, and there is none here"):
+    with pytest.raises(SystemExit, match="times the kernels on a CUDA device, but none is available"):
         benchmarks.main(["tune", "--output", str(tmp_path / "table.json")])
     assert not any(tmp_path.iterdir())
 
 
-def test_a_file_that_could_not_be_written_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"there is no folder .*missing\. Make it first"):
+def test_an_unwritable_output_is_refused_before_compiling(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"folder .*missing does not exist\. Create it first"):
         benchmarks.main(["tune", "--untimed", "--output", str(tmp_path / "missing" / "table.json")])
 
 
@@ -134,11 +134,11 @@ def test_a_gpu_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    with pytest.raises(SystemExit, match=r"need compute capability 8.0, and cuda:0 has 7.5"):
+    with pytest.raises(SystemExit, match=r"need compute capability 8.0, but cuda:0 has 7.5"):
         benchmarks.main(["tune", "--output", str(tmp_path / "table.json")])
 
 
-def test_untimed_a_table_is_written_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untimed_writes_a_readable_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "fitting", nothing_resident_fits)
     benchmarks.main(["tune", "--untimed", "--output", str(tmp_path / "table.json")])
     found = table.read(tmp_path / "table.json")
@@ -201,7 +201,9 @@ def test_untimed_a_candidate_is_compiled_only_if_none_before_it_fits(
 @pytest.mark.parametrize(
     "spilling", [False, True, None], ids=["demanding form spills", "another one does", "none does"]
 )
-def test_what_spills_in_one_of_its_forms_does_not_fit(spilling: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_that_spills_in_any_form_does_not_fit(
+    spilling: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def compiled(jobs: list[Job], all_forms: bool) -> dict[Job, list[Figures]]:
@@ -215,12 +217,12 @@ def test_what_spills_in_one_of_its_forms_does_not_fit(spilling: bool | None, mon
     assert asked == [(8, False), (0 if spilling is False else 1, True)]
 
 
-def test_nothing_to_compile_is_compiled_at_once() -> None:
+def test_compiling_nothing_returns_at_once() -> None:
     assert compile_all([]) == {}
 
 
 @pytest.mark.slow
-def test_what_the_compiler_says_decides_what_fits() -> None:
+def test_compilation_figures_decide_what_fits() -> None:
     problem = Problem("gru", "tf32", 80, 128, None)
     resident, step = Configuration(True, 8, 128, 128, 8, 1), Configuration(False, 16, 32, 32, 4, 2)
     assert fitting([(problem, resident), (problem, step)]) == {(problem, step)}

@@ -1,4 +1,4 @@
-"""What tests of the triton kernels set up."""
+"""Fixtures for tests of the triton kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recurrl.recurrent.backends.triton import table
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
-    """New memory holds NaN: an element that no thread writes shows."""
+    """New memory holds NaN, so that elements no thread writes are detected."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
@@ -23,5 +23,5 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def one_launch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No weights stay on the chip, however small."""
+    """Use one launch per step for every size."""
     monkeypatch.setattr(table, "configuration", table.step_configuration)

@@ -1,4 +1,4 @@
-"""What tests of parity share: patterns of resets, batches, and everything that two implementations must agree on."""
+"""Shared by parity tests: reset patterns, batches, and all values that two implementations must agree on."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PATTERNS = ("none", "first", "every step", "last", "random", "one row only")
 
 
 def resets(pattern: str, rows: int, steps: int) -> Tensor:
-    """The marks ``is_init`` ``[rows, steps]``."""
-    marks = torch.zeros(rows, steps, dtype=torch.bool)
+    """Reset flags ``is_init`` ``[rows, steps]``."""
+    is_init = torch.zeros(rows, steps, dtype=torch.bool)
     if pattern == "first":
-        marks[:, 0] = True
+        is_init[:, 0] = True
     elif pattern == "every step":
-        marks[:] = True
+        is_init[:] = True
     elif pattern == "last":
-        marks[:, -1] = True
+        is_init[:, -1] = True
     elif pattern == "random":
-        # Of this seed, one row of three steps or more has starts in its middle and is not all starts.
-        marks = torch.rand(rows, steps, generator=torch.Generator().manual_seed(25)) < 0.3
+        # With this seed, a single row of three or more steps has starts in its middle, but not only starts.
+        is_init = torch.rand(rows, steps, generator=torch.Generator().manual_seed(25)) < 0.3
     elif pattern == "one row only":
-        marks[0, steps // 2] = True
-    return marks
+        is_init[0, steps // 2] = True
+    return is_init
 
 
 def batch(module: RecurrentModule, is_init: Tensor) -> TensorDict:
@@ -47,7 +47,7 @@ def batch(module: RecurrentModule, is_init: Tensor) -> TensorDict:
 def outputs_and_gradients(module: torch.nn.Module, data: TensorDict) -> dict[str, Tensor]:
     """The output, the returned states and all gradients, in the module's dtype and on its device.
 
-    The loss weighs every element of the output and of the states by a random number.
+    The loss weights every element of the output and the states randomly.
     """
     first = next(module.parameters())
     state_keys: list[Any] = [key for key in data.keys(True, True) if key not in ("x", "is_init")]
@@ -60,14 +60,14 @@ def outputs_and_gradients(module: torch.nn.Module, data: TensorDict) -> dict[str
         (value * torch.randn(value.shape, dtype=torch.float64, generator=generator).to(value)).sum()
         for value in found.values()
     )
-    # A module that torch.compile made puts its own name before those of its parameters.
+    # torch.compile prefixes parameter names.
     wanted = inputs | {name.rpartition(".")[2]: parameter for name, parameter in module.named_parameters()}
     gradients = torch.autograd.grad(loss, list(wanted.values()))
     return found | {f"gradient of {name}": value for name, value in zip(wanted, gradients, strict=True)}
 
 
 def relative_errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Of each the norm of the difference over that of the truth."""
+    """Norm of each difference, relative to the expected value's norm."""
     assert found.keys() == expected.keys()
     return {
         name: float((found[name].detach().double() - value.detach()).norm() / value.norm().clamp(min=1e-30).detach())

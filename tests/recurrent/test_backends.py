@@ -1,4 +1,4 @@
-"""Every backend computes what the reference computes: outputs, states and all gradients."""
+"""Every backend matches the reference: outputs, states and all gradients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make(
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
-    """Entry by entry within ``tolerance`` of the entry, or of a hundredth of the largest one."""
+    """Compares elementwise, relative to the element or to a hundredth of the largest one."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(
@@ -117,7 +117,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize(("backend", "recompute"), [("reference", "none"), *FAST_BACKENDS])
 @pytest.mark.parametrize("cell", CELLS)
-def test_every_option_of_torchrl_gives_what_torchrl_gives(
+def test_every_torchrl_option_matches_torchrl(
     cell: str, backend: str, recompute: str, options: dict[str, Any], pattern: str
 ) -> None:
     if cell == "gru" and "proj_size" in options:
@@ -128,7 +128,7 @@ def test_every_option_of_torchrl_gives_what_torchrl_gives(
     ours = {"gru": GRUModule, "lstm": LSTMModule}[cell](
         size[2], size[3], recurrent_backend=backend, recurrent_recompute=recompute, **arguments
     ).double()
-    # Theirs has no bidirectional plain Python.
+    # TorchRL's Python modules are not bidirectional.
     theirs = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}[cell](size[2], size[3], **arguments).double()
     theirs.load_state_dict(ours.state_dict())
     expected = outputs_and_gradients(theirs, batch(ours, is_init))
@@ -139,10 +139,10 @@ def test_every_option_of_torchrl_gives_what_torchrl_gives(
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
 @pytest.mark.parametrize(("backend", "recompute"), FAST_BACKENDS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_float32_is_right_to_five_digits(
+def test_float32_is_accurate_to_five_digits(
     cell: str, backend: str, recompute: str, size: tuple[int, ...], pattern: str
 ) -> None:
-    """Against the reference in float64 from the same float32 numbers: the norm of the error over that of the truth."""
+    """Relative error norm against the reference in float64, from the same float32 numbers."""
     is_init = resets(pattern, *size[:2])
     module = make(cell, backend, recompute, size, layers=2, bias=True).float()
     reference = make(cell, "reference", "none", size, layers=2, bias=True)
@@ -156,9 +156,7 @@ def test_float32_is_right_to_five_digits(
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}], ids=["one direction", "both directions"])
 @pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_a_cell_that_is_only_a_step_runs_by_scan(
-    step_only_cell: str, recompute: str, options: dict[str, Any], pattern: str
-) -> None:
+def test_scan_runs_a_step_only_cell(step_only_cell: str, recompute: str, options: dict[str, Any], pattern: str) -> None:
     size = SIZES["ordinary"]
     is_init = resets(pattern, *size[:2])
     reference = make(step_only_cell, "reference", "none", size, 2, True, **options)
@@ -169,7 +167,7 @@ def test_a_cell_that_is_only_a_step_runs_by_scan(
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
-def test_a_cell_in_parallel_over_time_equals_its_steps(size: tuple[int, ...], pattern: str) -> None:
+def test_a_parallel_form_equals_its_steps(size: tuple[int, ...], pattern: str) -> None:
     is_init = resets(pattern, *size[:2])
     reference = make("mingru", "reference", "none", size, layers=2, bias=True)
     module = make("mingru", "scan", "none", size, layers=2, bias=True)
@@ -177,7 +175,7 @@ def test_a_cell_in_parallel_over_time_equals_its_steps(size: tuple[int, ...], pa
     assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
-def test_a_stored_state_that_is_not_read_may_hold_anything() -> None:
+def test_unread_stored_states_may_hold_anything() -> None:
     for cell, backend in itertools.product((*CELLS, "mingru"), ("reference", "pad", "scan")):
         if (cell, backend) == ("mingru", "pad"):
             continue
@@ -203,8 +201,8 @@ def test_a_stored_state_that_is_not_read_may_hold_anything() -> None:
 def test_any_pattern_of_resets_equals_the_reference(
     data: st.DataObject, rows: int, steps: int, cell: str, backend: tuple[str, str]
 ) -> None:
-    marks = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
-    is_init = torch.tensor(marks).reshape(rows, steps)
+    flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    is_init = torch.tensor(flags).reshape(rows, steps)
     size = (rows, steps, 2, 3)
     reference = make(cell, "reference", "none", size, layers=1, bias=True)
     module = make(cell, *backend, size, layers=1, bias=True)
@@ -259,7 +257,7 @@ def test_a_second_derivative_is_refused(cell: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [*CELLS, "mingru"])
-def test_a_module_compiled_whole_equals_eager(cell: str) -> None:
+def test_a_compiled_module_equals_eager(cell: str) -> None:
     size = (3, 6, 2, 4)
     module = make(cell, "scan", "none", size, layers=2, bias=True)
     is_init = resets("random", *size[:2])
@@ -270,7 +268,7 @@ def test_a_module_compiled_whole_equals_eager(cell: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_compiled_module_needs_no_gradient(cell: str) -> None:
+def test_a_compiled_module_runs_without_gradients(cell: str) -> None:
     size = (3, 6, 2, 4)
     module = make(cell, "scan", "none", size, layers=1, bias=True)
     data = batch(module, resets("random", *size[:2]))

@@ -1,4 +1,4 @@
-"""What users of TorchRL's and torch's recurrent modules find where they expect it."""
+"""Compatibility with TorchRL's and torch's recurrent modules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sequence(module: RecurrentModule, data: TensorDict) -> TensorDict:
         *("set_recurrent_mode", "set_recurrent_matmul_precision", "get_recurrent_matmul_precision"),
     ],
 )
-def test_each_public_name_of_torchrl_is_here(public: str) -> None:
+def test_every_public_torchrl_name_exists(public: str) -> None:
     assert hasattr(torchrl.modules, public)
     assert public in recurrl.recurrent.__all__
 
@@ -63,7 +63,7 @@ def test_the_mode_is_torchrls_own() -> None:
     assert set_recurrent_mode is torchrl.modules.set_recurrent_mode
 
 
-def test_each_argument_of_torchrl_is_taken_in_its_place(name: str) -> None:
+def test_constructor_signatures_match_torchrl(name: str) -> None:
     theirs = inspect.signature(getattr(torchrl.modules, f"{name.upper()}Module").__init__)
     ours = inspect.signature(MODULES[name].__init__)
     positional = [p.name for p in theirs.parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
@@ -71,7 +71,7 @@ def test_each_argument_of_torchrl_is_taken_in_its_place(name: str) -> None:
     assert set(theirs.parameters) <= set(ours.parameters)
 
 
-def test_parameters_are_exchanged_with_torch(name: str) -> None:
+def test_state_dicts_are_interchangeable_with_torch(name: str) -> None:
     theirs = TORCH[name](3, 5, num_layers=2, batch_first=True)
     ours = make(name, 3, 5, num_layers=2)
     getattr(ours, name).load_state_dict(theirs.state_dict())
@@ -81,7 +81,7 @@ def test_parameters_are_exchanged_with_torch(name: str) -> None:
     theirs.load_state_dict(getattr(ours, name).state_dict())
 
 
-def test_parameters_are_exchanged_with_torchrl(name: str) -> None:
+def test_state_dicts_are_interchangeable_with_torchrl(name: str) -> None:
     ours = make(name, 3, 5, bidirectional=True)
     theirs = getattr(torchrl.modules, f"{name.upper()}Module")(3, 5, bidirectional=True, in_key="x", out_key="y")
     theirs.load_state_dict(ours.state_dict())
@@ -99,23 +99,23 @@ def test_a_torch_module_can_be_wrapped(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"input_size": 3, "wrap": {}}, "takes sizes or a .* to wrap, not both"),
         ({"wrap": {"batch_first": False}}, "batch_first=False is not possible"),
         ({"input_size": 3}, "needs input_size and hidden_size"),
     ],
 )
-def test_a_wrapped_module_and_sizes_exclude_each_other(name: str, options: dict[str, Any], sentence: str) -> None:
+def test_a_wrapped_module_and_sizes_exclude_each_other(name: str, options: dict[str, Any], message: str) -> None:
     options = dict(options)
     wrap = options.pop("wrap", None)
     if wrap is not None:
         options[name] = TORCH[name](3, 5, **{"batch_first": True, **wrap})
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         MODULES[name](in_key="x", out_key="y", **options)
 
 
-def test_the_submodule_can_be_exchanged_and_keeps_its_parameters(name: str) -> None:
+def test_converting_the_submodule_keeps_its_parameters(name: str) -> None:
     module = make(name, 3, 5, num_layers=2, dropout=0.5).eval()
     before = dict(module.named_parameters())
     data = batch(module, 4, 7)
@@ -129,9 +129,9 @@ def test_the_submodule_can_be_exchanged_and_keeps_its_parameters(name: str) -> N
         torch.testing.assert_close(sequence(module, data), expected)
 
 
-def test_a_cell_of_ours_has_one_form() -> None:
+def test_a_cell_without_a_torch_module_cannot_be_converted() -> None:
     module = RecurrentModule("mingru", 3, 5, in_key="x", out_key="y")
-    with pytest.raises(ValueError, match="has one form only"):
+    with pytest.raises(ValueError, match="cannot be converted"):
         module.make_cudnn_based()
 
 
@@ -200,7 +200,7 @@ def test_keys_may_be_nested(name: str) -> None:
     assert set(module.make_tensordict_primer().primers.keys(True, True)) == set(states)
 
 
-def test_an_environment_gets_its_states_from_the_modules_primer(name: str) -> None:
+def test_the_primer_adds_states_to_an_environment(name: str) -> None:
     module = MODULES[name](3, 5, num_layers=2, bidirectional=True, in_key="observation", out_key="features")
     policy = TensorDictSequential(module, TensorDictModule(nn.Linear(10, 1), ["features"], ["action"]))
     primer = get_primers_from_module(policy)
@@ -224,7 +224,7 @@ def test_one_of_two_states_is_not_enough() -> None:
         module(batch(module, 4).exclude("recurrent_state_c"))
 
 
-def test_the_mode_can_be_given_and_not_set(name: str) -> None:
+def test_the_mode_can_be_passed_but_not_set(name: str) -> None:
     module = make(name, 3, 5, default_recurrent_mode=True)
     assert module.recurrent_mode
     with set_recurrent_mode(False):
@@ -234,7 +234,7 @@ def test_the_mode_can_be_given_and_not_set(name: str) -> None:
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_canonicalizing_lays_out_the_modules_entries_and_no_others(name: str, inplace: bool) -> None:
+def test_canonicalizing_affects_only_the_modules_entries(name: str, inplace: bool) -> None:
     module = make(name, 3, 5)
     gaps = torch.randn(5, 4, 3).transpose(0, 1)
     data = TensorDict({"x": gaps, "reward": gaps}, [4, 5])
@@ -260,7 +260,7 @@ def test_under_autocast_the_layer_computes_in_the_dtype_of_its_weights(name: str
 
 
 @pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
-def test_other_dtypes_without_autocast_are_an_error(name: str, backend: str) -> None:
+def test_mixed_dtypes_without_autocast_raise(name: str, backend: str) -> None:
     module = make(name, 3, 5, recurrent_backend=backend)
     data = batch(module, 4, 7)
     with pytest.raises(RuntimeError, match="dtype"):

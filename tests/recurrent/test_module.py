@@ -1,4 +1,4 @@
-"""The TensorDict layer: steps and sequences, keys, states."""
+"""The TensorDict module: steps and sequences, keys, states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_batch(module: RecurrentModule, *batch: int) -> TensorDict:
 def test_a_sequence_equals_its_steps_one_by_one(module: RecurrentModule) -> None:
     data = random_batch(module, 4, 7)
     for key in STATES[type(module)]:
-        data[key][data["is_init"].squeeze(-1)] = 0.0  # as an environment's primer leaves them at a reset
+        data[key][data["is_init"].squeeze(-1)] = 0.0  # like an environment's primer at a reset
     carried = {key: data[key][:, 0] for key in STATES[type(module)]}
     outputs = []
     for t in range(7):
@@ -53,7 +53,7 @@ def test_a_step_zeroes_the_state_where_an_episode_starts(module: RecurrentModule
     torch.testing.assert_close(module(data)["y"], module(zeroed)["y"])
 
 
-def test_a_state_that_is_not_finite_does_not_survive_its_reset(module: RecurrentModule) -> None:
+def test_a_non_finite_state_does_not_survive_a_reset(module: RecurrentModule) -> None:
     data = random_batch(module, 6)
     data["is_init"][:] = True
     for key in STATES[type(module)]:
@@ -61,7 +61,7 @@ def test_a_state_that_is_not_finite_does_not_survive_its_reset(module: Recurrent
     assert module(data)["y"].isfinite().all()
 
 
-def test_next_states_are_zero_but_at_the_ends_of_segments(module: RecurrentModule) -> None:
+def test_next_states_are_zero_except_at_segment_ends(module: RecurrentModule) -> None:
     data = random_batch(module, 4, 7)
     ends = torch.ones(4, 7, dtype=torch.bool)
     ends[:, :-1] = data["is_init"].squeeze(-1)[:, 1:]
@@ -124,7 +124,7 @@ def test_a_primer_that_would_not_carry_the_state_is_refused() -> None:
         module.make_tensordict_primer()
 
 
-def test_the_input_and_is_init_are_asked_for_by_name(module: RecurrentModule) -> None:
+def test_a_missing_entry_is_named(module: RecurrentModule) -> None:
     with pytest.raises(KeyError, match="is_init"):
         module(random_batch(module, 2).exclude("is_init"))
     with pytest.raises(KeyError, match="'x'"):
@@ -137,15 +137,15 @@ def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"in_key": "x", "in_keys": ["x", "h"], "out_key": "y"}, "Give either in_key or in_keys"),
-        ({"in_key": "x"}, "Give either out_key or out_keys"),
+        ({"in_key": "x", "in_keys": ["x", "h"], "out_key": "y"}, "Pass either in_key or in_keys"),
+        ({"in_key": "x"}, "Pass either out_key or out_keys"),
         ({"in_keys": ["x"], "out_key": "y"}, "reads one input, 1 state"),
-        ({"in_keys": ["x", "h", "marks"], "out_key": "y"}, "'is_init' last"),
+        ({"in_keys": ["x", "h", "resets"], "out_key": "y"}, "'is_init' last"),
         ({"in_key": "x", "out_keys": ["y"]}, "writes one output and 1 state"),
         ({"in_key": "x", "out_key": "y", "batch_first": False}, "batch_first=False is not possible"),
-        ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "There is no recurrent_backend 'fast'"),
+        ({"in_key": "x", "out_key": "y", "recurrent_backend": "fast"}, "Unknown recurrent_backend 'fast'"),
         (
             {"in_key": "x", "out_key": "y", "recurrent_backend": "pad", "recurrent_recompute": "full"},
             "Choose backend=scan, or recompute=none",
@@ -156,8 +156,8 @@ def test_a_sequence_needs_a_time_dimension(module: RecurrentModule) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_with_what_to_do(options: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_options_raise_with_a_remedy(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         GRUModule(3, 5, **options)
 
 

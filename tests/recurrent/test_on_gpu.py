@@ -14,7 +14,7 @@ from recurrl.recurrent import set_recurrent_mode
 
 pytestmark = pytest.mark.gpu
 
-# Of the norm, against the reference in float64: the units of the factors' formats are 5e-4 (tf32) and 4e-3 (bf16).
+# Relative error norm against the float64 reference; the unit roundoff is 5e-4 (tf32) and 4e-3 (bf16).
 TOLERANCES = {"ieee": 2e-5, "tf32x3": 2e-5, "tf32": 2e-3, "bf16": 2e-2}
 
 
@@ -57,7 +57,7 @@ def test_a_captured_layer_follows_new_data(cell: str, hidden: int) -> None:
     torch.testing.assert_close(captured, expected)
 
 
-def test_another_stream_than_the_default_one_gives_the_same() -> None:
+def test_a_non_default_stream_gives_the_same_result() -> None:
     module = make("gru", 64).cuda()
     data = batch(module, resets("random", 16, 12))
     expected = outputs_and_gradients(module, data)
@@ -71,7 +71,7 @@ def test_another_stream_than_the_default_one_gives_the_same() -> None:
 
 
 @pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one device only")
-def test_another_device_than_the_first_one_gives_the_same() -> None:
+def test_a_second_device_gives_the_same_result() -> None:
     module = make("lstm", 64)
     data = batch(module, resets("random", 16, 12))
     expected = outputs_and_gradients(module.to("cuda:0"), data)
@@ -80,7 +80,7 @@ def test_another_device_than_the_first_one_gives_the_same() -> None:
         torch.testing.assert_close(found[name].to("cuda:0"), value, msg=name)
 
 
-def test_offsets_past_what_32_bits_hold_are_right() -> None:
+def test_offsets_beyond_32_bits_are_correct() -> None:
     module = make("gru", 128, precision="bf16").cuda()
     rows, steps = 40_000, 128
     assert rows * steps * 4 * 128 > 2**31

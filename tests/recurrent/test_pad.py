@@ -1,4 +1,4 @@
-"""Segments joined end to end, so that one call of the fused kernel runs many: nothing crosses from one to the next."""
+"""Segments joined end to end for one fused kernel call: nothing crosses from one to the next."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lstm(backend: str, inputs: int, hidden: int, layers: int = 1, bias: bool = T
 
 
 def batch(is_init: Tensor, inputs: int, hidden: int, layers: int = 1) -> TensorDict:
-    """As collection leaves it: a state wherever no episode begins, and none that has a gradient."""
+    """A batch as collected: stored states wherever no episode begins, none requiring grad."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(*is_init.shape, inputs, dtype=torch.float64, generator=generator)
     data = TensorDict({"x": x.requires_grad_(), "is_init": is_init}, is_init.shape)
@@ -56,11 +56,11 @@ def outputs_and_gradients(module: LSTMModule, data: TensorDict) -> dict[str, Ten
 
 
 def joins(module: LSTMModule, data: TensorDict) -> bool:
-    """Whether the batch is laid out with segments one after another."""
+    """True if the batch's layout joins segments."""
     entering = [data[key][:, :, 0].flatten(0, 1) for key in STATES]
     packing = Segments.from_is_init(data["is_init"]).packing
     first = pad._must_be_first(tuple(state[packing.starts_N] for state in entering))
-    return len(layout.joined(packing, first, None).shown_K) > 0
+    return len(layout.joined(packing, first, None).readout_K) > 0
 
 
 @settings(deadline=None)
@@ -71,12 +71,12 @@ def joins(module: LSTMModule, data: TensorDict) -> bool:
     steps_at_once=st.one_of(st.none(), st.integers(1, 40)),
     cost_of_a_block=st.sampled_from([0, 3, 1000]),
 )
-def test_a_layout_holds_every_segment_whole_with_gaps_in_between(
+def test_a_layout_keeps_segments_contiguous_and_separated_by_gaps(
     data: st.DataObject, rows: int, steps: int, steps_at_once: int | None, cost_of_a_block: int
 ) -> None:
     count = rows * steps
-    marks = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count))).reshape(rows, steps)
-    packing = Segments.from_is_init(marks).packing
+    flags = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count))).reshape(rows, steps)
+    packing = Segments.from_is_init(flags).packing
     segments = [list(range(a, b + 1)) for a, b in zip(packing.starts_N, packing.ends_N, strict=True)]
     first = data.draw(st.lists(st.booleans(), min_size=len(segments), max_size=len(segments)))
     with mock.patch.object(layout, "_BLOCK", cost_of_a_block):
@@ -109,7 +109,7 @@ def test_a_layout_holds_every_segment_whole_with_gaps_in_between(
             assert [source[place] for place in chain[:3]] == [count, count + 1, count + 2]
             shown_of[chain[1]] = index
             chain = chain[3:]
-    order = torch.tensor([*(shown_of.pop(place) for place in found.shown_K.tolist()), *last])
+    order = torch.tensor([*(shown_of.pop(place) for place in found.readout_K.tolist()), *last])
     assert not shown_of
     assert order[found.order_N].tolist() == list(range(len(segments)))
     assert torch.equal(found.source_Q[found.place_P], torch.arange(count))
@@ -131,7 +131,7 @@ def test_blocks_cost_no_more_than_any_other_cut(lengths: list[int], cost_of_one:
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
-    """The norm of the error over that of the truth."""
+    """Relative error norm."""
     for name, value in expected.items():
         error = (found[name].double() - value).norm() / value.norm().clamp(min=1e-30)
         assert error < tolerance, f"{name}: {error:.1e}"
@@ -153,15 +153,15 @@ def test_joined_segments_equal_the_reference(layers: int, bias: bool, scale: flo
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 5), steps=st.integers(1, 14))
 def test_any_pattern_of_resets_equals_the_reference(data: st.DataObject, rows: int, steps: int) -> None:
-    marks = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
-    drawn = batch(torch.tensor(marks).reshape(rows, steps), 2, 3)
-    with mock.patch.object(layout, "_BLOCK", 1000):  # what is joined is one call
+    flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    drawn = batch(torch.tensor(flags).reshape(rows, steps), 2, 3)
+    with mock.patch.object(layout, "_BLOCK", 1000):  # joined segments run in one call
         found = outputs_and_gradients(lstm("pad", 2, 3), drawn)
     assert_equal(found, outputs_and_gradients(lstm("reference", 2, 3), drawn))
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0], ids=["ordinary weights", "weights that saturate"])
-def test_joined_segments_are_right_to_five_digits_in_float32(scale: float) -> None:
+def test_joined_segments_are_accurate_to_five_digits_in_float32(scale: float) -> None:
     is_init = torch.rand(8, 64, generator=torch.Generator().manual_seed(3)) < 0.1
     module, data = lstm("pad", 16, 32, scale=scale).float(), batch(is_init, 16, 32)
     reference = lstm("reference", 16, 32)
@@ -176,7 +176,7 @@ def test_joined_segments_are_right_to_five_digits_in_float32(scale: float) -> No
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-def test_a_state_that_the_next_segment_would_feel_is_kept_from_it(value: float) -> None:
+def test_a_huge_or_non_finite_state_does_not_reach_the_next_segment(value: float) -> None:
     is_init = torch.zeros(4, 40, dtype=torch.bool)
     is_init[:, [6, 27]] = True
     module, data = lstm("pad", 3, 5), batch(is_init, 3, 5)
@@ -189,7 +189,7 @@ def test_a_state_that_the_next_segment_would_feel_is_kept_from_it(value: float) 
         assert found[key][1:].isfinite().all()
 
 
-def test_a_state_that_enters_in_mid_row_begins_a_chain() -> None:
+def test_a_nonzero_initial_state_begins_a_chain() -> None:
     is_init = torch.rand(6, 40, generator=torch.Generator().manual_seed(3)) < 0.12
     module, data = lstm("pad", 3, 5), batch(is_init, 3, 5)
     given = torch.rand(is_init.shape, generator=torch.Generator().manual_seed(4)) < 0.5
@@ -201,7 +201,7 @@ def test_a_state_that_enters_in_mid_row_begins_a_chain() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_at_all_crosses_from_one_joined_segment_to_the_next(dtype: torch.dtype) -> None:
-    """Chains mix the segments of all rows, so what crossed would be seen in another row."""
+    """Chains mix segments of all rows, so a leak would show in another row."""
     is_init = torch.rand(6, 40, generator=torch.Generator().manual_seed(3)) < 0.12
     module = lstm("pad", 4, 17).to(dtype)
     data = batch(is_init, 4, 17).apply(lambda value: value.detach().to(dtype) if value.is_floating_point() else value)

@@ -1,4 +1,4 @@
-"""GRU, LSTM and their cells in Python equal torch's."""
+"""GRU, LSTM and their cells in Python match torch's."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_masked_row_keeps_the_state_of_its_last_unmasked_step(name: str) -> No
         assert_same([state[:, row] for state in flat(last)], [state[:, 0] for state in flat(expected_last)])
 
 
-def test_a_mask_is_refused_in_both_directions() -> None:
+def test_a_bidirectional_module_refuses_a_mask() -> None:
     with pytest.raises(ValueError, match="takes no mask when it is bidirectional"):
         GRU(3, 5, bidirectional=True)(torch.randn(2, 4, 3), None, torch.ones(2, 4, dtype=torch.bool))
 
@@ -89,7 +89,7 @@ def test_input_needs_a_batch_dimension(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_vmap_takes_them(name: str) -> None:
+def test_vmap_supports_the_modules(name: str) -> None:
     module = PAIRS[name][0](3, 5).double()
     x = torch.randn(2, 4, 6, 3, dtype=torch.float64)
     assert_same(flat(torch.vmap(module)(x))[0], torch.stack([flat(module(one))[0] for one in x]))
@@ -121,7 +121,7 @@ def test_a_cell_refuses_other_dimensions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CELL_PAIRS)
-def test_vmap_takes_a_cell(name: str) -> None:
+def test_vmap_supports_the_cells(name: str) -> None:
     cell = CELL_PAIRS[name][0](3, 5).double()
     x = torch.randn(2, 4, 3, dtype=torch.float64)
     assert_same(flat(torch.vmap(cell)(x))[0], torch.stack([flat(cell(one))[0] for one in x]))

@@ -1,4 +1,4 @@
-"""What is particular to the scan in eager mode: chunks of steps, and products by oneDNN."""
+"""The eager scan: chunks of steps, and oneDNN matmuls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(cell: str, backend: str = "scan", **options: object) -> RecurrentModule
 
 
 def errors_against_the_reference(module: RecurrentModule, is_init: Tensor, **options: object) -> dict[str, float]:
-    """Of everything the module computes, the reference computing in float64 from the same numbers."""
+    """Errors of everything the module computes, against the reference in float64 from the same numbers."""
     reference = make(module.cell_name, "reference", **options).double()
     reference.load_state_dict(module.state_dict())
     data = batch(module, is_init)
@@ -47,7 +47,7 @@ def test_a_backward_pass_in_chunks_equals_the_reference(
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12), rows_at_once=st.integers(0, 30))
-def test_chunks_hold_all_steps_and_no_more_rows_than_asked_for(sizes: list[int], rows_at_once: int) -> None:
+def test_chunks_cover_all_steps_within_the_row_limit(sizes: list[int], rows_at_once: int) -> None:
     sizes.sort(reverse=True)
     chunks = packed._chunks(sizes, rows_at_once)
     assert [t for first, last, *_ in chunks for t in range(first, last)] == list(range(len(sizes)))
@@ -60,12 +60,12 @@ def test_chunks_hold_all_steps_and_no_more_rows_than_asked_for(sizes: list[int],
 @has_onednn
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(("cell", "options"), [("gru", {}), ("lstm", {}), ("lstm", {"proj_size": 3, "bias": False})])
-def test_products_by_onednn_are_right_to_five_digits(cell: str, options: dict[str, object], pattern: str) -> None:
+def test_onednn_matmuls_are_accurate_to_five_digits(cell: str, options: dict[str, object], pattern: str) -> None:
     with (
-        mock.patch.object(products, "_LEAST_WORK", 1),
+        mock.patch.object(products, "_MIN_WORK", 1),
         mock.patch.object(products, "_BLOCKS", (32, 8)),
         mock.patch.object(packed, "_BYTES_AT_ONCE", 6000),
-        mock.patch.object(products, "by_onednn", side_effect=products.by_onednn) as asked,
+        mock.patch.object(products, "onednn_linear", side_effect=products.onednn_linear) as asked,
     ):
         errors = errors_against_the_reference(make(cell, **options), resets(pattern, ROWS, STEPS), **options)
     assert asked.call_count > 2 * STEPS if pattern == "none" else asked.called
@@ -73,12 +73,12 @@ def test_products_by_onednn_are_right_to_five_digits(cell: str, options: dict[st
 
 
 @has_onednn
-def test_onednn_gets_large_products_in_float32_alone() -> None:
-    assert products.least_rows(torch.empty(0), 256, 768) < 64
-    assert products.least_rows(torch.empty(0), 64, 192) > 256
-    assert products.least_rows(torch.empty(0, dtype=torch.float64), 256, 768) > 1 << 30
+def test_onednn_gets_only_large_float32_matmuls() -> None:
+    assert products.min_rows(torch.empty(0), 256, 768) < 64
+    assert products.min_rows(torch.empty(0), 64, 192) > 256
+    assert products.min_rows(torch.empty(0, dtype=torch.float64), 256, 768) > 1 << 30
     with torch.backends.mkldnn.flags(enabled=False):
-        assert products.least_rows(torch.empty(0), 256, 768) > 1 << 30
+        assert products.min_rows(torch.empty(0), 256, 768) > 1 << 30
 
 
 @given(rows=st.integers(0, 5000), least=st.integers(1, 2000))
@@ -90,7 +90,7 @@ def test_blocks_cover_all_rows_and_have_few_sizes(rows: int, least: int) -> None
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell: str) -> None:
+def test_a_retained_graph_gives_the_same_gradients_twice(cell: str) -> None:
     module = make(cell)
     data = batch(module, resets("random", ROWS, STEPS))
     with set_recurrent_mode(True):
@@ -110,13 +110,11 @@ def test_gradients_of_biases_do_not_share_memory(cell: str) -> None:
 
 
 @given(data=st.data(), rows=st.integers(1, 5), steps=st.integers(1, 12))
-def test_the_states_before_each_step_and_after_each_segment_are_found(
-    data: st.DataObject, rows: int, steps: int
-) -> None:
-    marks = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
-    packing = Segments.from_is_init(torch.tensor(marks).reshape(rows, steps)).packing
+def test_states_before_steps_and_after_segments_are_indexed(data: st.DataObject, rows: int, steps: int) -> None:
+    flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    packing = Segments.from_is_init(torch.tensor(flags).reshape(rows, steps)).packing
     found = packing.steps
-    # States are named by segment and step: 100·segment + step, entering ones with step 0.
+    # States are numbered 100·segment + step; initial ones have step 0.
     segments = torch.arange(found.sizes[0])
     memory = torch.cat([100 * segments[:size] + t for t, size in enumerate([found.sizes[0], *found.sizes])])
     expected = torch.cat([100 * segments[:size] + t for t, size in enumerate(found.sizes)])

@@ -1,4 +1,4 @@
-"""Segments: packed, mirrored, placed."""
+"""Segments: packing, mirroring, permutations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from recurrl.recurrent.segments import Segments, permuted
 
 
 @st.composite
-def marks(draw: st.DrawFn) -> torch.Tensor:
+def flags(draw: st.DrawFn) -> torch.Tensor:
     rows, steps = draw(st.integers(1, 5)), draw(st.integers(1, 12))
     drawn = draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
     return torch.tensor(drawn).reshape(rows, steps)
 
 
 def pieces(is_init: torch.Tensor) -> list[list[int]]:
-    """The flat indices of each segment, by walking the rows."""
+    """Flat indices of each segment, found by walking the rows."""
     found: list[list[int]] = []
     for row in range(is_init.shape[0]):
         for step in range(is_init.shape[1]):
@@ -28,7 +28,7 @@ def pieces(is_init: torch.Tensor) -> list[list[int]]:
     return found
 
 
-@given(is_init=marks())
+@given(is_init=flags())
 def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init: torch.Tensor) -> None:
     packing = Segments.from_is_init(is_init).packing
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
@@ -43,14 +43,14 @@ def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init: torch.
     assert packing.ends_N.tolist() == [lane[-1] for lane in lanes]
 
 
-@given(is_init=marks())
+@given(is_init=flags())
 def test_unpacking_undoes_packing(is_init: torch.Tensor) -> None:
     packing = Segments.from_is_init(is_init).packing
     values = torch.randn(*is_init.shape, 2)
     assert torch.equal(packing.unpack(packing.pack(values)), values)
 
 
-@given(is_init=marks())
+@given(is_init=flags())
 def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> None:
     segments = Segments.from_is_init(is_init)
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
@@ -58,7 +58,7 @@ def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> N
     assert torch.equal(segments.mirrored(flat).flatten(), expected)
 
 
-def test_the_schedule_of_equal_marks_is_computed_once_and_of_others_anew() -> None:
+def test_equal_resets_share_a_packing_and_others_do_not() -> None:
     is_init = torch.rand(4, 9, generator=torch.Generator().manual_seed(0)) < 0.3
     one, same = Segments.from_is_init(is_init), Segments.from_is_init(is_init.clone())
     assert one.packing is same.packing

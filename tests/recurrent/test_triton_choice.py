@@ -1,4 +1,4 @@
-"""When the triton kernels can be chosen, and which are launched."""
+"""When the triton backend is available, and which kernels it launches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("cell", "options", "sentence"),
+    ("cell", "options", "message"),
     [
         ("mingru", {}, "has no kernel for cell=mingru"),
         ("lstm", {"proj_size": 4}, "proj_size=4 is not possible"),
@@ -26,10 +26,10 @@ CPU = torch.device("cpu")
         ("gru", {"hidden_size": 1025}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],
 )
-def test_what_the_kernels_cannot_do_is_refused(cell: str, options: dict[str, Any], sentence: str) -> None:
+def test_unsupported_options_are_refused(cell: str, options: dict[str, Any], message: str) -> None:
     reason = backends.refusal("triton", load_cell(cell), Options(**options), CPU)
     assert reason is not None
-    assert pytest.RaisesExc(ValueError, match=sentence).matches(ValueError(reason))
+    assert pytest.RaisesExc(ValueError, match=message).matches(ValueError(reason))
 
 
 def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_weights_stay_on_the_chip_where_they_fit(
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_every_launch_of_the_table_says_all_that_the_compiler_asks(cell: str, direction: str) -> None:
+def test_every_launch_specifies_all_arguments(cell: str, direction: str) -> None:
     for precision, architecture, hidden in product(table.PRECISIONS, table.ARCHITECTURES, [1, 64, 128, 1000]):
         found = launches.all_launches(cell, hidden, precision, architecture, direction)
         assert found

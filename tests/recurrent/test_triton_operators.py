@@ -1,4 +1,4 @@
-"""The operators of the triton kernels in torch: autograd, memory, the compiler, capture, autocast."""
+"""The triton custom operators: autograd, memory, torch.compile, graph capture, autocast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[int]) -
 
 @pytest.fixture
 def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For each layer that runs forwards, the number of steps whose gates it writes."""
+    """Records, for each forward pass of a layer, the number of steps whose gates it writes."""
     steps: list[int] = []
     forward = recurrence.Recurrence.forward
 
@@ -62,7 +62,7 @@ def test_recomputation_keeps_the_states_and_no_gates(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_scratch_memory_of_chunks_is_that_of_a_chunk(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_bound_scratch_memory(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch: dict[str, list[int]] = {}
     run = recurrence.BackwardSweep.run
     for recompute, way in WAYS.items():
@@ -82,7 +82,7 @@ def test_scratch_memory_of_chunks_is_that_of_a_chunk(cell: str, monkeypatch: pyt
 
 
 class NoLookAtTheData(TorchDispatchMode):
-    """What a CUDA graph cannot capture: operations whose result the host, or the shape of a tensor, depends on."""
+    """Rejects what a CUDA graph cannot capture: operations on whose result the host or a shape depends."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
@@ -94,15 +94,15 @@ class NoLookAtTheData(TorchDispatchMode):
 @pytest.mark.parametrize("recompute", ["none", "chunk"])
 @pytest.mark.parametrize("choose", ["configuration", "step_configuration"], ids=["resident", "step by step"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_nothing_looks_at_the_data_while_a_graph_is_captured(
+def test_graph_capture_reads_no_data_on_the_host(
     cell: str, choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lanes are rows then, with starts in their middle."""
+    """Lanes are then rows, with starts in their middle."""
     monkeypatch.setattr(table, "configuration", getattr(table, choose))
     module = make(cell, 6, bidirectional=True, **WAYS[recompute])
     data = batch(module, resets("random", 3, 5))
     expected = outputs_and_gradients(module, data)
-    monkeypatch.setattr(backend, "_data_is_out_of_reach", lambda _: True)
+    monkeypatch.setattr(backend, "_is_tracing_or_capturing", lambda _: True)
     monkeypatch.delattr(Segments, "packing")
     with NoLookAtTheData():
         found = outputs_and_gradients(module, data)
@@ -121,7 +121,7 @@ def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cel
 
 
 def operands(cell: str, keep: bool, window_steps: int) -> tuple[Any, ...]:
-    """Arguments of the operator of the forward pass: lanes of 5, 4 and 3 steps."""
+    """Arguments of the forward operator: lanes of 5, 4 and 3 steps."""
     torch.manual_seed(0)
     steps, inputs, hidden = 12, 4, 6
     gates, states = {"gru": 3, "lstm": 4}[cell], {"gru": 1, "lstm": 2}[cell]
@@ -143,7 +143,7 @@ def operands(cell: str, keep: bool, window_steps: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("keep", "window_steps"), [(True, 0), (False, 0), (False, 2)], ids=["none", "full", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_operators_are_registered_as_torch_wants_them(
+def test_the_operators_pass_torchs_registration_checks(
     cell: str, keep: bool, window_steps: int, one_launch_a_step: None
 ) -> None:
     from recurrl.recurrent.backends.triton.ops import recurrent_backward, recurrent_forward
@@ -161,7 +161,7 @@ def test_the_operators_are_registered_as_torch_wants_them(
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_compiler_takes_a_module_whole(cell: str) -> None:
+def test_a_module_compiles_without_graph_breaks(cell: str) -> None:
     module = make(cell, 6, precision="auto")
     data = batch(module, resets("random", 5, 7))
     expected = outputs_and_gradients(module, data)

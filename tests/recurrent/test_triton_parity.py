@@ -1,4 +1,4 @@
-"""The triton kernels compute what the reference computes, through triton's interpreter where there is no GPU."""
+"""The triton kernels match the reference, under triton's interpreter without a GPU."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from recurrl.recurrent.backends.triton import table
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-# Of full float32, relative in the norm. tf32 and bf16 are held to a reference that rounds the same factors. All that
-# is left is that a factor near the middle of two numbers of the format may fall to the other one, because the
-# reference's exact sum and the kernel's float32 sum lie on two sides of it. If the sums differ by a part ε, and
-# numbers of the format lie a part u apart, this happens to ε/u of the factors; each is then off by u, and their norm
-# by √(ε·u). ε is taken for half of what full float32 is allowed. (Without that rounding the reference is 1e-4 to 5e-4
-# and 1e-3 to 7e-3 away.)
+# Relative error norm of full float32. tf32 and bf16 are compared with a reference that rounds the same operands. What
+# remains: an operand near the midpoint of two representable numbers may round either way, because the reference's exact
+# sum and the kernel's float32 sum lie on different sides of it. If the sums differ by a relative ε and the format's
+# spacing is u, this affects ε/u of the operands; each is then off by u, and their norm by √(ε·u). ε is taken as half of
+# the float32 tolerance. (Without that rounding the reference is 1e-4 to 5e-4 and 1e-3 to 7e-3 away.)
 TOLERANCE = 2e-5
 TOLERANCES = {
     "ieee": TOLERANCE,
@@ -37,7 +36,7 @@ TOLERANCES = {
 @pytest.mark.parametrize("hidden", [1, 17, 24, 50, 64, 96, 128, 200, 256, 512])
 @pytest.mark.parametrize("cell", CELLS)
 def test_all_combinations_equal_the_reference(cell: str, hidden: int, precision: str, recompute: str) -> None:
-    """Each row of the batch has a pattern of resets of its own."""
+    """Each row of the batch has a different reset pattern."""
     module = make(cell, hidden, precision=precision, **WAYS[recompute])
     data = batch(module, every_pattern(7 if hidden <= 64 else 3))
     assert_within(module, data, TOLERANCES[precision], rounding_of=precision)
@@ -46,14 +45,14 @@ def test_all_combinations_equal_the_reference(cell: str, hidden: int, precision:
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
 @pytest.mark.parametrize("recompute", ["none", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_precision_rounds_the_factors_of_the_recurrent_products(cell: str, recompute: str, precision: str) -> None:
+def test_each_precision_rounds_the_recurrent_operands(cell: str, recompute: str, precision: str) -> None:
     module = make(cell, 24, precision=precision, **WAYS[recompute])
     assert_within(module, batch(module, every_pattern(7)), TOLERANCES[precision], rounding_of=precision)
 
 
 @pytest.mark.parametrize(("precision", "other"), [("ieee", "tf32"), ("tf32", "bf16"), ("bf16", "ieee")])
 @pytest.mark.parametrize("cell", CELLS)
-def test_another_rounding_does_not_pass_for_it(cell: str, precision: str, other: str) -> None:
+def test_a_different_rounding_is_detected(cell: str, precision: str, other: str) -> None:
     module = make(cell, 24, precision=precision)
     found = errors(module, batch(module, every_pattern(7)), rounding_of=other)
     assert max(found.values()) > TOLERANCES[other]
@@ -72,14 +71,14 @@ def test_kernels_of_one_step_equal_the_reference(cell: str, one_launch_a_step: N
 
 @pytest.mark.parametrize("recompute", ["full", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_gates_computed_again_give_the_same_gradients(cell: str, recompute: str) -> None:
+def test_recomputed_gates_give_the_same_gradients(cell: str, recompute: str) -> None:
     module = make(cell, 17, **WAYS[recompute])
     assert_within(module, batch(module, resets("random", 5, 7)), TOLERANCE)
 
 
 @pytest.mark.parametrize("recompute", ["full", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_gates_computed_again_give_the_same_gradients_step_by_step(
+def test_recomputed_gates_give_the_same_gradients_step_by_step(
     cell: str, recompute: str, one_launch_a_step: None
 ) -> None:
     module = make(cell, 17, **WAYS[recompute])
@@ -93,13 +92,13 @@ def test_any_resets_in_chunks_of_any_length(
 ) -> None:
     module = make(data.draw(st.sampled_from(CELLS)), 3, recurrent_recompute="chunk", recurrent_chunk_len=chunk_len)
     inputs = batch(module, resets("none", rows, steps))
-    marks = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
-    inputs["is_init"] = torch.tensor(marks).reshape(rows, steps, 1)
+    flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    inputs["is_init"] = torch.tensor(flags).reshape(rows, steps, 1)
     with monkeypatch.context() as patch:
         if data.draw(st.booleans(), "one launch a step"):
             patch.setattr(table, "configuration", table.step_configuration)
         if data.draw(st.booleans(), "rows for lanes"):
-            patch.setattr(backend, "_data_is_out_of_reach", lambda _: True)
+            patch.setattr(backend, "_is_tracing_or_capturing", lambda _: True)
         assert_within(module, inputs, TOLERANCE)
 
 
@@ -139,10 +138,10 @@ def test_layers_directions_and_no_bias_step_by_step(cell: str, recompute: str, o
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_ways_to_compute_a_layer_round_the_same_factors(
+def test_all_ways_to_compute_a_layer_round_the_same_operands(
     cell: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they differ by is the order of sums in float32, far less than a factor rounded otherwise."""
+    """They differ only in the order of float32 sums, far less than by differently rounded operands."""
     data = batch(make(cell, 24), resets("random", 3, 4))
     found = []
     for configuration in (table.configuration, table.step_configuration):

@@ -1,4 +1,4 @@
-"""The factors of the triton kernels' products: how they are rounded, before a launch and in it."""
+"""Rounding of the triton kernels' matmul operands, before and during a launch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def round_256(x, out, PRECISION: tl.constexpr):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated", "ieee"])
-def test_weights_are_rounded_before_the_launch_as_states_are_in_it(precision: str) -> None:
+def test_weights_and_states_are_rounded_alike(precision: str) -> None:
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     x[:2] = torch.tensor([float("nan"), -float("inf")])
     out = torch.empty(256)
@@ -28,7 +28,7 @@ def test_weights_are_rounded_before_the_launch_as_states_are_in_it(precision: st
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
-def test_a_factor_is_rounded_to_the_nearest(precision: str) -> None:
+def test_operands_are_rounded_to_nearest(precision: str) -> None:
     x = torch.randn(256, generator=torch.Generator().manual_seed(0))
     out = torch.empty(256)
     round_256[(1,)](x, out, PRECISION=precision)
@@ -37,7 +37,7 @@ def test_a_factor_is_rounded_to_the_nearest(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1], ids=["torch's", "a GPU's", "a negative one"])
-def test_a_factor_that_is_no_number_stays_one(precision: str, bits: int) -> None:
+def test_a_nan_operand_stays_nan(precision: str, bits: int) -> None:
     @triton.jit
     def kernel(x, out, PRECISION: tl.constexpr):
         k = tl.arange(0, 16)
@@ -48,7 +48,7 @@ def test_a_factor_that_is_no_number_stays_one(precision: str, bits: int) -> None
     assert out.isnan().all()
 
 
-def test_a_dtype_of_the_product_is_its_precision() -> None:
+def test_the_compute_dtype_selects_the_precision() -> None:
     module = make("gru", 6, precision="ieee", recurrent_compute_dtype=torch.bfloat16)
     rounded = make("gru", 6, precision="bf16")
     data = batch(module, resets("random", 5, 7))

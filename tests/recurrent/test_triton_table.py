@@ -15,7 +15,7 @@ RESIDENT = Configuration(True, 8, 128, 128, 8, 1)
 
 
 def whole(*first: Row) -> list[Row]:
-    """Some rows, and after them one for each cell, precision and architecture."""
+    """The given rows, followed by one for each cell, precision and architecture."""
     rest = [
         Row(cell, precision, architecture, 1024, None, STEP)
         for cell in table.CELLS
@@ -31,7 +31,7 @@ SOURCES = dict.fromkeys(table.ARCHITECTURES, "a test")
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Table:
-    """In use: weights of a GRU in tf32 are resident on architecture 90, up to 128 features and 512 lanes."""
+    """Installs a table with resident GRU weights in tf32 on architecture 90, up to 128 features and 512 lanes."""
     made = Table(SOURCES, whole(Row("gru", "tf32", 90, 128, 512, RESIDENT)))
     path = tmp_path / "table.json"
     path.write_text(made.to_json(), encoding="utf-8")
@@ -50,12 +50,12 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Table:
         (("lstm", 128, "tf32", 90, 512), STEP),
     ],
 )
-def test_the_first_row_counts_that_is_for_the_layer(small: Table, layer: tuple, chosen: Configuration) -> None:
+def test_the_first_row_that_covers_the_layer_applies(small: Table, layer: tuple, chosen: Configuration) -> None:
     assert table.configuration(*layer) == chosen
     assert table.step_configuration(*layer) == STEP
 
 
-def test_each_configuration_of_a_layer_has_its_number_of_lanes(small: Table) -> None:
+def test_buckets_give_one_lane_count_per_configuration(small: Table) -> None:
     lanes = table.buckets("gru", 100, "tf32", 90)
     assert [table.configuration("gru", 100, "tf32", 90, n) for n in lanes] == [RESIDENT, STEP]
     assert len(table.buckets("gru", 1024, "tf32", 90)) == 1
@@ -66,7 +66,7 @@ def test_a_table_that_is_written_is_read_back(small: Table, tmp_path: Path) -> N
     assert table.current() == small
 
 
-def test_the_table_that_comes_with_the_package_is_for_every_layer() -> None:
+def test_the_packaged_table_covers_every_layer() -> None:
     assert table.current().sources.keys() == set(table.ARCHITECTURES)
 
 
@@ -86,23 +86,23 @@ def test_a_configuration_can_be_forced() -> None:
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        (Row("mingru", "tf32", 90, 128, None, STEP), "choose of"),
-        (Row("gru", "fp8", 90, 128, None, STEP), "choose of"),
-        (Row("gru", "tf32", 70, 128, None, STEP), "choose of"),
-        (Row("gru", "tf32", 90, 128, 0, STEP), "whole numbers"),
-        (Row("gru", "tf32", 90, 128, None, STEP._replace(stages=0)), "whole numbers"),
-        (Row("gru", "tf32", 90, 128, None, STEP._replace(warps="4")), "whole numbers"),  # type: ignore[arg-type]
+        (Row("mingru", "tf32", 90, 128, None, STEP), "choose from"),
+        (Row("gru", "fp8", 90, 128, None, STEP), "choose from"),
+        (Row("gru", "tf32", 70, 128, None, STEP), "choose from"),
+        (Row("gru", "tf32", 90, 128, 0, STEP), "integers"),
+        (Row("gru", "tf32", 90, 128, None, STEP._replace(stages=0)), "integers"),
+        (Row("gru", "tf32", 90, 128, None, STEP._replace(warps="4")), "integers"),  # type: ignore[arg-type]
         (Row("gru", "tf32", 90, 128, None, STEP._replace(resident=1)), "true or false"),  # type: ignore[arg-type]
         (Row("gru", "tf32", 90, 128, None, STEP._replace(lanes=24)), "powers of two"),
         (Row("gru", "tf32", 90, 128, None, STEP._replace(depth=8)), "at least 16"),
-        (Row("gru", "tf32", 90, 129, None, RESIDENT), "all units"),
-        (Row("gru", "tf32", 90, 64, None, RESIDENT._replace(depth=64)), "all units"),
+        (Row("gru", "tf32", 90, 129, None, RESIDENT), "cover all features"),
+        (Row("gru", "tf32", 90, 64, None, RESIDENT._replace(depth=64)), "cover all features"),
         (Row("gru", "tf32", 90, 2048, None, STEP), "at most 1024"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_row_that_cannot_be_is_refused(row: Row, fault: str) -> None:
-    with pytest.raises(ValueError, match=rf"Row 1 of the table of triton kernels, .*: .*{fault}"):
+def test_an_invalid_row_is_refused(row: Row, fault: str) -> None:
+    with pytest.raises(ValueError, match=rf"Row 1 of the triton kernel table, .*: .*{fault}"):
         Table(SOURCES, whole(row))
 
 
@@ -115,7 +115,7 @@ def test_a_row_that_is_never_chosen_is_refused() -> None:
 
 
 def test_a_table_that_lacks_a_layer_is_refused() -> None:
-    with pytest.raises(ValueError, match="for cell=lstm, precision=bf16 a row with one launch a step"):
+    with pytest.raises(ValueError, match="for cell=lstm, precision=bf16 a row with one launch per step"):
         Table(SOURCES, whole()[:-1])
     with pytest.raises(ValueError, match="a source for architecture=100"):
         Table(dict.fromkeys((80, 86, 90), "a test"), whole())
@@ -126,20 +126,22 @@ def test_a_table_that_lacks_a_layer_is_refused() -> None:
     ["", "{}", "[]", "a row", None, '{"sources": {}, "columns": ["cell"], "rows": []}', NO_SOURCES],
     ids=["empty", "no keys", "a list", "no json", "no file", "other columns", "no sources"],
 )
-def test_a_file_that_is_no_table_is_refused(text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_table_file_is_refused(text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "broken.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")
     monkeypatch.setenv(table.VARIABLE, str(path))
-    with pytest.raises(ValueError, match=r"broken.json is no table of triton kernels: .* unset RECURRL_TRITON_TABLE"):
+    with pytest.raises(
+        ValueError, match=r"broken.json is not a valid triton kernel table: .* unset RECURRL_TRITON_TABLE"
+    ):
         table.current()
 
 
-def test_a_row_with_a_value_too_many_or_too_few_is_refused(small: Table, tmp_path: Path) -> None:
+def test_a_row_of_the_wrong_length_is_refused(small: Table, tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     for change in (list.pop, lambda row: row.append(1)):
         held = json.loads(small.to_json())
         change(held["rows"][3])
         path.write_text(json.dumps(held), encoding="utf-8")
-        with pytest.raises(ValueError, match="is no table of triton kernels"):
+        with pytest.raises(ValueError, match="is not a valid triton kernel table"):
             table.read(path)

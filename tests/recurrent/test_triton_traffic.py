@@ -1,4 +1,4 @@
-"""What the triton kernels ask of memory: the count behind the table of traffic in docs/kernels.md."""
+"""Memory traffic of the triton kernels: the counts behind the table in docs/kernels.md."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from recurrl.recurrent.backends.triton.launches import Launch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="triton interprets only where there is no GPU")
 
-# Not of the size of the steps: weights, marks, lanes, and a sum for each program.
+# These do not scale with steps × features: weights, start flags, lanes, and one sum per program.
 NOT_COUNTED = ("w_hh", "w_hh_t", "bias", "starts", "lane_begin", "lane_length", "slots", "grad_bias")
 
 
 class Traffic:
-    """The different elements that a kernel loads and those that it stores, added up over its launches."""
+    """Counts distinct elements loaded and stored per launch, summed over all launches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.elements = 0
@@ -60,8 +60,8 @@ class Traffic:
                 self.elements += int(((distinct >= begin) & (distinct < end)).sum())
 
 
-# Units of the table less those of torch's products: the input projection written (twice, to recompute), and what the
-# gradients of x and of the weights read.
+# The table's units minus those of torch's matmuls: the input projection written (twice if recomputed), and the reads
+# for the gradients of x and the weights.
 @pytest.mark.parametrize(
     ("cell", "choose", "recompute", "units"),
     [
@@ -75,7 +75,7 @@ class Traffic:
         ("lstm", "step_configuration", "full", 58 - 21),
     ],
 )
-def test_kernels_move_what_the_table_says(
+def test_kernel_traffic_matches_the_documented_table(
     cell: str, choose: str, recompute: str, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, steps, hidden = 3, 12, 16
@@ -85,5 +85,5 @@ def test_kernels_move_what_the_table_says(
     traffic = Traffic(monkeypatch)
     with set_recurrent_mode(True):
         module(data)["y"].sum().backward()
-    # The first step has a stored state to read, the last one nothing after it.
+    # The first step reads a stored state; the last has no successor.
     assert round(traffic.elements / (rows * steps * hidden)) == units

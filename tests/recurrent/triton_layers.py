@@ -1,4 +1,4 @@
-"""What tests of the triton kernels share: layers, and the truth that theirs is held to."""
+"""Shared by tests of the triton kernels: layers, and the reference they are compared with."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunk": {"recurrent_recompute": "chunk", "recurrent_chunk_len": 2},
 }
 SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
-"""Of the factors of the recurrent products. (The interpreter computes tf32x3 in full float32.)"""
+"""Of the recurrent matmul's operands. (The interpreter computes tf32x3 in full float32.)"""
 
 
 def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee", **options: Any) -> RecurrentModule:
-    """A layer of four inputs, always with the same weights."""
+    """A layer with four inputs and fixed weights."""
     torch.manual_seed(0)
     return RecurrentModule(
         cell,
@@ -43,17 +43,17 @@ def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee
 
 
 def every_pattern(steps: int) -> Tensor:
-    """Marks with one row a pattern of resets, one of them with random resets."""
+    """Reset flags with one row per pattern, including random resets."""
     return torch.cat([resets(pattern, 1, steps) for pattern in PATTERNS])
 
 
 def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = None) -> dict[str, float]:
-    """Of the output, the states and all gradients, relative to the reference in float64.
+    """Errors of the output, the states and all gradients, relative to the reference in float64.
 
     Args:
-        module: of one backend or the other.
+        module: the module to test.
         data: its inputs.
-        rounding_of: a precision; then the reference rounds the factors of its recurrent products likewise.
+        rounding_of: a precision to which the reference rounds its recurrent operands.
     """
     layers = module.layers
     truth = make(
@@ -71,28 +71,28 @@ def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = 
 
 
 def assert_within(module: RecurrentModule, data: TensorDict, tolerance: float, rounding_of: str | None = None) -> None:
-    """That none of the errors reaches the tolerance."""
+    """Asserts that all errors are below the tolerance."""
     for name, error in errors(module, data, rounding_of).items():
         assert error < tolerance, f"{name}: {error:.1e}"
 
 
 def to_significant_bits(x: Tensor, bits: int) -> Tensor:
-    """Rounded to the nearest number with so many bits, the leading one included."""
+    """Rounds to the nearest number with this many bits, including the leading one."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
 
 
 @contextmanager
 def _products_rounded(bits: int | None) -> Iterator[None]:
-    """Within it, the reference rounds both factors of its recurrent products, forwards and backwards."""
+    """Makes the reference round both operands of its recurrent matmuls, forwards and backwards."""
     if bits is None:
         yield
         return
-    with mock.patch.object(reference, "step", partial(_step_of_rounded_factors, bits)):
+    with mock.patch.object(reference, "step", partial(_step_with_rounded_operands, bits)):
         yield
 
 
-def _step_of_rounded_factors(
+def _step_with_rounded_operands(
     bits: int, cell: Cell, weights: LayerWeights, x_gates_BG: Tensor, states_BH: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     h_gates_BG: Tensor = _RoundedProduct.apply(states_BH[0], weights.w_hh, bits)
@@ -100,7 +100,7 @@ def _step_of_rounded_factors(
 
 
 class _RoundedProduct(torch.autograd.Function):
-    """``h @ wᵀ`` of rounded factors, summed exactly. The weights' gradient, a product of torch, is unrounded."""
+    """``h @ wᵀ`` of rounded operands, summed exactly. The weight gradient, which torch computes, is not rounded."""
 
     @staticmethod
     def forward(ctx: Any, h_BH: Tensor, w_GH: Tensor, bits: int) -> Tensor:

@@ -7,7 +7,7 @@ import wandb
 
 @pytest.fixture
 def config_for():
-    """Makes the part of a run's configuration that tracking looks at."""
+    """Builds the part of a run's configuration that tracking uses."""
 
     def config(logger="csv", mode=None, project=None, resume=None, run_id=None):
         return SimpleNamespace(
@@ -19,7 +19,7 @@ def config_for():
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A home without wandb, and wandb as it is in a new process."""
+    """A home without wandb files, and wandb's state as in a new process."""
     wandb.teardown()
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)

@@ -15,7 +15,7 @@ METRICS = {"time/frames_per_s": 2000.0, "train/return_mean": 12.345}
 
 
 class Terminal:
-    """A pseudo-terminal: what is written to ``stream`` is what ``text`` gives."""
+    """A pseudo-terminal: ``text`` returns what was written to ``stream``."""
 
     def __init__(self, columns):
         self.reader, writer = os.openpty()
@@ -23,7 +23,7 @@ class Terminal:
         self.stream = os.fdopen(writer, "w", encoding="utf-8")
 
     def text(self):
-        """What was written since the last call, waiting until all of it has come through."""
+        """Everything written since the last call, once all of it has arrived."""
         self.stream.write(END)
         self.stream.flush()
         text = ""
@@ -51,7 +51,7 @@ def terminal():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that Progress sees, moved by hand."""
+    """Progress's clock, advanced by hand."""
 
     class Clock:
         now = 100.0
@@ -65,7 +65,7 @@ def clock(monkeypatch):
 
 
 def lines(text):
-    """The texts of the line, in the order they were drawn."""
+    """The line's texts, in drawing order."""
     return [part.removesuffix("\x1b[K") for part in text.rstrip("\r\n").split("\r") if part]
 
 
@@ -111,7 +111,7 @@ def test_it_draws_at_most_about_ten_times_a_second_and_the_last_state_always(ter
     assert lines(shown.text())[0].startswith("1,000/1,000 frames (100%)")
 
 
-def test_closing_does_not_draw_again_what_is_drawn(terminal):
+def test_closing_does_not_redraw(terminal):
     shown = terminal()
     line = Progress(1000, shown.stream)
     line.update(100, METRICS)
@@ -135,14 +135,14 @@ def test_the_line_is_shorter_than_the_terminal_is_wide(terminal, columns):
     assert len(line) == columns - 1
 
 
-def test_a_terminal_that_does_not_know_its_width_is_taken_for_eighty_columns(terminal):
+def test_an_unknown_terminal_width_defaults_to_eighty_columns(terminal):
     shown = terminal(columns=0)
     Progress(10**12, shown.stream).update(10**11, {**METRICS, "eval/return_mean": 1e9})
     [line] = lines(shown.text())
     assert len(line) == 79
 
 
-def test_a_value_stays_until_there_is_another_and_nan_is_none(terminal, clock):
+def test_a_value_stays_until_replaced_and_nan_does_not_replace_it(terminal, clock):
     shown = terminal()
     line = Progress(1000, shown.stream)
     for metrics in ({"train/return_mean": math.nan}, {"eval/return_mean": 5.0}, {"train/return_mean": 1.0}, {}):

@@ -20,7 +20,7 @@ def test_what_was_written_is_read_back(tmp_path):
     assert path.read_text().startswith('{\n  "status"')
 
 
-def test_values_json_does_not_have_become_null_at_any_depth(tmp_path):
+def test_non_finite_values_become_null_at_any_depth(tmp_path):
     summary = {"a": float("nan"), "b": {"c": [float("inf"), 1.0]}, "d": (-float("inf"), "nan")}
     write_summary(tmp_path, summary)
     assert read(tmp_path) == {"a": None, "b": {"c": [None, 1.0]}, "d": [None, "nan"]}
@@ -34,7 +34,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one_and_no_other_fi
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_a_later_summary_takes_the_place_of_the_earlier_one(tmp_path):
+def test_a_later_summary_replaces_the_earlier_one(tmp_path):
     write_summary(tmp_path, {"status": "failed", "error": "a long message " * 100})
     write_summary(tmp_path, {"status": "completed"})
     assert read(tmp_path) == {"status": "completed"}

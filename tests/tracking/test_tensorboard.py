@@ -39,7 +39,7 @@ def test_nan_is_recorded_as_nan(config_for, tmp_path):
     assert math.isnan(value)
 
 
-def test_a_run_that_goes_on_in_its_directory_shows_no_frame_count_twice(config_for, tmp_path):
+def test_a_resumed_run_shows_no_frame_count_twice(config_for, tmp_path):
     log(config_for(), tmp_path, [(64, {"a": 1.0}), (128, {"a": 2.0}), (192, {"a": 3.0})])
     log(config_for(resume=str(tmp_path)), tmp_path, [(128, {"a": 20.0}), (192, {"a": 30.0})])
     assert scalars(tmp_path) == {"a": [(64, 1.0), (128, 20.0), (192, 30.0)]}

@@ -49,7 +49,7 @@ def test_closing_reaches_every_destination_when_one_fails_and_the_failure_is_rai
     assert [name for name, *_ in events] == ["0", "1", "2"]
 
 
-def test_a_metric_that_is_named_like_the_axis_is_refused_before_anything_is_recorded():
+def test_a_metric_named_like_the_axis_is_refused_before_recording():
     recorder = Recorder()
     with pytest.raises(ValueError, match="'frames'"):
         Trackers([recorder]).log(1, {"frames": 1.0})
@@ -63,7 +63,7 @@ def test_csv_alone_writes_the_csv_file_and_nothing_else(config_for, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_another_destination_comes_on_top_of_csv(config_for, tmp_path):
+def test_another_destination_is_added_to_csv(config_for, tmp_path):
     trackers = make_trackers(config_for("tensorboard"), tmp_path, {})
     trackers.log(8, {"loss/critic": 1.0})
     trackers.close()
@@ -80,7 +80,7 @@ def test_a_destination_gets_the_configuration_the_directory_and_the_settings(con
     assert received == [(config, tmp_path, {"seed": 1}, resumed)]
 
 
-def test_what_was_opened_is_closed_as_failed_when_a_later_destination_cannot_be_had(config_for, tmp_path, monkeypatch):
+def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(config_for, tmp_path, monkeypatch):
     def refuse(*_):
         raise ValueError("not here")
 

@@ -15,7 +15,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 from recurrl.tracking.wandb import make
 from recurrl.tracking.wandb_mode import choose_mode, has_login
 
-# A sweep as Hydra runs it: several jobs, one after another, in one process. The second one fails.
+# Like a Hydra sweep: several jobs in sequence in one process. The second one fails.
 TWO_JOBS = """
 import logging, math, os, sys
 from pathlib import Path
@@ -40,16 +40,16 @@ print("WANDB_MODE", os.environ.get("WANDB_MODE"), wandb.setup().settings.mode)
 
 
 def clean_environment(home):
-    """This process's environment without any trace of wandb, its logins and its settings."""
+    """This process's environment without wandb's logins and settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
     return {**environment, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def records(run_dir):
-    """The records of the one wandb run in a directory, from the file that ``wandb sync`` uploads.
+    """The records of a directory's only wandb run, from the file that ``wandb sync`` uploads.
 
     The file is a LevelDB log behind a header of 7 bytes: blocks of 32 KiB with chunks of a checksum, a length, a type
-    (1 whole, 2 first, 3 middle, 4 last) and data. The end of a block too short for a chunk's head is filled with zeros.
+    (1 whole, 2 first, 3 middle, 4 last) and data. A block's tail too short for a chunk header is zero-padded.
     """
     [path] = run_dir.glob("wandb/offline-run-*/*.wandb")
     data = path.read_bytes()
@@ -74,7 +74,7 @@ def only(found, kind):
 
 
 def history(found):
-    """What was logged at each step: nested keys joined, values as JSON gives them."""
+    """The metrics logged at each step: nested keys joined, values decoded from JSON."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in step.item}
         for step in only(found, "history")
@@ -86,7 +86,7 @@ def config_of(run):
 
 
 class Sweep:
-    """Runs the two jobs beside a server that only counts who connects."""
+    """Runs the two jobs beside a server that only detects connections."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -130,7 +130,7 @@ def sweep(tmp_path_factory):
     return Sweep(tmp_path_factory.mktemp("sweep"))
 
 
-def test_each_job_of_a_process_is_a_run_of_its_own(sweep):
+def test_each_job_in_a_process_is_a_separate_run(sweep):
     runs = [only(sweep.records(job), "run") for job in (0, 1)]
     ids = [run.run_id for job in runs for run in job]
     assert len(ids) == len(set(ids)) == 2
@@ -182,7 +182,7 @@ def test_one_line_says_what_auto_chose_why_and_how_to_upload(sweep):
         assert line.endswith(f"wandb sync {path.parents[1]}")
 
 
-def test_wandb_says_nothing_of_its_own_but_its_errors(sweep):
+def test_wandb_prints_only_errors(sweep):
     [line] = sweep.done.stderr.splitlines()
     assert "an error of wandb" in line
 
@@ -204,7 +204,7 @@ def netrc_with(home, host, name=".netrc"):
 
 
 @pytest.mark.parametrize("asked", ["online", "offline"])
-def test_a_mode_that_was_asked_for_is_taken_whatever_the_machine_says(machine, monkeypatch, asked):
+def test_an_explicit_mode_overrides_the_environment(machine, monkeypatch, asked):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert choose_mode(asked, settings(mode="disabled")).name == asked
 
@@ -254,7 +254,7 @@ def test_a_login_is_found_in_the_file_that_netrc_names_and_then_nowhere_else(mac
     assert not has_login(settings())
 
 
-def test_a_login_to_another_server_is_none(machine):
+def test_a_login_to_another_server_does_not_count(machine):
     netrc_with(machine, "api.wandb.ai")
     assert not has_login(settings(base_url="http://wandb.example.org:8080"))
     netrc_with(machine, "wandb.example.org:8080")
@@ -274,7 +274,7 @@ def test_our_search_of_netrc_finds_what_wandb_itself_would_use(machine, host):
     assert has_login(settings()) is bool(own.read_netrc_auth(host=settings().base_url)) is (host != "example.org")
 
 
-def test_a_netrc_file_that_cannot_be_read_is_said_and_counts_as_no_login(machine, caplog):
+def test_an_unreadable_netrc_is_reported_and_counts_as_no_login(machine, caplog):
     (machine / ".netrc").write_text("machine\n")
     with caplog.at_level(logging.WARNING):
         assert not has_login(settings())

@@ -1,4 +1,4 @@
-"""wandb where its server is not there, goes away, or its process ends; and runs that go on."""
+"""wandb with its server unreachable or lost or its process killed; and resumed runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from recurrl.tracking import Resumed, make_trackers
 
 @pytest.fixture
 def key(machine, monkeypatch) -> None:
-    """A login, of which only the server could say that it is none."""
+    """A login that only the server could reject."""
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
 
 
 @pytest.fixture
 def server(key, monkeypatch) -> Iterator[WandbServer]:
-    """A server that records."""
+    """A recording server."""
     server = WandbServer()
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     yield server
@@ -67,13 +67,13 @@ def processes_of_wandb() -> list[int]:
     return [int(child) for child in children if "wandb-core" in Path(f"/proc/{child}/cmdline").read_text()]
 
 
-# Runs that go on
+# Resumed runs
 
 
-def test_a_run_that_goes_on_is_one_run_on_the_server_whose_steps_never_go_back(server, online, tmp_path):
+def test_a_resumed_run_is_one_server_run_with_increasing_steps(server, online, tmp_path):
     first = trackers_of(online, tmp_path / "run")
     log(first, 32, 64, 96)
-    # As one that is killed: it does not say so.
+    # Like a killed run, which never reports its end.
     first.close(exit_code=1)
     second = trackers_of(online, tmp_path / "run", Resumed(64, first.ids))
     assert second.ids == first.ids
@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_is_one_run_on_the_server_whose_steps_never_go_back(s
     assert [row["_step"] for row in rows] == [32, 64, 96, 128]
 
 
-def test_what_the_server_lacks_of_a_run_that_was_killed_is_logged_again(server, online, tmp_path):
+def test_metrics_the_server_lacks_after_a_kill_are_logged_again(server, online, tmp_path):
     first = trackers_of(online, tmp_path / "run")
     log(first, 32, 64, 96)
     first.close(exit_code=1)
@@ -97,12 +97,12 @@ def test_what_the_server_lacks_of_a_run_that_was_killed_is_logged_again(server, 
     assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96)]
 
 
-def test_a_second_branch_of_a_run_is_refused_unless_it_is_given_an_id_of_its_own(server, config_for, tmp_path):
+def test_a_second_branch_of_a_run_needs_a_new_id(server, config_for, tmp_path):
     config = config_for("wandb", mode="online", project="memory")
     first = trackers_of(config, tmp_path / "first")
     log(first, 32, 64, 96)
     first.close()
-    with pytest.raises(ValueError, match=r"has metrics up to 96 frames already, and this run begins at 32") as caught:
+    with pytest.raises(ValueError, match=r"already has metrics up to 96 frames, but this run begins at 32") as caught:
         trackers_of(config, tmp_path / "other", Resumed(32, first.ids))
     assert "logger.id=" in str(caught.value)
     config.logger.id = "mine"
@@ -113,25 +113,25 @@ def test_a_second_branch_of_a_run_is_refused_unless_it_is_given_an_id_of_its_own
     assert [frames for frames, _ in recorded(server, first.ids["wandb"])] == [32, 64, 96]
 
 
-def test_a_run_that_goes_on_without_a_known_wandb_run_begins_one(server, online, tmp_path):
+def test_a_resumed_run_without_a_wandb_run_starts_one(server, online, tmp_path):
     trackers = trackers_of(online, tmp_path / "run", Resumed(64, {}))
     log(trackers, 96)
     trackers.close()
     assert recorded(server, trackers.ids["wandb"]) == [(96, 96)]
 
 
-def test_the_id_of_a_wandb_run_outlives_a_part_of_the_run_that_is_not_recorded_there(config_for, tmp_path):
+def test_the_wandb_id_survives_a_part_logged_elsewhere(config_for, tmp_path):
     trackers = make_trackers(config_for("csv"), tmp_path, {}, Resumed(64, {"wandb": "abc"}))
     trackers.close()
     assert trackers.ids == {"wandb": "abc"}
 
 
-def test_a_run_that_goes_on_offline_is_uploaded_as_one_run_whose_steps_never_go_back(
+def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(
     machine, recurrl_train, tiny, tmp_path, monkeypatch
 ):
     ours = [*tiny, "logger=wandb", "logger.mode=offline", "checkpoint.every_frames=32", "hydra.run.dir=run"]
     assert recurrl_train(*ours, "total_frames=96", cwd=tmp_path).code == 0
-    # As if it had been killed before its last checkpoint: the third iteration is gone over again.
+    # As if killed before its last checkpoint: the third iteration is repeated.
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "frames_000000000096")
     outcome = recurrl_train(*ours, "total_frames=128", "resume=auto", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
@@ -147,7 +147,7 @@ def test_a_run_that_goes_on_offline_is_uploaded_as_one_run_whose_steps_never_go_
     assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96), (128, 128)]
 
 
-# Where its server is not there
+# The server is unreachable
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def socket_that_listens() -> Iterator[str]:
 
 @pytest.fixture
 def training(recurrl_train, tiny, tmp_path):
-    """Trains online; the outcome, the summary and how many seconds it took."""
+    """Trains online; returns the outcome, the summary and the seconds it took."""
 
     def training(*overrides: str):
         began = time.monotonic()
@@ -182,7 +182,7 @@ def is_refused(outcome, summary, reason: str) -> None:
     assert reason in summary["error"]
 
 
-def test_a_server_that_is_not_there_ends_the_run_with_a_sentence_before_it_trains(key, training, monkeypatch):
+def test_an_unreachable_server_fails_the_run_before_training(key, training, monkeypatch):
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")
     outcome, summary, seconds = training()
@@ -190,7 +190,7 @@ def test_a_server_that_is_not_there_ends_the_run_with_a_sentence_before_it_train
     assert 1 < seconds < 10
 
 
-def test_a_server_that_never_answers_is_not_waited_for_longer_than_wandb_is_told_to(key, training, monkeypatch):
+def test_a_silent_server_is_given_up_after_wandbs_timeout(key, training, monkeypatch):
     with socket_that_listens() as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
         monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")
@@ -199,7 +199,7 @@ def test_a_server_that_never_answers_is_not_waited_for_longer_than_wandb_is_told
     assert seconds < 10
 
 
-def test_a_key_that_the_server_refuses_ends_the_run_with_a_sentence(key, training, monkeypatch):
+def test_a_rejected_key_fails_the_run_with_a_message(key, training, monkeypatch):
     server = WandbServer(status=401)
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     outcome, summary, seconds = training()
@@ -211,7 +211,7 @@ def test_a_key_that_the_server_refuses_ends_the_run_with_a_sentence(key, trainin
 @pytest.mark.parametrize(
     ("name", "value"), [("WANDB_MODE", "sometimes"), ("WANDB_INIT_TIMEOUT", "soon"), ("WANDB_BASE_URL", "nowhere")]
 )
-def test_settings_that_wandb_does_not_take_end_the_run_with_a_sentence(key, training, monkeypatch, name, value):
+def test_invalid_wandb_settings_fail_the_run_with_a_message(key, training, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     outcome, summary, _ = training()
     assert outcome.code == 1
@@ -220,10 +220,10 @@ def test_settings_that_wandb_does_not_take_end_the_run_with_a_sentence(key, trai
     assert summary["status"] == "failed"
 
 
-# Where it goes away
+# The server disappears
 
 
-def test_a_server_that_goes_away_costs_no_metrics_and_no_more_time_than_wandb_is_told(
+def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
     server, online, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1.5")
@@ -239,7 +239,7 @@ def test_a_server_that_goes_away_costs_no_metrics_and_no_more_time_than_wandb_is
     assert said.endswith(f"wandb sync --include-online {tmp_path / 'run' / 'wandb'}")
 
 
-def test_training_goes_on_when_the_process_of_wandb_is_killed_and_says_what_became_of_the_metrics(
+def test_training_continues_when_wandbs_process_is_killed_and_reports_it(
     machine, recurrl_train, tiny, tmp_path, monkeypatch
 ):
     learn, killed = Learner.learn, []
@@ -255,25 +255,23 @@ def test_training_goes_on_when_the_process_of_wandb_is_killed_and_says_what_beca
     outcome = recurrl_train(*ours, "total_frames=128", "hydra.run.dir=run", cwd=tmp_path)
     assert killed
     assert outcome.code == 0, outcome.err
-    assert "The process of wandb has ended" in outcome.out
+    assert "wandb's service process has ended" in outcome.out
     assert "Traceback" not in outcome.err
     with (tmp_path / "run" / "metrics.csv").open(encoding="utf-8", newline="") as file:
         assert [row["frames"] for row in csv.DictReader(file)] == ["32", "64", "96", "128"]
-    # The next run of this process is recorded.
+    # The next run in this process is recorded.
     outcome = recurrl_train(*ours, "hydra.run.dir=next", cwd=tmp_path)
     assert outcome.code == 0, outcome.err
-    assert "The process of wandb has ended" not in outcome.out
+    assert "wandb's service process has ended" not in outcome.out
     assert len(list((tmp_path / "next").glob("wandb/offline-run-*/*.wandb"))) == 1
 
 
-# Where it cannot write
+# wandb cannot write
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not with_a_disk_of_its_own("/dev/shm", "1m"), reason="a disk of its own cannot be had here")
-def test_where_the_disk_of_wandb_is_full_training_goes_on_and_says_so_and_the_next_run_is_recorded(
-    machine, tiny, tmp_path
-):
+def test_training_continues_when_wandbs_disk_is_full_and_the_next_run_is_recorded(machine, tiny, tmp_path):
     folder = tmp_path / "0" / "wandb"
     folder.mkdir(parents=True)
     train = [*with_a_disk_of_its_own(str(folder), "20k"), str(Path(sys.executable).parent / "recurrl-train")]

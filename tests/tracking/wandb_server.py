@@ -1,4 +1,4 @@
-"""A server that answers wandb as far as recording runs goes, and remembers what it was told."""
+"""A fake wandb server that records runs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ REFUSED = {"errors": [{"message": "user is not logged in"}]}
 
 
 class WandbServer:
-    """Listens on a port of this machine until it is stopped.
+    """Listens on a local port until stopped.
 
     Attributes:
-        history: of each run by its id, the rows that were logged, in the order in which they arrived.
-        completed: of each run, the exit codes that it was said to have ended with.
+        history: rows logged for each run id, in order of arrival.
+        completed: exit codes reported for each run id.
     """
 
     def __init__(self, status: int = 200) -> None:
-        """Every request is answered with the status; other than 200 it is a refusal."""
+        """Answers every request with ``status``; anything but 200 is a refusal."""
         self.history: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.completed: dict[str, list[int]] = defaultdict(list)
         self.status = status
@@ -38,13 +38,13 @@ class WandbServer:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def stop(self) -> None:
-        """Is as if there were no such server any more."""
+        """Closes the port and all connections."""
         self._server.shutdown()
         self._server.server_close()
         for connection in list(self._connections):
             connection.close()
 
-    def _handler(outer) -> type[BaseHTTPRequestHandler]:  # noqa: N805  (the handler has a self of its own)
+    def _handler(outer) -> type[BaseHTTPRequestHandler]:  # noqa: N805  (the handler has its own self)
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -70,7 +70,7 @@ class WandbServer:
             do_GET = do_PUT = do_POST
 
             def log_message(self, *_: object) -> None:
-                """Says nothing."""
+                """Suppresses the request log."""
 
         return Handler
 
@@ -93,7 +93,7 @@ class WandbServer:
     def _receive(self, run: str, told: dict[str, Any]) -> None:
         rows = told.get("files", {}).get("wandb-history.jsonl")
         if rows is not None:
-            # As the real one does, what is sent at an offset takes the place of what was there.
+            # Like the real server, data sent at an offset replaces what was there.
             self.history[run][rows["offset"] :] = [json.loads(row) for row in rows["content"]]
         if told.get("complete"):
             self.completed[run].append(told["exitcode"])

@@ -1,7 +1,7 @@
-"""The truth all other backends are tested against: a loop over steps that autograd differentiates.
+"""Ground truth for all other backends: an autograd-differentiable loop over steps.
 
-Written to be read, not to be fast, and independent of the schedule that the others share: it walks the rows as they
-come. Runs in any floating dtype, float64 included.
+Written to be read, not to be fast. It walks the rows directly, independent of the schedule the other backends share,
+and runs in any floating dtype.
 
 Shape legend: B rows, T steps, I input size, G gate rows, X size of a state.
 """
@@ -21,13 +21,13 @@ OWN_PRODUCTS = False
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """The loop runs every cell everywhere; it has no recomputation and no precision of its own."""
+    """Supports every cell on every device, but no recomputation; precision is torch's."""
     if options.recompute != "none":
         return (
             f"recompute={options.recompute} is not possible with backend=reference, which keeps every step for "
             "autograd. Choose backend=scan, or recompute=none."
         )
-    return precision.refusal_by_torch("reference", options.precision, options.compute_dtype, device)
+    return precision.torch_refusal("reference", options.precision, options.compute_dtype, device)
 
 
 def sequence(
@@ -38,7 +38,7 @@ def sequence(
     weights: LayerWeights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer, one step after the other."""
+    """Runs one layer step by step."""
     states_BX = tuple(stored[:, 0] for stored in stored_states_BTX)
     history: list[tuple[Tensor, ...]] = []
     for t in range(x_BTI.shape[1]):

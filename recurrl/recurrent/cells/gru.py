@@ -19,10 +19,10 @@ GATES = 3
 STATES = ("",)
 RECURRENT = True
 TORCH = nn.GRU
-APART = 1
+SPLIT_GATES = 1
 HOLD = None
-SHOW = None
-SHOWN = 0.0
+READ_OUT = None
+READ_OUT_SCALE = 0.0
 CLEAR = None
 
 
@@ -38,13 +38,13 @@ def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ..
 
 
 def forward_views(gates_PA: Tensor) -> tuple[Tensor, ...]:
-    """Gates will hold (hₙ, r, z, n)."""
+    """Gates hold (hₙ, r, z, n)."""
     h_n, r, z, n = gates_PA.chunk(4, -1)
     return gates_PA[:, r.shape[-1] : 3 * r.shape[-1]], r, z, h_n, n
 
 
 def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]) -> None:
-    """The same in given memory."""
+    """``activate`` into preallocated memory."""
     rz, r, z, h_n, n = views
     rz.sigmoid_()
     tanh_into(n.addcmul_(r, h_n), n)
@@ -52,11 +52,11 @@ def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_s
 
 
 def derivatives(
-    gates_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...], factors_PAH: Tensor
+    gates_PA: Tensor, before_PH: tuple[Tensor, ...], after_PH: tuple[Tensor, ...], factors_PAH: Tensor
 ) -> tuple[Tensor, ...]:
-    """``∂h'/∂(hₙ, h_r, h_z, xₙ)``; and ``∂h'/∂h`` directly."""
+    """``∂h'/∂(hₙ, h_r, h_z, xₙ)``, and the direct ``∂h'/∂h``."""
     h_n, r, z, n = gates_PA.chunk(4, -1)
-    (h,) = entered_PH
+    (h,) = before_PH
     f_h, f_r, f_z, f_n = factors_PAH.unbind(1)
     one = torch.ones((), dtype=n.dtype, device=n.device)
     into(f_n, torch.addcmul, one, n, n, value=-1)
@@ -70,15 +70,15 @@ def derivatives(
 
 
 def backward_views(factors_PAH: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """As they are."""
+    """Unchanged."""
     return factors_PAH, *others
 
 
-def backward_step(views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], onward_B1H: Tensor) -> None:
-    """All gradients are the output's times a factor."""
+def backward_step(views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], grad_before_B1H: Tensor) -> None:
+    """Every gradient is the output's times a factor."""
     (grad,), (factors, z) = grads_B1H, views
     factors.mul_(grad)
-    onward_B1H.addcmul_(grad, z)
+    grad_before_B1H.addcmul_(grad, z)
 
 
 def fused(

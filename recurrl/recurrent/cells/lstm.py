@@ -21,13 +21,13 @@ GATES = 4
 STATES = ("_h", "_c")
 RECURRENT = True
 TORCH = nn.LSTM
-APART = 0
-# i = o = σ(−∞) = 0 and f = σ(∞) = 1, exactly so in every floating format: c' = c and h' = 0.
+SPLIT_GATES = 0
+# i = o = σ(−∞) = 0 and f = σ(∞) = 1, exact in every floating format: c' = c and h' = 0.
 HOLD = (-1e4, 1e4, 0.0, -1e4)
-# i = 0, o = 1 and f = σ(−30): c' = f ⊙ c = tanh(c') = h', to every digit.
-SHOW = (-1e4, -30.0, 0.0, 1e4)
-SHOWN = 1 / (1 + math.exp(30.0))
-# i = f = o = 0, exactly so: c' = h' = 0.
+# i = 0, o = 1 and f = σ(−30): c' = f ⊙ c = tanh(c') = h', to full precision.
+READ_OUT = (-1e4, -30.0, 0.0, 1e4)
+READ_OUT_SCALE = 1 / (1 + math.exp(30.0))
+# i = f = o = 0, exact: c' = h' = 0.
 CLEAR = (-1e4, -1e4, 0.0, -1e4)
 
 
@@ -40,13 +40,13 @@ def activate(x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: tuple[Tensor, ..
 
 
 def forward_views(gates_PA: Tensor) -> tuple[Tensor, ...]:
-    """Gates will hold (i, f, g, o)."""
+    """Gates hold (i, f, g, o)."""
     i, f, g, o = gates_PA.chunk(4, -1)
     return gates_PA[:, : 2 * i.shape[-1]], i, f, g, o
 
 
 def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]) -> None:
-    """The same in given memory."""
+    """``activate`` into preallocated memory."""
     i_f, i, f, g, o = views
     out_h, out_c = out_states_BH
     i_f.sigmoid_()
@@ -57,15 +57,15 @@ def forward_step(views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_s
 
 
 def derivatives(
-    gates_PA: Tensor, entered_PH: tuple[Tensor, ...], left_PH: tuple[Tensor, ...], factors_PAH: Tensor
+    gates_PA: Tensor, before_PH: tuple[Tensor, ...], after_PH: tuple[Tensor, ...], factors_PAH: Tensor
 ) -> tuple[Tensor, ...]:
-    """``(∂c'/∂(i, f, g), ∂h'/∂o)``, the derivatives by gates being by their projections; ``∂h'/∂c'`` and ``∂c'/∂c``."""
+    """``(∂c'/∂(i, f, g), ∂h'/∂o)`` with respect to the gates' projections, then ``∂h'/∂c'`` and ``∂c'/∂c``."""
     i, f, g, o = gates_PA.chunk(4, -1)
-    tanh_c = tanh_into(left_PH[1], torch.empty_like(left_PH[1]))
+    tanh_c = tanh_into(after_PH[1], torch.empty_like(after_PH[1]))
     to_i, to_f, to_g, to_o = factors_PAH.unbind(1)
     into(to_i, torch.mul, g, i)
     to_i.addcmul_(to_i, i, value=-1)
-    into(to_f, torch.mul, entered_PH[1], f)
+    into(to_f, torch.mul, before_PH[1], f)
     to_f.addcmul_(to_f, f, value=-1)
     into(to_g, torch.mul, i, g).mul_(g).neg_().add_(i)
     into(to_o, torch.mul, tanh_c, o)
@@ -79,8 +79,8 @@ def backward_views(factors_PAH: Tensor, others: tuple[Tensor, ...]) -> tuple[Ten
     return factors_PAH[:, :3], factors_PAH[:, 3:], *others
 
 
-def backward_step(views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], onward_B1H: Tensor) -> None:
-    """The incoming h has no path but its projection."""
+def backward_step(views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], grad_before_B1H: Tensor) -> None:
+    """The incoming h acts only through its projection."""
     (grad_h, grad_c), (through_c, through_h, h_by_c, f) = grads_B1H, views
     grad_c.addcmul_(grad_h, h_by_c)
     through_c.mul_(grad_c)

@@ -1,4 +1,4 @@
-"""minGRU: a gated unit whose gate and candidate do not depend on the state, so that it can run in parallel over time.
+"""minGRU: gate and candidate do not depend on the state, so it runs in parallel over time.
 
     z = σ(x_z)    h' = (1 − z) ⊙ h + z ⊙ x_h
 
@@ -27,7 +27,7 @@ def activate(x_gates_BG: Tensor, h_gates_BG: Tensor | None, states_BH: tuple[Ten
 
 
 def parallel(x_gates_BTG: Tensor, starts_BT: Tensor, stored_BTH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """All steps as ``h' = a ⊙ h + b``; where a segment starts, the stored state's part is known and moves into b."""
+    """All steps as ``h' = a ⊙ h + b``; at a segment start the stored state's contribution is folded into b."""
     x_z, x_h = x_gates_BTG.chunk(2, -1)
     z = torch.sigmoid(x_z)
     keep = 1 - z

@@ -1,6 +1,6 @@
-"""The TensorDict layer: a recurrent module with its options, in step and in sequence mode.
+"""The TensorDict layer: a recurrent module in step and sequence mode.
 
-This package alone of ``recurrl.recurrent`` knows tensordict and torchrl.
+Only this package of ``recurrl.recurrent`` depends on tensordict and torchrl.
 
 Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions, X
 size of a state.
@@ -23,8 +23,8 @@ from recurrl.recurrent import auto, backends, precision, rnn, submodule
 from recurrl.recurrent.backends import Options, scan
 from recurrl.recurrent.cells import Cell, load_cell
 from recurrl.recurrent.layer import Parameters, run_sequence, run_step, state_shapes
-from recurrl.recurrent.module.entries import contiguous, needed, primer, stored_states
-from recurrl.recurrent.module.keys import keys_read, keys_written
+from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
+from recurrl.recurrent.module.keys import read_keys, written_keys
 from recurrl.recurrent.segments import Segments, in_transform
 
 
@@ -33,7 +33,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     Outside sequence mode (``set_recurrent_mode(False)``, the default) every element of the batch is one step:
     ``is_init`` zeroes the incoming states. In sequence mode the last batch dimension is time: the state that enters
-    step t is the stored state at t where ``t == 0`` or ``is_init[t]``, else the state that step t − 1 produced;
+    step t is the stored state at t where ``t == 0`` or ``is_init[t]``, else the state after step t − 1;
     ``("next", state)`` holds each segment's last state at the segment's last step and zero elsewhere.
 
     The parameters live in a submodule named after the cell (``gru``, ``lstm``), with torch's names.
@@ -43,30 +43,30 @@ class RecurrentModule(TensorDictModuleBase):
         input_size: features of the input, I.
         hidden_size: features of each state, H.
         num_layers: layers, L.
-        bias: whether the layers have biases.
-        batch_first: must be true; accepted for compatibility with torch's signature.
-        dropout: probability of dropout between layers, in training mode.
-        proj_size: size of the projected output, for an LSTM; 0 is no projection.
-        bidirectional: whether each layer also runs each segment backwards, D = 2.
-        python_based: use none of torch's fused kernels, so that ``torch.vmap`` takes the module in step mode and its
+        bias: give the layers biases.
+        batch_first: must be true; accepted for compatibility with torch.
+        dropout: dropout probability between layers, in training mode.
+        proj_size: size of an LSTM's projected output; 0 for no projection.
+        bidirectional: also run each segment backwards, D = 2.
+        python_based: avoid torch's fused kernels, so that ``torch.vmap`` works on the module in step mode and on its
             submodule anywhere.
         recurrent_backend: ``auto``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence mode.
-        recurrent_compute_dtype: dtype of the factors of the recurrent product, for ``triton``.
-        recurrent_recompute: ``none``; ``full`` to run the forward pass again in the backward pass for less memory;
+        recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``.
+        recurrent_recompute: ``none``; ``full`` to save memory by recomputing the forward pass in the backward pass;
             ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
-        recurrent_matmul_precision: precision of the matrix products, see :mod:`recurrl.recurrent.precision`.
+        recurrent_matmul_precision: matmul precision, see :mod:`recurrl.recurrent.precision`.
         in_key: key of the input; the states get their default keys. Exclusive with ``in_keys``.
         in_keys: keys of the input, of each state, and optionally of ``is_init``.
         out_key: key of the output; the new states get their default keys under ``"next"``. Exclusive with ``out_keys``.
         out_keys: keys of the output and of each new state.
         device: where the parameters live.
-        wrapped: a torch module to take the parameters of, instead of sizes.
+        wrapped: a torch module whose parameters to use, instead of sizes.
         default_recurrent_mode: the mode when no ``set_recurrent_mode`` is active. Default: False.
-        recurrent_chunk_len: steps of a piece, for ``recurrent_recompute="chunk"``.
+        recurrent_chunk_len: steps per chunk, for ``recurrent_recompute="chunk"``.
 
     Raises:
-        ValueError: an option is out of range, or no device could do what is asked with the backend.
-        TypeError: keys that are no keys.
+        ValueError: an option is out of range, or the backend does not support the options on any device.
+        TypeError: a key has the wrong type.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class RecurrentModule(TensorDictModuleBase):
         )
         self.add_module(cell, layers)
         self.python_based = python_based or isinstance(wrapped, (rnn.GRU, rnn.LSTM))
-        self.in_keys = keys_read(self._name, self.cell, in_key, in_keys)
-        self.out_keys = keys_written(self._name, self.cell, out_key, out_keys)
+        self.in_keys = read_keys(self._name, self.cell, in_key, in_keys)
+        self.out_keys = written_keys(self._name, self.cell, out_key, out_keys)
         self.default_recurrent_mode = default_recurrent_mode
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = recurrent_recompute
         self.recurrent_chunk_len = recurrent_chunk_len
         self.recurrent_matmul_precision = recurrent_matmul_precision
-        # Loaded here, because torch.compile cannot import while it traces.
+        # Imported here, because torch.compile cannot import during tracing.
         backends.load_backend("scan" if recurrent_backend == backends.AUTO else recurrent_backend)
         if recurrent_backend == "scan":
             prepare_for_compile(next(layers.parameters()).device)
@@ -130,7 +130,7 @@ class RecurrentModule(TensorDictModuleBase):
         self.chooser = auto.Chooser()
         """Chooses for recurrent_backend=auto."""
         precision.check(recurrent_matmul_precision)
-        # Where the parameters are to run is not known yet: they can be moved.
+        # The device is not known yet: the parameters may be moved.
         self._refuse_if(backends.refusal(recurrent_backend, self.cell, self.options, None))
 
     def _refuse_if(self, reason: str | None) -> None:
@@ -146,7 +146,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     @property
     def cell(self) -> Cell:
-        """The cell's maths. (Looked up by name, because a Python module cannot be copied or sent to a process.)"""
+        """The cell, looked up by name because a Python module can be neither copied nor pickled."""
         return load_cell(self.cell_name)
 
     @property
@@ -156,7 +156,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     @property
     def options(self) -> Options:
-        """What the backend is asked for."""
+        """The options passed to the backend."""
         return Options(
             recompute=self.recurrent_recompute,
             chunk_len=self.recurrent_chunk_len,
@@ -174,7 +174,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     @property
     def recurrent_mode(self) -> bool:
-        """Whether a call now would treat the last batch dimension as time."""
+        """True if a call now would treat the last batch dimension as time."""
         mode = recurrent_mode()
         return bool(self.default_recurrent_mode) if mode is None else mode
 
@@ -183,57 +183,57 @@ class RecurrentModule(TensorDictModuleBase):
         raise RuntimeError("recurrent_mode cannot be set on a module. Use the context manager set_recurrent_mode.")
 
     def make_python_based(self) -> RecurrentModule:
-        """Gives up torch's fused kernels; the submodule becomes one in plain Python, with the same parameters.
+        """Replaces the submodule by one in plain Python with the same parameters, without torch's fused kernels.
 
         Returns the module.
 
         Raises:
-            ValueError: the cell is in plain Python already and has no other form.
+            ValueError: the cell exists only in plain Python.
         """
-        self._exchange(submodule.IN_PYTHON.get(self.cell_name))
+        self._convert(submodule.PYTHON_MODULES.get(self.cell_name))
         self.python_based = True
         return self
 
     def make_cudnn_based(self) -> RecurrentModule:
-        """Allows torch's fused kernels; the submodule becomes torch's own, with the same parameters.
+        """Replaces the submodule by torch's own with the same parameters, enabling torch's fused kernels.
 
-        Returns the module. ``torch.compile`` does not take torch's own submodules; ``make_python_based`` takes it back.
+        Returns the module. ``torch.compile`` does not support torch's own submodules; ``make_python_based`` undoes it.
 
         Raises:
             ValueError: torch has no such module.
         """
-        self._exchange(self.cell.TORCH)
+        self._convert(self.cell.TORCH)
         self.python_based = False
         return self
 
-    def _exchange(self, form: type[nn.RNNBase] | None) -> None:
-        setattr(self, self.cell_name, submodule.in_form(self._modules[self.cell_name], form, self.cell_name))
+    def _convert(self, form: type[nn.RNNBase] | None) -> None:
+        setattr(self, self.cell_name, submodule.convert(self._modules[self.cell_name], form, self.cell_name))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """The transform that gives an environment the recurrent states: specs, and zeros at resets.
+        """A transform that adds the recurrent states to an environment: specs, and zeros at resets.
 
         Raises:
-            RuntimeError: a new state is not written where the next step would read it.
+            RuntimeError: a new state is not written where the next step reads it.
         """
         return primer(self.state_keys, self.out_keys[1:], state_shapes(self.cell, self.layers))
 
     @property
     def canonical_keys(self) -> list[NestedKey]:
-        """The entries whose memory layout matters to this module: all it reads and writes."""
+        """The entries whose memory layout matters: all that the module reads and writes."""
         return [*self.in_keys, *self.out_keys]
 
     def canonicalize(self, data: TensorDictBase, *, inplace: bool = False) -> TensorDictBase:
-        """``data`` with this module's entries laid out contiguously, the others as they are.
+        """``data`` with this module's entries made contiguous, the others unchanged.
 
         Args:
-            data: entries that it lacks are passed over.
-            inplace: change ``data`` itself rather than a shallow copy.
+            data: missing entries are ignored.
+            inplace: modify ``data`` instead of a shallow copy.
         """
         return contiguous(data, self.canonical_keys, inplace)
 
     @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Runs one step, or a sequence, and writes the output and the new states.
+        """Runs one step or a sequence, and writes the output and the new states.
 
         Raises:
             KeyError: the input or ``is_init`` is missing.
@@ -242,11 +242,11 @@ class RecurrentModule(TensorDictModuleBase):
         sequence = self.recurrent_mode
         batch = tensordict.batch_size
         if sequence and not batch:
-            raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension, which is time.")
-        # Step mode reads any batch as B rows; sequence mode as B rows of T steps.
+            raise ValueError("Sequence mode needs a TensorDict with at least one batch dimension; the last is time.")
+        # Step mode treats any batch as B rows, sequence mode as B rows of T steps.
         lead = (batch[:-1].numel(), batch[-1]) if sequence else (batch.numel(),)
-        x = needed(self._name, tensordict, self.in_keys[0]).reshape(*lead, -1)
-        is_init = needed(self._name, tensordict, self.in_keys[-1]).reshape(lead)
+        x = required_entry(self._name, tensordict, self.in_keys[0]).reshape(*lead, -1)
+        is_init = required_entry(self._name, tensordict, self.in_keys[-1]).reshape(lead)
         shapes = state_shapes(self.cell, self.layers)
         states = stored_states(self._name, tensordict, self.state_keys, shapes, x)
         output, new_states = self.run(x, is_init, states, sequence)
@@ -257,13 +257,13 @@ class RecurrentModule(TensorDictModuleBase):
     def run(
         self, x: Tensor, is_init: Tensor, states: tuple[Tensor, ...], sequence: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What a call computes, on plain tensors.
+        """Like ``forward``, on plain tensors.
 
         Args:
             x: ``[B, T, I]``, or ``[B, I]`` for one step.
             is_init: ``[B, T]``, or ``[B]``.
-            states: the stored ones, ``[B, T, L·D, X]`` each, or ``[B, L·D, X]``.
-            sequence: whether these are sequences or steps.
+            states: stored states, ``[B, T, L·D, X]`` each, or ``[B, L·D, X]``.
+            sequence: True for sequences, False for single steps.
 
         Returns:
             The output and the new states, shaped likewise.
@@ -275,7 +275,7 @@ class RecurrentModule(TensorDictModuleBase):
         device = x.device.type
         if not torch.is_autocast_enabled(device):
             return compute(x, is_init, states)
-        # The layer computes in the dtype of its weights, whatever the layers before it wrote.
+        # Compute in the dtype of the weights, whatever the preceding layers produced.
         dtype = next(self.layers.named_parameters())[1].dtype
         with torch.autocast(device, enabled=False):
             return compute(x.to(dtype), is_init, tuple(state.to(dtype) for state in states))
@@ -292,19 +292,20 @@ class RecurrentModule(TensorDictModuleBase):
             name = self.chooser.choose(self.cell, self.layers, x_BTI, segments, options)
         elif name == "scan" and in_transform():
             raise ValueError(
-                "backend=scan is not possible inside torch.vmap and other transforms of torch.func, which do not see "
-                "into its hand-written derivative. Choose backend=reference, or backend=pad with python_based=True."
+                "backend=scan is not possible inside torch.vmap and other torch.func transforms, which cannot "
+                "transform its hand-written derivative. Choose backend=reference, or backend=pad with "
+                "python_based=True."
             )
         elif not torch.compiler.is_compiling():
-            self._refuse_if(backends.refusal_now(name, self.cell, options, x_BTI.device))
+            self._refuse_if(backends.refusal_on_device(name, self.cell, options, x_BTI.device))
         self.backend_in_use = name
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
 
 
 def prepare_for_compile(device: torch.device | str) -> None:
-    """Makes modules with ``recurrent_backend="auto"`` ready for ``torch.compile`` on ``device``; takes about a second.
+    """Prepares modules with ``recurrent_backend="auto"`` for ``torch.compile`` on ``device``; takes about a second.
 
-    Modules constructed with ``recurrent_backend="scan"`` are ready.
+    Modules constructed with ``recurrent_backend="scan"`` are already prepared.
 
     Raises:
         RuntimeError: this version of torch cannot compile a scan there.

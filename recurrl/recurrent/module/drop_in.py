@@ -1,4 +1,4 @@
-"""TorchRL's names for recurrent modules, with the signatures that they have there."""
+"""Drop-in replacements for TorchRL's recurrent modules, with the same names and signatures."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from recurrl.recurrent.module.entries import contiguous
 
 
 class GRUModule(RecurrentModule):
-    """Gated recurrent units. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``.
+    """GRU layers. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``.
 
-    ``gru`` is an ``nn.GRU`` to wrap. Constructor and behaviour are those of ``torchrl.modules.GRUModule``.
+    ``gru`` is an ``nn.GRU`` to wrap. Constructor and behaviour match ``torchrl.modules.GRUModule``.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class GRUModule(RecurrentModule):
 
 
 class LSTMModule(RecurrentModule):
-    """Long short-term memory. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
+    """LSTM layers. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
     ``recurrent_state_c``.
 
-    ``lstm`` is an ``nn.LSTM`` to wrap. Constructor and behaviour are those of ``torchrl.modules.LSTMModule``.
+    ``lstm`` is an ``nn.LSTM`` to wrap. Constructor and behaviour match ``torchrl.modules.LSTMModule``.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class LSTMModule(RecurrentModule):
 def canonicalize_rnn_subset(
     data: TensorDictBase, modules: Iterable[RecurrentModule], *, inplace: bool = False
 ) -> TensorDictBase:
-    """``data`` with the entries of several recurrent modules laid out contiguously, the others as they are.
+    """``data`` with the entries of several recurrent modules made contiguous, the others unchanged.
 
     Args:
-        data: entries that it lacks are passed over.
-        modules: whose ``canonical_keys`` count.
-        inplace: change ``data`` itself rather than a shallow copy.
+        data: missing entries are ignored.
+        modules: the modules whose ``canonical_keys`` to use.
+        inplace: modify ``data`` instead of a shallow copy.
     """
     keys = (key for module in modules for key in module.canonical_keys)
     return contiguous(data, keys, inplace)

@@ -1,4 +1,4 @@
-"""What stands behind the keys of a recurrent module: in the TensorDict of a call, and in an environment.
+"""TensorDict entries of a recurrent module, and its environment primer.
 
 Shape legend: L layers, D directions, X size of a state.
 """
@@ -18,11 +18,11 @@ Shapes = Sequence[tuple[int, int]]
 """``[L·D, X]`` of each state."""
 
 
-def needed(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
-    """An entry that a call cannot do without.
+def required_entry(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    """A required entry of a call.
 
     Raises:
-        KeyError: it is missing; in the name of ``owner``.
+        KeyError: the entry is missing; the message names ``owner``.
     """
     value = tensordict.get(key)
     if value is None:
@@ -36,15 +36,15 @@ def needed(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
 def stored_states(
     owner: str, tensordict: TensorDictBase, keys: Sequence[NestedKey], shapes: Shapes, x: Tensor
 ) -> tuple[Tensor, ...]:
-    """The states ``[..., L·D, X]`` that go with an input ``[..., I]``: zero if the TensorDict has none.
+    """The states ``[..., L·D, X]`` for an input ``[..., I]``; zero if the TensorDict has none.
 
     Raises:
-        KeyError: it has some of them but not others; in the name of ``owner``.
+        KeyError: some states are missing but not all; the message names ``owner``.
     """
     found = [tensordict.get(key) for key in keys]
     if any(state is None for state in found) and any(state is not None for state in found):
         missing = [key for key, state in zip(keys, found, strict=True) if state is None]
-        raise KeyError(f"{owner} got some of its states but not {missing}. Give all of them, or none.")
+        raise KeyError(f"{owner} got some of its states but not {missing}. Pass all of them or none.")
     return tuple(
         x.new_zeros(()).expand(*x.shape[:-1], *shape) if state is None else state.reshape(*x.shape[:-1], *shape)
         for state, shape in zip(found, shapes, strict=True)
@@ -52,24 +52,24 @@ def stored_states(
 
 
 def primer(read: Sequence[NestedKey], written: Sequence[NestedKey], shapes: Shapes) -> TensorDictPrimer:
-    """The transform that gives an environment the states that are read: specs, and zeros at resets.
+    """A transform that adds the states to an environment: specs, and zeros at resets.
 
     Raises:
-        RuntimeError: a new state is not written where the next step would read it.
+        RuntimeError: a new state is not written where the next step reads it.
     """
     wanted = [unravel_key(("next", key)) for key in read]
     if written != wanted:
         raise RuntimeError(
-            f"The states are read from {read} but written to {written}; an environment can carry them from step to "
-            f"step only if they are written to {wanted}."
+            f"The states are read from {read} but written to {written}. For an environment to carry them from step to "
+            f"step, they must be written to {wanted}."
         )
     specs = {key: Unbounded(shape=shape) for key, shape in zip(read, shapes, strict=True)}
     return TensorDictPrimer(specs, expand_specs=True)
 
 
 def contiguous(data: TensorDictBase, keys: Iterable[NestedKey], inplace: bool) -> TensorDictBase:
-    """``data``, or a shallow copy of it, with the entries behind keys laid out contiguously, those that it has."""
-    there = set(data.keys(include_nested=True))
+    """``data``, or a shallow copy, with the existing entries among ``keys`` made contiguous."""
+    present = set(data.keys(include_nested=True))
     wanted = {unravel_key(key) for key in keys}
     result = data if inplace else data.copy()
-    return result.update(data.select(*(wanted & there)).contiguous(canonical=True))
+    return result.update(data.select(*(wanted & present)).contiguous(canonical=True))

@@ -1,4 +1,4 @@
-"""Which keys a recurrent module reads and writes."""
+"""Input and output keys of a recurrent module."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from recurrl.recurrent.cells import Cell
 IS_INIT = "is_init"
 
 
-def keys_read(owner: str, cell: Cell, in_key: NestedKey | None, in_keys: Sequence[NestedKey] | None) -> list[NestedKey]:
-    """The keys of the input, of each state, and of ``is_init``, the last of which need not be given.
+def read_keys(owner: str, cell: Cell, in_key: NestedKey | None, in_keys: Sequence[NestedKey] | None) -> list[NestedKey]:
+    """The keys of the input, of each state, and of ``is_init``, which is added if missing.
 
     Raises:
-        ValueError: both or neither are given, or as many as the cell does not have; in the name of ``owner``.
-        TypeError: keys that are no keys.
+        ValueError: both or neither are given, or the number is wrong for the cell; the message names ``owner``.
+        TypeError: a key has the wrong type.
     """
     states = _state_keys(cell)
     keys = _keys("in_key", in_key, in_keys, states)
     expected = 1 + len(states)
-    if len(keys) == expected and not _is_reset_mark(keys[-1]):
+    if len(keys) == expected and not _is_init_key(keys[-1]):
         keys = [*keys, IS_INIT]
-    if len(keys) != expected + 1 or not _is_reset_mark(keys[-1]):
+    if len(keys) != expected + 1 or not _is_init_key(keys[-1]):
         raise ValueError(
-            f"{owner} reads one input, {len(states)} state(s) and, if it is named, 'is_init' last. Got in_keys={keys}."
+            f"{owner} reads one input, {len(states)} state(s) and optionally 'is_init' last. Got in_keys={keys}."
         )
     return keys
 
 
-def keys_written(
+def written_keys(
     owner: str, cell: Cell, out_key: NestedKey | None, out_keys: Sequence[NestedKey] | None
 ) -> list[NestedKey]:
     """The keys of the output and of each new state.
 
     Raises:
-        ValueError: both or neither are given, or as many as the cell does not have; in the name of ``owner``.
-        TypeError: keys that are no keys.
+        ValueError: both or neither are given, or the number is wrong for the cell; the message names ``owner``.
+        TypeError: a key has the wrong type.
     """
     states = _state_keys(cell)
     keys = _keys("out_key", out_key, out_keys, [("next", key) for key in states])
@@ -51,7 +51,7 @@ def _state_keys(cell: Cell) -> list[str]:
     return [f"recurrent_state{suffix}" for suffix in cell.STATES]
 
 
-def _is_reset_mark(key: NestedKey) -> bool:
+def _is_init_key(key: NestedKey) -> bool:
     return (key if isinstance(key, str) else key[-1]) == IS_INIT
 
 
@@ -59,5 +59,5 @@ def _keys(
     name: str, single: NestedKey | None, several: Sequence[NestedKey] | None, state_keys: Sequence[NestedKey]
 ) -> list[NestedKey]:
     if (single is None) == (several is None):
-        raise ValueError(f"Give either {name} or {name}s. Got {name}={single!r} and {name}s={several!r}.")
+        raise ValueError(f"Pass either {name} or {name}s. Got {name}={single!r} and {name}s={several!r}.")
     return list(unravel_key_list([single, *state_keys] if single is not None else several))

@@ -1,19 +1,19 @@
-"""torch's own fused kernels (oneDNN, cuDNN) over segments laid side by side.
+"""torch's fused kernels (oneDNN, cuDNN) over segments laid side by side.
 
-Where no row holds a reset the rows go to the kernel as they are. Where some do, the segments are laid out in blocks
-(see :mod:`~recurrl.recurrent.backends.pad.layout`), so that padding is next to nothing, and nothing is a
-``PackedSequence``, for which cuDNN has no fast kernel. The states flow from block to block.
+Rows without a reset go to the kernel unchanged. Otherwise the segments are laid out in blocks (see
+:mod:`~recurrl.recurrent.backends.pad.layout`) with almost no padding and without ``PackedSequence``, for which cuDNN
+has no fast kernel. States carry over from block to block.
 
-On a CPU, where each call of the kernel costs as much as a hundred steps, an LSTM's segments are joined end to end, and
-one call runs them all. The kernel knows no resets, and gives no memory cell but the last. So between two segments lie
-three steps without input, by whose gates an additional input decides: the first keeps the memory cell c and puts out
-h = 0; the second puts out c times 1e-13, from where it is read; the third multiplies both by zero, so that nothing at
-all of a segment reaches the next, and no gradient comes back. A segment that a state enters which is not zero, or which
-has a gradient, begins a chain of its own.
+On a CPU, where each kernel call costs as much as a hundred steps, an LSTM's segments are joined end to end and run in
+one call. The kernel knows no resets and returns only the final memory cell, so three steps without input separate two
+segments. Extra control inputs set their gates: the first step holds the memory cell c and outputs h = 0; the second
+outputs c times 1e-13, from which c is read; the third multiplies both by zero, so that neither values nor gradients
+cross from one segment to the next. A segment that starts from a nonzero state, or one that requires grad, begins its
+own chain.
 
-Shape legend: B rows, T steps, I input size, J columns of the input (I, and one for each mark), H hidden size, G gate
-rows, N segments, C chains of segments, P steps of all rows, Q steps of all blocks, K segments that another one follows
-in its chain, X size of a state.
+Shape legend: B rows, T steps, I input size, J columns of the input (I plus one per control), H hidden size, G gate
+rows, N segments, C chains of segments, P steps of all rows, Q steps of all blocks, K segments followed by another in
+their chain, X size of a state.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from recurrl.recurrent.segments import Segments, in_transform
 
 OWN_PRODUCTS = False
 
-_MARKS = 3  # where the state is held, where it is shown, and where it is cleared
+_CONTROLS = 3  # hold, read out and clear the state
 
-# What the kernel keeps for its backward pass, about 62 bytes a step and hidden feature, stays below the 32 MiB from
-# which on glibc takes memory from the system anew in each call. The faults cost more than the products.
+# The kernel keeps about 62 bytes per step and hidden feature for its backward pass. Stay below 32 MiB: from there on
+# glibc maps fresh memory on every call, and the page faults cost more than the matmuls.
 _STEPS_AND_FEATURES_AT_ONCE = 3 << 17
-# What is shown is the hyperbolic tangent of the state times 1e-13. If it is more than this, the state is beyond 1e4 and
-# shown less exactly, or it is not finite and cannot be cleared.
-_MOST_SHOWN = 1e-9
+# The readout is the tanh of the state times 1e-13. Above this value the state exceeds 1e4 and is read out inaccurately,
+# or it is not finite and cannot be cleared.
+_MAX_READOUT = 1e-9
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Torch's kernels keep a backward workspace of their own, so they can recompute nothing."""
+    """Torch's kernels manage their own backward workspace and cannot recompute."""
     if options.fused and not is_fused(cell):
-        return "backend=pad is not possible for this cell, which torch has no fused kernel for. Choose backend=scan."
+        return "backend=pad does not support this cell: torch has no fused kernel for it. Choose backend=scan."
     if options.recompute != "none":
         return (
             f"recompute={options.recompute} is not possible with backend=pad, whose fused kernels manage their own "
             "backward workspace. Choose backend=scan, or recompute=none."
         )
-    return precision.refusal_by_torch("pad", options.precision, options.compute_dtype, device)
+    return precision.torch_refusal("pad", options.precision, options.compute_dtype, device)
 
 
 def sequence(
@@ -65,7 +65,7 @@ def sequence(
     weights: LayerWeights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer by the fused kernel."""
+    """Runs one layer with the fused kernel."""
     packing = segments.packing
     entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
     if not segments.any_reset:
@@ -82,19 +82,19 @@ def sequence(
     output_PX, further_NX, is_exact = _by_layout(*layer, layout)
     if not is_exact:
         output_PX, further_NX, _ = _by_layout(*layer, separate(packing, steps_at_once))
-    # A padded segment's last output is not what the kernel returned last; its further states were held.
+    # A padded segment ended before the kernel's last output; its other states were held.
     last_NX = (output_PX.index_select(0, packing.ends_N), *further_NX)
     return output_PX.unflatten(0, packing.rows_and_steps), tuple(packing.at_ends(state) for state in last_NX)
 
 
 def _may_join(cell: Cell, x_BTI: Tensor, weights: LayerWeights) -> bool:
-    """Whether the kernel can show states to the digits that the caller expects."""
+    """True if the kernel can read out states as accurately as the caller expects."""
     exact = x_BTI.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return is_fused(cell) and cell.HOLD is not None and weights.w_hr is None and exact and not in_transform()
 
 
 def _must_be_first(entering_NX: tuple[Tensor, ...]) -> bytes:
-    """A byte for each segment: whether the state that enters it is more than zero."""
+    """One byte per segment, nonzero if its initial state is nonzero or requires grad."""
     if torch.is_grad_enabled() and any(entering.requires_grad for entering in entering_NX):
         return bytes([1]) * len(entering_NX[0])
     return torch.cat(entering_NX, 1).any(1).numpy().tobytes()
@@ -108,34 +108,34 @@ def _by_layout(
     options: Options,
     layout: Layout,
 ) -> tuple[Tensor, list[Tensor], bool]:
-    """The outputs of all steps; the further states after each segment's last one; and whether all of these were
-    finite and small enough to be shown and cleared: without it the other two are useless.
+    """Returns all outputs, the remaining states after each segment, and a flag that is False if some state was not
+    finite or too large to read out and clear; the first two are then invalid.
     """
     holding = cell if is_fused(cell) and cell.HOLD is not None else None
     if holding is not None:
-        weights = weights._replace(w_ih=torch.cat((weights.w_ih, _marked(holding, weights)), 1))
-    x_QJ = _laid_out(x_PI, layout, 0 if holding is None else _MARKS)
+        weights = weights._replace(w_ih=torch.cat((weights.w_ih, _control_weights(holding, weights)), 1))
+    x_QJ = _to_blocks(x_PI, layout, 0 if holding is None else _CONTROLS)
     states_CX = tuple(entering.index_select(0, layout.heads_C) for entering in entering_NX)
     x_of_pieces = iter(_cut(x_QJ, [steps * size for steps, sizes in layout.blocks for size in sizes]))
     outputs: list[Tensor] = []
     ended: list[tuple[Tensor, ...]] = []
-    going_on = [sum(sizes) for _, sizes in layout.blocks[1:]] + [0]
-    for (steps, sizes), rest in zip(layout.blocks, going_on, strict=True):
+    continuing = [sum(sizes) for _, sizes in layout.blocks[1:]] + [0]
+    for (steps, sizes), rest in zip(layout.blocks, continuing, strict=True):
         last_of = []
-        # zip asks the last one last: no piece is lost at the end of a block.
+        # The iterator comes last so that zip does not consume a piece beyond the block.
         for *entering, x in zip(*(_cut(state[: sum(sizes)], sizes) for state in states_CX), x_of_pieces, strict=False):
             states_1CX = tuple(state.unsqueeze(0) for state in entering)
             output_TCX, last_1CX = _run(cell, x.unflatten(0, (steps, -1)), states_1CX, weights, options)
             outputs.append(output_TCX.flatten(0, 1))
             last_of.append([state[0] for state in last_1CX])
-        states_CX = tuple(_together(states) for states in zip(*last_of, strict=True))
+        states_CX = tuple(_concatenated(states) for states in zip(*last_of, strict=True))
         ended.append(tuple(state[rest:] for state in states_CX[1:]))
-    output_PX, shown_KX = _collected(_together(outputs), layout)
-    further_NX = [_together(states[::-1]) for states in zip(*ended, strict=True)]
+    output_PX, readout_KX = _from_blocks(_concatenated(outputs), layout)
+    further_NX = [_concatenated(states[::-1]) for states in zip(*ended, strict=True)]
     is_exact = True
-    if holding is not None and len(shown_KX) > 0:
-        is_exact = float(torch.linalg.vector_norm(shown_KX.detach(), math.inf)) < _MOST_SHOWN
-        further_NX = [torch.cat((shown_KX / holding.SHOWN, *further_NX))]
+    if holding is not None and len(readout_KX) > 0:
+        is_exact = float(torch.linalg.vector_norm(readout_KX.detach(), math.inf)) < _MAX_READOUT
+        further_NX = [torch.cat((readout_KX / holding.READ_OUT_SCALE, *further_NX))]
     return output_PX, [state.index_select(0, layout.order_N) for state in further_NX], is_exact
 
 
@@ -144,15 +144,15 @@ def _cut(whole: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     return (whole,) if len(sizes) == 1 else whole.split_with_sizes(sizes)
 
 
-def _together(parts: Sequence[Tensor]) -> Tensor:
-    """The parts one after another, without a copy if there is but one."""
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenates the parts; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def _run(
     cell: Cell, x_TBI: Tensor, states_1BX: tuple[Tensor, ...], weights: LayerWeights, options: Options
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Outputs and last states of rows without a reset, by the fused kernel or, if it is not wanted, by a loop."""
+    """Outputs and last states of rows without a reset, by the fused kernel, or by a loop if it is disabled."""
     if options.fused and is_fused(cell):
         has_biases = weights.b_ih is not None
         return cell.fused(x_TBI, states_1BX, weights.present(), has_biases, torch.is_grad_enabled())
@@ -164,78 +164,78 @@ def _run(
     return torch.stack(outputs), tuple(state.unsqueeze(0) for state in states_BX)
 
 
-def _marked(cell: Fused, weights: LayerWeights) -> Tensor:
-    """``[G, _MARKS]``: what each gate row gets from the input that is set where the state is held, shown, or cleared.
+def _control_weights(cell: Fused, weights: LayerWeights) -> Tensor:
+    """Weights ``[G, _CONTROLS]`` of the control inputs that hold, read out and clear the state.
 
-    A state is shown after a step that held it, whose output was zero. Without the biases nothing else is left of the
-    gates' projections, and the biases' gradients from there are those of the inputs, and cancel out.
+    The readout follows a step whose output was zero. With the biases subtracted nothing else is left in the gate
+    projections, and the bias gradients from that step cancel those through these weights.
     """
-    columns_GM = _columns(
-        (cell.HOLD, cell.SHOW, cell.CLEAR), len(weights.w_ih), weights.w_ih.dtype, weights.w_ih.device
+    columns_GM = _control_columns(
+        (cell.HOLD, cell.READ_OUT, cell.CLEAR), len(weights.w_ih), weights.w_ih.dtype, weights.w_ih.device
     )
     if weights.b_ih is None or weights.b_hh is None:
         return columns_GM
-    held_G, shown_G, cleared_G = columns_GM.unbind(1)
-    return torch.stack((held_G, shown_G - (weights.b_ih + weights.b_hh), cleared_G), 1)
+    held_G, readout_G, cleared_G = columns_GM.unbind(1)
+    return torch.stack((held_G, readout_G - (weights.b_ih + weights.b_hh), cleared_G), 1)
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def _columns(
+def _control_columns(
     of_gates: tuple[tuple[float, ...], ...], gate_rows: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     columns = torch.tensor(of_gates, dtype=dtype, device=device).t()
     return columns.repeat_interleave(gate_rows // len(columns), 0)
 
 
-def _laid_out(x_PI: Tensor, layout: Layout, marks: int) -> Tensor:
-    """The inputs ``[Q, J]`` of all steps of the blocks, those without one being zero but for their mark."""
+def _to_blocks(x_PI: Tensor, layout: Layout, controls: int) -> Tensor:
+    """The block inputs ``[Q, J]``; steps without input are zero except for their control."""
     if in_transform():
-        return _with_marks(x_PI, marks).index_select(0, layout.source_Q)
-    return _LaidOut.apply(x_PI, layout, marks)  # type: ignore[no-untyped-call]
+        return _with_controls(x_PI, controls).index_select(0, layout.source_Q)
+    return _ToBlocks.apply(x_PI, layout, controls)  # type: ignore[no-untyped-call]
 
 
-def _with_marks(x_PI: Tensor, marks: int) -> Tensor:
-    """A row more for each kind of step that has no input, and a column for its mark."""
-    x = functional.pad(x_PI, (0, marks, 0, _MARKS))
-    x[-_MARKS:, x_PI.shape[1] :] += torch.eye(_MARKS, marks, dtype=x.dtype, device=x.device)
+def _with_controls(x_PI: Tensor, controls: int) -> Tensor:
+    """Adds a row for each kind of step without input, and a column for its control."""
+    x = functional.pad(x_PI, (0, controls, 0, _CONTROLS))
+    x[-_CONTROLS:, x_PI.shape[1] :] += torch.eye(_CONTROLS, controls, dtype=x.dtype, device=x.device)
     return x
 
 
-class _LaidOut(torch.autograd.Function):
+class _ToBlocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_PI: Tensor, layout: Layout, marks: int) -> Tensor:
+    def forward(ctx: Any, x_PI: Tensor, layout: Layout, controls: int) -> Tensor:
         ctx.layout, ctx.inputs = layout, x_PI.shape[1]
-        return _with_marks(x_PI, marks).index_select(0, layout.source_Q)
+        return _with_controls(x_PI, controls).index_select(0, layout.source_Q)
 
     @staticmethod
     def backward(ctx: Any, grad_QJ: Tensor) -> tuple[Tensor, None, None]:
         return grad_QJ[:, : ctx.inputs].index_select(0, ctx.layout.place_P), None, None
 
 
-def _collected(values_QX: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The steps of the rows ``[P, X]`` and what is shown ``[K, X]``, from the steps of the blocks."""
+def _from_blocks(values_QX: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Gathers the row steps ``[P, X]`` and the readouts ``[K, X]`` from the block steps."""
     if in_transform():
-        return values_QX.index_select(0, layout.place_P), values_QX.index_select(0, layout.shown_K)
-    return _Collected.apply(values_QX, layout)  # type: ignore[no-untyped-call]
+        return values_QX.index_select(0, layout.place_P), values_QX.index_select(0, layout.readout_K)
+    return _FromBlocks.apply(values_QX, layout)  # type: ignore[no-untyped-call]
 
 
-class _Collected(torch.autograd.Function):
+class _FromBlocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values_QX: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         ctx.layout, ctx.shape = layout, values_QX.shape
         ctx.set_materialize_grads(False)
-        return values_QX.index_select(0, layout.place_P), values_QX.index_select(0, layout.shown_K)
+        return values_QX.index_select(0, layout.place_P), values_QX.index_select(0, layout.readout_K)
 
     @staticmethod
     def backward(ctx: Any, grad_PX: Tensor | None, grad_KX: Tensor | None) -> tuple[Tensor | None, None]:
         given = [grad for grad in (grad_PX, grad_KX) if grad is not None]
         if not given:
             return None, None
-        # The output of a step that has no place in the rows is nobody's.
+        # Block steps that are neither a row step nor a readout get no gradient.
         grad_QX = given[0].new_zeros(ctx.shape)
         if grad_PX is not None:
             grad_QX.index_copy_(0, ctx.layout.place_P, grad_PX)
         if grad_KX is not None:
-            grad_QX.index_copy_(0, ctx.layout.shown_K, grad_KX)
+            grad_QX.index_copy_(0, ctx.layout.readout_K, grad_KX)
         return grad_QX, None

@@ -1,12 +1,12 @@
-"""Where the steps of the segments lie in the memory that a fused kernel reads.
+"""Memory layout of segments for a fused kernel.
 
-Segments may be joined into *chains*, one after another with a gap in between, so that few chains of about the same
-length take the place of many segments of different ones. The chains, longest first, are cut into *blocks* of steps, so
-that within a block about as many run from its first step to its last; those that end earlier are padded. A block that
-takes too much memory is cut into *pieces* of chains.
+Segments may be joined into *chains*, separated by gaps, so that a few chains of similar length replace many segments of
+different lengths. The chains, longest first, are cut into *blocks* of steps in which nearly all chains run from the
+first step to the last; those that end earlier are padded. A block that takes too much memory is cut into *pieces*, each
+holding some of its chains.
 
 Shape legend: B rows, T steps, N segments, C chains, S steps of the longest chain, P steps of all rows, Q steps of all
-blocks, K segments that another one follows in its chain.
+blocks, K segments followed by another in their chain.
 """
 
 from __future__ import annotations
@@ -23,48 +23,50 @@ from torch import Tensor
 from recurrl.recurrent.segments import Packing
 
 GAP = 3
-"""Steps between two segments of a chain: the first holds the state, the second shows it, the third clears it."""
+"""Steps between two segments of a chain: hold, read out, clear the state."""
 
-# What one more block costs, a call of the kernel, in steps of one chain, and one more step of all chains likewise.
-# Measured with oneDNN: blocks of 50 to 200 are about as fast, and the less, the less padding takes memory.
+# Cost of one more block (a kernel call), and of one more step of all chains, in steps of a single chain. Measured with
+# oneDNN: 50 to 200 per block are about equally fast, and a lower value pads less.
 _BLOCK = 50
 _STEP = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What lies where. The packed order of segments is that of :class:`~recurrl.recurrent.segments.Packing`."""
+    """Index maps between rows and blocks. Segments are in the packed order of
+    :class:`~recurrl.recurrent.segments.Packing`.
+    """
 
     blocks: list[tuple[int, list[int]]]
-    """The steps of each block, and how many chains each of its pieces holds."""
+    """Steps of each block, and the number of chains in each of its pieces."""
 
     source_Q: Tensor
-    """Where each step of the blocks comes from: a flat index within the rows, or P where the state is held (padding
-    and the first step of a gap), P + 1 where it is shown, P + 2 where it is cleared.
+    """Source of each block step: a flat index into the rows, P to hold the state (padding and the first step of a
+    gap), P + 1 to read it out, P + 2 to clear it.
     """
 
     place_P: Tensor
-    """Where each step of the rows is among those of the blocks."""
+    """Index of each row step among the block steps."""
 
-    shown_K: Tensor
-    """The steps of the blocks where that of a segment is shown which another one follows."""
+    readout_K: Tensor
+    """Block steps that read out the state of a segment followed by another."""
 
     heads_C: Tensor
     """The packed index of each chain's first segment."""
 
     order_N: Tensor
-    """Brings the segments that another one follows, and then the chains' last ones, in packed order."""
+    """Reorders segments to packed order; they come as those followed by another, then the last of each chain."""
 
 
-# As many as the packings that are kept, and like these no tensors of inference mode.
+# Same size as the cache of packings, and like it no inference-mode tensors.
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def separate(packing: Packing, steps_at_once: int | None) -> Layout:
-    """Each segment a chain of its own.
+    """Lays out each segment as its own chain.
 
     Args:
         packing: the segments.
-        steps_at_once: the most steps a piece may hold, unless it is one chain of more; None does not cut blocks.
+        steps_at_once: maximum steps of a piece, unless a single chain is longer; None does not cut blocks.
     """
     return _Plan.separate(packing).layout(packing, steps_at_once)
 
@@ -72,11 +74,11 @@ def separate(packing: Packing, steps_at_once: int | None) -> Layout:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def joined(packing: Packing, first_N: bytes, steps_at_once: int | None) -> Layout:
-    """Segments joined into chains if that costs less.
+    """Joins segments into chains if that costs less.
 
     Args:
         packing: the segments.
-        first_N: for each segment a byte that is not zero where it must be the first of its chain.
+        first_N: one byte per segment, nonzero if it must begin its chain.
         steps_at_once: as in :func:`separate`.
     """
     must_be_first_N = np.frombuffer(first_N, dtype=bool)
@@ -88,13 +90,13 @@ def joined(packing: Packing, first_N: bytes, steps_at_once: int | None) -> Layou
 
 
 def _least_cost(lengths_N: np.ndarray) -> int:
-    """What chains of one segment each cost at least: that of one block, or that of two without any padding."""
+    """Lower bound on the cost of unjoined segments: one block, or two without padding."""
     longest = int(lengths_N[0])
     return min(len(lengths_N) * longest + _BLOCK, int(lengths_N.sum()) + 2 * _BLOCK) + _STEP * longest
 
 
 class _Plan:
-    """Which chain each segment is in, at which of its steps it begins, and the blocks that the chains are cut into."""
+    """Assigns segments to chains and start steps, and cuts the chains into blocks."""
 
     def __init__(self, lengths_N: np.ndarray, chain_N: np.ndarray, begin_N: np.ndarray, ends_C: np.ndarray) -> None:
         by_length = np.argsort(-ends_C, kind="stable")
@@ -113,8 +115,8 @@ class _Plan:
 
     @classmethod
     def joined(cls, packing: Packing, must_be_first_N: np.ndarray) -> _Plan:
-        """As many chains as make them about as long as the longest segment: each segment, the longest first, goes to
-        the chain that is the shortest by then.
+        """Greedily appends each segment, longest first, to the shortest chain. The number of chains makes them about as
+        long as the longest segment.
         """
         lengths_N = packing.lengths_N
         count = -(-int(lengths_N.sum() + GAP * len(lengths_N)) // int(lengths_N[0] + GAP))
@@ -150,10 +152,10 @@ class _Plan:
         end_N = self.begin_N + self.lengths_N
         followed_N = end_N < self.lengths_C[self.chain_N]
         followed, last = np.flatnonzero(followed_N), np.flatnonzero(~followed_N)
-        shown_K = place(end_N[followed] + 1, self.chain_N[followed])
+        readout_K = place(end_N[followed] + 1, self.chain_N[followed])
         source_Q = np.full(place.count, steps_P)
         source_Q[place_P] = nth_P
-        source_Q[shown_K] = steps_P + 1
+        source_Q[readout_K] = steps_P + 1
         source_Q[place(end_N[followed] + 2, self.chain_N[followed])] = steps_P + 2
         # Each chain has a first segment, and a last one.
         heads_C, lasts_C = np.empty(len(last), dtype=np.int64), np.empty(len(last), dtype=np.int64)
@@ -164,19 +166,19 @@ class _Plan:
         order_N[np.concatenate((followed, lasts_C))] = np.arange(len(order_N))
         on_device = (
             torch.from_numpy(values).to(packing.starts_N.device)
-            for values in (source_Q, place_P, shown_K, heads_C, order_N)
+            for values in (source_Q, place_P, readout_K, heads_C, order_N)
         )
         return Layout(place.pieces, *on_device)
 
 
 def _width(steps: int, size: int, steps_at_once: int | None) -> int:
-    """How many of a block's chains a piece holds: pieces of about the same size."""
+    """Chains per piece of a block, for pieces of about the same size."""
     pieces = 1 if steps_at_once is None else min(-(-steps * size // steps_at_once), size)
     return -(-size // pieces)
 
 
 class _Places:
-    """Finds a step of a chain among those of the blocks: block by block, piece by piece, step by step."""
+    """Maps a step of a chain to its index among the block steps, ordered by block, piece, then step."""
 
     def __init__(self, blocks: list[tuple[int, int, int]], widths: list[int]) -> None:
         self.pieces = [
@@ -188,7 +190,7 @@ class _Places:
         area = self.steps * self.size
         self.base = np.cumsum(area) - area
         self.count = int(area.sum())
-        """How many steps the blocks have."""
+        """Total number of block steps."""
 
     def __call__(self, step: np.ndarray, chain: np.ndarray) -> Any:
         if len(self.pieces) == 1 and len(self.pieces[0][1]) == 1:
@@ -202,17 +204,17 @@ class _Places:
 
 
 def blocks_of(lengths_C: np.ndarray, cost_of_one: int) -> list[tuple[int, int, int]]:
-    """``(first step, steps, chains)`` of each block, so that padding and number of blocks cost least together.
+    """``(first step, steps, chains)`` of each block, minimising the total cost of padding and blocks.
 
-    By dynamic programming over the steps at which chains end: the best blocks up to one of them are the best up to an
-    earlier one, and one more.
+    Dynamic programming over the steps at which chains end: the best blocks up to one of them are the best blocks up
+    to an earlier one, plus one.
 
     Args:
-        lengths_C: of the chains, longest first.
-        cost_of_one: what one more block costs, in steps of one chain.
+        lengths_C: chain lengths, longest first.
+        cost_of_one: cost of one more block, in steps of one chain.
     """
     longest, count = int(lengths_C[0]), len(lengths_C)
-    if longest * count - int(lengths_C.sum()) <= cost_of_one:  # less than any further block
+    if longest * count - int(lengths_C.sum()) <= cost_of_one:  # padding costs less than another block
         return [(0, longest, count)]
     edges = np.concatenate(([0], np.unique(lengths_C)))
     sizes = np.searchsorted(-lengths_C, -edges[:-1], side="left")

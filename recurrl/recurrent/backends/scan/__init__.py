@@ -1,12 +1,12 @@
 """A scan over time: hand-written backward in eager mode, hoptorch's scan under ``torch.compile``.
 
-In eager mode the segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`), so that serial
-depth is the longest segment, nothing is padded, and the stored states are read at segment starts alone.
+In eager mode segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the
+longest segment, nothing is padded, and stored states are read only at segment starts.
 
-Under ``torch.compile`` nothing may depend on the data's values: the scan walks all T steps and selects the stored state
-where a segment starts. A flat batch of slices is there one row of B·T steps; give it its time dimension back.
+Under ``torch.compile`` nothing may depend on data values: the scan walks all T steps and selects the stored state where
+a segment starts. There a flat batch of slices is one row of B·T steps, so restore its time dimension first.
 
-Cells that have a parallel form use it in both.
+Cells with a parallel form use it in both modes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ OWN_PRODUCTS = False
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """The scan runs every cell on every device; its recomputation is that of whole chunks of steps."""
+    """Supports every cell on every device; recomputes whole chunks of steps."""
     if options.recompute != "none" and is_parallel_in_time(cell):
         return (
             f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
-            "has no steps to run again. Choose recompute=none."
+            "has no steps to recompute. Choose recompute=none."
         )
-    return precision.refusal_by_torch("scan", options.precision, options.compute_dtype, device)
+    return precision.torch_refusal("scan", options.precision, options.compute_dtype, device)
 
 
 def prepare(device: torch.device) -> None:
-    """Makes ``torch.compile`` able to take the scan on ``device``; see :func:`traced.prepare`."""
+    """Prepares the scan for ``torch.compile`` on ``device``; see :func:`traced.prepare`."""
     traced.prepare(device)
 
 
@@ -47,7 +47,7 @@ def sequence(
     weights: LayerWeights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer by a scan over its steps."""
+    """Runs one layer as a scan over its steps."""
     if is_parallel_in_time(cell):
         x_gates_BTG = functional.linear(x_BTI, weights.w_ih, weights.b_ih)
         states_BTH = cell.parallel(x_gates_BTG, segments.starts_BT, stored_states_BTX)
@@ -61,8 +61,8 @@ def sequence(
         return traced.run(cell, x_BTI, segments, stored_states_BTX, weights)
     packing = segments.packing
     entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
-    goes_through_rows = segments.any_reset and options.recompute == "none" and is_hand_written(cell)
-    if goes_through_rows:
+    in_row_order = segments.any_reset and options.recompute == "none" and is_hand_written(cell)
+    if in_row_order:
         output_PO, last_NX = packed.run(cell, x_BTI.flatten(0, 1), packing.steps, entering_NX, weights)
         output_BTO = output_PO.unflatten(0, packing.rows_and_steps)
     else:

@@ -1,4 +1,4 @@
-"""One layer by hoptorch's scan over all T steps of the rows, which ``torch.compile`` takes whole.
+"""One layer by hoptorch's scan over all T steps of the rows, without graph breaks under ``torch.compile``.
 
 Shape legend: B rows, T steps, I input size, H hidden size, O output size (H, or that of the projection), K gates, G
 gate rows (K × H), P steps of all rows (T·B, time first), X any of these sizes.
@@ -20,10 +20,10 @@ from recurrl.recurrent.segments import Segments
 
 
 def prepare(device: torch.device) -> None:
-    """Checks hoptorch's scan on ``device``, in about a second; it must run once before ``torch.compile`` traces a scan.
+    """Checks hoptorch's scan on ``device``, in about a second. Run it once before ``torch.compile`` traces a scan.
 
     Raises:
-        RuntimeError: hoptorch cannot provide a right scan here.
+        RuntimeError: hoptorch cannot provide a correct scan here.
     """
     if not ensure_scan_backward(device):
         raise RuntimeError(f"backend=scan cannot be compiled on {device}: {scan_unavailable_reason(device)}.")
@@ -32,28 +32,28 @@ def prepare(device: torch.device) -> None:
 def run(
     cell: Cell, x_BTI: Tensor, segments: Segments, stored_states_BTX: tuple[Tensor, ...], weights: LayerWeights
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The outputs ``[B, T, O]``, and each state at the last step of every segment, zero elsewhere.
+    """Returns the outputs ``[B, T, O]``, and each state at the last step of every segment, zero elsewhere.
 
     Raises:
         ValueError: the cell has no hand-written derivative.
-        RuntimeError: the scan has not been prepared.
+        RuntimeError: the scan was not prepared.
     """
     if scan_unavailable_reason(x_BTI.device) is not None:
         raise RuntimeError(
-            "backend=scan under torch.compile needs a check that cannot run while the compiler traces. Construct the "
+            "backend=scan under torch.compile needs a check that cannot run during tracing. Construct the "
             "module with recurrent_backend='scan', or call recurrl.recurrent.prepare_for_compile(device) first."
         )
     if not is_hand_written(cell):
         raise ValueError(
-            "backend=scan under torch.compile is not possible for a cell without a hand-written derivative: torch's "
-            "own derivative of a scan is not right for parameters that the step uses. Choose backend=reference, which "
-            "the compiler unrolls, or run without torch.compile."
+            "backend=scan under torch.compile needs a cell with a hand-written derivative: torch's own derivative of a "
+            "scan is wrong for parameters the step closes over. Choose backend=reference, which the compiler unrolls, "
+            "or run without torch.compile."
         )
     x_gates_TBG = functional.linear(x_BTI, weights.w_ih, weights.b_ih).transpose(0, 1).contiguous()
     starts_TB1 = segments.starts_BT.t().unsqueeze(-1).contiguous()
     stored_TBX = tuple(stored.transpose(0, 1).contiguous() for stored in stored_states_BTX)
     arguments: tuple[Any, ...] = (cell, x_gates_TBG, starts_TB1, weights.w_hh, weights.b_hh, weights.w_hr, *stored_TBX)
-    # The compiler mixes up the arguments of a Function that it need not differentiate.
+    # The compiler mixes up the arguments of an autograd Function that needs no gradient.
     run_scan = _TracedScan.apply if torch.is_grad_enabled() else _forward_in_time
     states_TBX: tuple[Tensor, ...] = run_scan(*arguments)
     states_BTX = tuple(state.transpose(0, 1) for state in states_TBX)
@@ -69,8 +69,8 @@ def _forward_in_time(
     w_hr: Tensor | None,
     *stored_TBX: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Every state after every step."""
-    weights = LayerWeights(x_gates_TBG, w_hh, None, b_hh, w_hr)  # the first is not used: it has acted already
+    """Returns every state after every step."""
+    weights = LayerWeights(x_gates_TBG, w_hh, None, b_hh, w_hr)  # w_ih is not used: the input is already projected
 
     def one_step(
         carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
@@ -86,10 +86,10 @@ def _forward_in_time(
 
 
 class _TracedScan(torch.autograd.Function):
-    """Every state after every step, by a scan forward in time, and a scan backward in time for the gradients.
+    """Every state after every step: a scan forward in time, and one backward in time for the gradients.
 
-    torch's own derivative of a scan is not used: it gives wrong gradients for parameters that the step closes over
-    (pytorch issue 184528).
+    torch's own derivative of a scan gives wrong gradients for parameters that the step closes over (pytorch issue
+    184528).
     """
 
     @staticmethod
@@ -113,13 +113,13 @@ class _TracedScan(torch.autograd.Function):
         cell = ctx.cell
         x_gates_TBG, starts_TB1, w_hh, b_hh, w_hr, *rest = ctx.saved_tensors
         stored_TBX, states_TBX = rest[: ctx.states], rest[ctx.states :]
-        entered_TBX = [
+        before_TBX = [
             torch.where(starts_TB1, stored, torch.cat((stored[:1], states[:-1])))
             for stored, states in zip(stored_TBX, states_TBX, strict=True)
         ]
         rows = x_gates_TBG.shape[1]
-        entered_PX = tuple(entered.flatten(0, 1) for entered in entered_TBX)
-        factors_P, left_PH = _factors(cell, x_gates_TBG.flatten(0, 1), entered_PX, w_hh, b_hh)
+        before_PX = tuple(entered.flatten(0, 1) for entered in before_TBX)
+        factors_P, after_PH = _factors(cell, x_gates_TBG.flatten(0, 1), before_PX, w_hh, b_hh)
 
         def backward_in_time(
             carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
@@ -129,54 +129,52 @@ class _TracedScan(torch.autograd.Function):
             factors, *others = (factor.clone() for factor in given[ctx.states :])
             grads = tuple(grad + c for grad, c in zip(output_grads, carry, strict=True))
             grad_output = grads[0].clone()
-            onward = torch.zeros_like(grad_output)
+            grad_before = torch.zeros_like(grad_output)
             if w_hr is not None:
                 grads = (grads[0] @ w_hr, *grads[1:])
             grads_B1H = tuple(grad.unsqueeze(1) for grad in grads)
-            cell.backward_step(cell.backward_views(factors, tuple(others)), grads_B1H, onward.unsqueeze(1))
-            through_projection = _apart_last(factors, cell).flatten(1) @ w_hh
-            entering = (onward + through_projection, *grads[1:])
-            # At a start the gradient goes to the stored state, and none further back.
-            onwards = tuple(torch.where(start, 0.0, grad) for grad in entering)
-            return onwards, (grad_output, *(value.clone() for value in (factors, *entering)))
+            cell.backward_step(cell.backward_views(factors, tuple(others)), grads_B1H, grad_before.unsqueeze(1))
+            through_projection = _split_last(factors, cell).flatten(1) @ w_hh
+            entering = (grad_before + through_projection, *grads[1:])
+            # At a start the gradient goes to the stored state and no further back.
+            carried = tuple(torch.where(start, 0.0, grad) for grad in entering)
+            return carried, (grad_output, *(value.clone() for value in (factors, *entering)))
 
         initial = tuple(torch.zeros_like(grad[0]) for grad in grad_states_TBX)
         factors_TB = tuple(factor.unflatten(0, (-1, rows)) for factor in factors_P)
         inputs = tuple(value.flip(0) for value in (starts_TB1, *grad_states_TBX, *factors_TB))
         _, results = scan(backward_in_time, initial, inputs)
         grad_output_PO, grads_PAH, *others = (value.flip(0).flatten(0, 1) for value in results)
-        grad_gates_PG = _apart_last(grads_PAH, cell).flatten(1)
-        grad_x_PG = grads_PAH[:, cell.APART :].flatten(1)
+        grad_gates_PG = _split_last(grads_PAH, cell).flatten(1)
+        grad_x_PG = grads_PAH[:, cell.SPLIT_GATES :].flatten(1)
         grad_stored = (torch.where(starts_TB1, grad.unflatten(0, (-1, rows)), 0.0) for grad in others)
         return (
             None,
             grad_x_PG.unflatten(0, (-1, rows)),
             None,
-            grad_gates_PG.t() @ entered_PX[0],
+            grad_gates_PG.t() @ before_PX[0],
             None if b_hh is None else grad_gates_PG.sum(0),
-            None if w_hr is None else grad_output_PO.t() @ left_PH[0],
+            None if w_hr is None else grad_output_PO.t() @ after_PH[0],
             *grad_stored,
         )
 
 
 def _factors(
-    cell: Any, x_gates_PG: Tensor, entered_PX: tuple[Tensor, ...], w_hh: Tensor, b_hh: Tensor | None
+    cell: Any, x_gates_PG: Tensor, before_PX: tuple[Tensor, ...], w_hh: Tensor, b_hh: Tensor | None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """``cell.derivatives``, and the states before any projection, from the states that entered the steps: every step
-    at once, as if rows.
-    """
-    h_gates_PG = functional.linear(entered_PX[0], w_hh, b_hh)
+    """``cell.derivatives`` and the unprojected states of all steps at once, from the states before each step."""
+    h_gates_PG = functional.linear(before_PX[0], w_hh, b_hh)
     hidden = x_gates_PG.shape[1] // cell.GATES
-    together = x_gates_PG.shape[1] - cell.APART * hidden
+    together = x_gates_PG.shape[1] - cell.SPLIT_GATES * hidden
     sums_PG = x_gates_PG[:, :together] + h_gates_PG[:, :together]
     gates_PA = torch.cat((h_gates_PG[:, together:], sums_PG, x_gates_PG[:, together:]), 1)
-    left_PH = tuple(x_gates_PG.new_empty(x_gates_PG.shape[0], hidden) for _ in entered_PX)
-    cell.forward_step(cell.forward_views(gates_PA), entered_PX, left_PH)
+    after_PH = tuple(x_gates_PG.new_empty(x_gates_PG.shape[0], hidden) for _ in before_PX)
+    cell.forward_step(cell.forward_views(gates_PA), before_PX, after_PH)
     factors_PAH = torch.empty_like(gates_PA).unflatten(1, (-1, hidden))
-    others = cell.derivatives(gates_PA, entered_PX, left_PH, factors_PAH)
-    return (factors_PAH, *(other.clone() for other in others)), left_PH
+    others = cell.derivatives(gates_PA, before_PX, after_PH, factors_PAH)
+    return (factors_PAH, *(other.clone() for other in others)), after_PH
 
 
-def _apart_last(factors_PAH: Tensor, cell: Any) -> Tensor:
-    """Those of the recurrent projections ``[P, K, H]``, in the order of the weights."""
-    return torch.cat((factors_PAH[:, cell.APART : cell.GATES], factors_PAH[:, : cell.APART]), 1)
+def _split_last(factors_PAH: Tensor, cell: Any) -> Tensor:
+    """Factors of the recurrent projections ``[P, K, H]``, in weight order: split gates last."""
+    return torch.cat((factors_PAH[:, cell.SPLIT_GATES : cell.GATES], factors_PAH[:, : cell.SPLIT_GATES]), 1)

@@ -1,6 +1,6 @@
-"""Fused CUDA kernels: a whole sequence of one layer in one launch forwards and one backwards, or one launch a step.
+"""Fused CUDA kernels: a whole sequence of one layer in one launch each way, or one launch per step.
 
-triton itself is imported when the first layer runs, so that machines without it can do everything else.
+triton is imported when the first layer runs, so that everything else works without it.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, G gate rows, N lanes.
 """
@@ -20,11 +20,11 @@ from recurrl.recurrent.cells import Cell, HandWritten, is_hand_written
 from recurrl.recurrent.segments import Segments
 
 OWN_PRODUCTS = True
-_OTHERWISE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on a CPU."
+_ALTERNATIVE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on a CPU."
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """GRU and LSTM without a projection, up to 1,024 features, on CUDA or under triton's interpreter."""
+    """Supports GRU and LSTM without a projection, up to 1,024 features, on CUDA or under triton's interpreter."""
     name = cell.__name__.rpartition(".")[2]
     if name not in table.CELLS:
         return (
@@ -32,28 +32,28 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
         )
     if options.proj_size:
         return (
-            f"proj_size={options.proj_size} is not possible with backend=triton, whose kernels take the output for the "
+            f"proj_size={options.proj_size} is not possible with backend=triton, whose kernels treat the output as the "
             "state. Choose backend=pad or backend=scan."
         )
     if options.hidden_size > table.LARGEST_HIDDEN:
         return (
             f"hidden_size={options.hidden_size} is not possible with backend=triton, whose kernels are tested "
-            f"up to {table.LARGEST_HIDDEN} features: one step of more keeps torch's own kernels busy. {_OTHERWISE}"
+            f"up to {table.LARGEST_HIDDEN} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
         )
     if importlib.util.find_spec("triton") is None:
-        return f"backend=triton needs the package triton, which is not installed here. {_OTHERWISE}"
+        return f"backend=triton needs the package triton, which is not installed. {_ALTERNATIVE}"
     if device is None or (device.type != "cuda" and _interpreted()):
         return None
     if device.type != "cuda":
         return (
-            f"backend=triton needs a CUDA device, and this is device={device}. {_OTHERWISE} (For tests, "
-            "TRITON_INTERPRET=1, set before python starts, runs the kernels on a CPU, slowly.)"
+            f"backend=triton needs a CUDA device, and this is device={device}. {_ALTERNATIVE} (For tests, "
+            "TRITON_INTERPRET=1, set before Python starts, runs the kernels on a CPU, slowly.)"
         )
     capability = torch.cuda.get_device_capability(device)
     if table.architecture(capability) is None:
         return (
-            f"backend=triton needs compute capability 8.0 or above, and device={device} has "
-            f"{capability[0]}.{capability[1]}. {_OTHERWISE}"
+            f"backend=triton needs compute capability 8.0 or above, but device={device} has "
+            f"{capability[0]}.{capability[1]}. {_ALTERNATIVE}"
         )
     return None
 
@@ -75,7 +75,7 @@ def sequence(
     weights: LayerWeights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer by the kernels.
+    """Runs one layer with the kernels.
 
     Raises:
         ValueError: the dtype is not float32.
@@ -86,8 +86,8 @@ def sequence(
     assert weights.w_hh is not None
     if x_BTI.dtype != torch.float32:
         raise ValueError(
-            f"backend=triton computes in float32, and the layer's dtype is {x_BTI.dtype}. For bfloat16 products choose "
-            "precision=bf16; for other dtypes backend=pad or backend=scan."
+            f"backend=triton computes in float32, but the layer's dtype is {x_BTI.dtype}. For bfloat16 matmuls choose "
+            "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
     differentiated = torch.is_grad_enabled() and any(
         tensor.requires_grad for tensor in (x_BTI, *stored_states_BTH, *weights.present())
@@ -98,7 +98,7 @@ def sequence(
         weights.w_hh,
         _bias(cell, weights, weights.w_hh.shape[1]),
         segments.starts_BT.flatten().to(torch.int8),
-        _with_one_stride(stored_states_BTH),
+        _with_common_stride(stored_states_BTH),
         *_lanes(segments),
         _precision(options, x_BTI.device),
         keep=differentiated and options.recompute == "none",
@@ -109,14 +109,13 @@ def sequence(
 
 
 def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
-    """The first step of each lane, its length, and for each step how many lanes have it (one number:
-    that of every step).
+    """Each lane's first step and length, and the number of lanes per step (a single number if constant).
 
-    A lane is a segment: sorted by length, they keep a program's lanes busy for as long as it runs. But finding them
-    reads the data, which neither ``torch.compile`` nor a CUDA graph allows: there, a lane is a row.
+    A lane is a segment; sorted by length, segments keep all lanes of a program busy while it runs. Finding segments
+    reads the data, which ``torch.compile`` and CUDA graphs forbid: there, a lane is a row.
     """
     starts_BT = segments.starts_BT
-    if _data_is_out_of_reach(starts_BT.device):
+    if _is_tracing_or_capturing(starts_BT.device):
         rows, steps = starts_BT.shape
         begin_N = torch.arange(rows, device=starts_BT.device) * steps
         return begin_N, torch.full((rows,), steps, dtype=torch.int32, device=starts_BT.device), [rows]
@@ -124,21 +123,21 @@ def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
     return packing.starts_N, (packing.ends_N - packing.starts_N + 1).int(), packing.batch_sizes
 
 
-def _data_is_out_of_reach(device: torch.device) -> bool:
+def _is_tracing_or_capturing(device: torch.device) -> bool:
     return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def _bias(cell: HandWritten, weights: LayerWeights, hidden: int) -> Tensor | None:
-    """What is added to each of the four pre-activations: a GRU's third gate keeps two projections apart."""
+    """The biases of the four pre-activations: a GRU's third gate keeps its two projections separate."""
     b_ih, b_hh = weights.b_ih, weights.b_hh
     if b_ih is None or b_hh is None:
         return None
-    together = len(b_ih) - cell.APART * hidden
+    together = len(b_ih) - cell.SPLIT_GATES * hidden
     return torch.cat((b_ih[:together] + b_hh[:together], b_ih[together:], b_hh[together:]))
 
 
-def _with_one_stride(stored_states_BTH: tuple[Tensor, ...]) -> list[Tensor]:
-    """As ``[P, H]``, with one distance between steps for all: copied only if it is not so already."""
+def _with_common_stride(stored_states_BTH: tuple[Tensor, ...]) -> list[Tensor]:
+    """Flattens to ``[P, H]`` with a common stride between steps; copies only if needed."""
     flat_PH = [stored.flatten(0, 1) for stored in stored_states_BTH]
     if {stored.stride() for stored in flat_PH} == {(flat_PH[0].stride(0), 1)}:
         return flat_PH

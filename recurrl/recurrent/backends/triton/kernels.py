@@ -1,21 +1,21 @@
-"""The kernels of the recurrence: with the recurrent weights resident, or one launch a step.
+"""Kernels of the recurrence: with resident recurrent weights, or one launch per step.
 
-A *lane* is a piece of a row whose steps lie in memory one after the other; lanes are sorted by length, the longest
-first. Every program runs BM lanes.
+A *lane* is a piece of a row whose steps are contiguous in memory; lanes are sorted by length, longest first. Every
+program runs BM lanes.
 
-*Resident*: one launch runs all steps. The recurrent weights are read once, before the loop, and stay on the chip; so do
-the states, in registers. *Step*: one launch runs one step, a program BH hidden units of all gates, by products over BK
-columns at a time; a step reads what the launch before it wrote. In neither is anything that one thread writes to global
-memory read by another of the same launch.
+*Resident*: one launch runs all steps. The recurrent weights are read once, before the loop, and stay on the chip, as do
+the states, in registers. *Step*: one launch runs one step. A program computes BH hidden units of all gates, multiplying
+BK columns at a time; a step reads what the previous launch wrote. In neither does a thread read global memory that
+another thread wrote in the same launch.
 
-The stored state is read only where a start is marked. Tiles are transposed, ``[hidden units, lanes]``, so that the
-hidden size, and not the few lanes, is the long side of every product. Masks keep what is beyond H at zero, and no
-memory is padded.
+The stored state is read only where a start is flagged. Tiles are transposed, ``[hidden units, lanes]``, so that the
+hidden size rather than the few lanes is the long side of every product. Masks zero everything beyond H; no memory is
+padded.
 
-Recurrent weights come rounded to the format of the products; other factors are rounded here.
+Recurrent weights come already rounded to the matmul format; other operands are rounded here.
 
-Gates and the gradients of the projections have the four columns of :mod:`maths`, ``[·, 4·H]``. Their rows are those of
-the steps, or, where only some steps are worked on, *slots*: step after step, and in each the lanes that run.
+Gates and projection gradients have the four columns of :mod:`maths`, ``[·, 4·H]``. Their rows are those of the steps,
+or, in a window of steps, *slots*: step by step, and within each step the running lanes.
 
 Shape legend: P steps of all rows, N lanes, H hidden size, HP its power of two, BM lanes a program, K gates.
 """
@@ -37,7 +37,7 @@ from recurrl.recurrent.backends.triton.maths import (
 )
 
 
-# A kernel specialised on these numbers would be compiled anew when the data bring others.
+# Specialising on these numbers would recompile the kernel whenever the data change them.
 @triton.jit(do_not_specialize=["lanes"])
 def resident_forward(
     x_gates,
@@ -61,9 +61,9 @@ def resident_forward(
     KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """States ``[P, H]`` after every step and, if they are to be kept, the gates.
+    """Writes the states ``[P, H]`` after every step and, with ``KEEP``, the gates.
 
-    ``x_gates [P, K·H]`` holds the biases already, but the fourth of a GRU's ``bias [4, H]``.
+    ``x_gates [P, K·H]`` includes the biases, except the fourth of a GRU's ``bias [4, H]``.
     """
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -147,14 +147,15 @@ def resident_backward(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Gradients of the projections and, if wanted, ``[P, H]`` of the stored states, zero where not read.
+    """Writes the gradients of the projections and, with ``WANTS_STORED``, of the stored states ``[P, H]``, zero where
+    not read.
 
-    Of the steps ``first`` to ``last`` (not included): all, or, in a ``WINDOW``, some. Then ``carried [N, H]`` holds the
-    gradients of the states before step ``last``, ``carry`` will hold those before step ``first``, and gates lie in
-    slots: ``slots[t]`` is the first one of step t.
+    Covers steps ``first`` to ``last`` (exclusive): all of them, or some in a ``WINDOW``. There ``carried [N, H]`` holds
+    the gradients of the states before step ``last``, ``carry`` receives those before step ``first``, and gates are in
+    slots, ``slots[t]`` being the first of step t.
 
-    ``w_hh_t`` holds each gate's square transposed. Also the state that entered each step, for the gradient of the
-    recurrent weights, and ``grad_bias [programs, 4·H]``, each program's sum of the gradients of the projections.
+    ``w_hh_t`` holds each gate's square transposed. Also writes the state before each step, for the gradient of the
+    recurrent weights, and ``grad_bias [programs, 4·H]``, each program's sum of the projections' gradients.
     """
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
     begin = tl.load(lane_begin + lane, mask=lane < lanes, other=0)
@@ -174,13 +175,13 @@ def resident_backward(
     end = tl.max(length, 0)
     if WINDOW:
         of_lane = lane[None, :].to(tl.int64) * H + j[:, None]
-        goes_on = (j[:, None] < H) & (length > last)[None, :]
-        grad_h = tl.load(carried_h + of_lane, mask=goes_on, other=0.0)
+        continues = (j[:, None] < H) & (length > last)[None, :]
+        grad_h = tl.load(carried_h + of_lane, mask=continues, other=0.0)
         if LSTM:
-            grad_c = tl.load(carried_c + of_lane, mask=goes_on, other=0.0)
+            grad_c = tl.load(carried_c + of_lane, mask=continues, other=0.0)
         end = tl.minimum(end, last)
     for back in range(end - first):
-        # Shorter lanes wait: until their last step comes, all they load is zero, and so are their gradients.
+        # Until a shorter lane reaches its last step it loads zeros, and its gradients are zero.
         t = end - 1 - back
         running = t < length
         row = begin + t
@@ -256,10 +257,10 @@ def step_forward(
     RECOMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """As :func:`resident_forward`, for step ``t`` of the ``lanes`` that have one.
+    """Like :func:`resident_forward`, for step ``t`` of the ``lanes`` that have one.
 
-    To ``RECOMPUTE``, every lane is one step by itself, its states are known, and it has a slot in ``x_gates`` and
-    ``gates``: only the gates are computed, of all steps at once.
+    With ``RECOMPUTE`` every lane is a single step with known states and a slot in ``x_gates`` and ``gates``: only the
+    gates are computed, for all steps at once.
     """
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -267,7 +268,7 @@ def step_forward(
     row = tl.load(lane_begin + lane, mask=running, other=0) + t
     slot = lane.to(tl.int64) if RECOMPUTE else row
     start = tl.load(starts + row, mask=running, other=0) != 0
-    # One of two addresses a lane, rather than two loads: the loop is all products and loads of their factors.
+    # Select one of two addresses per lane instead of loading twice: the loop is all matmuls and loads.
     entering = tl.where(start, stored_h + row * stored_stride, h_out + (row - 1) * H)
     j = tl.program_id(1) * BH + tl.arange(0, BH)
     a_0 = tl.zeros((BH, BM), tl.float32)
@@ -350,13 +351,13 @@ def step_backward(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """As :func:`resident_backward`, for step ``t``, in two parts, either of which may be left out.
+    """Like :func:`resident_backward`, for step ``t``, in two optional parts.
 
-    ``AFTER``: the gradient of the states before step t + 1, whose projections' gradients the launch before wrote.
-    ``HERE``: from it, which is otherwise ``carried``, the gradients of the projections of step t.
+    ``AFTER``: the gradient of the states before step t + 1, from projection gradients the previous launch wrote.
+    ``HERE``: from it (or else from ``carried``) the gradients of the projections of step t.
 
-    ``carried [N, H]`` is what the launch before carried: the gradients that reach the states directly (an LSTM's h has
-    none), or, if it was without ``HERE``, the whole gradients. This launch's sums go to ``grad_bias[part + program]``.
+    ``carried [N, H]`` comes from the previous launch: the gradients that reach the states directly (none for an LSTM's
+    h), or, if that launch had no ``HERE``, the full gradients. This launch's sums go to ``grad_bias[part + program]``.
     """
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -377,7 +378,7 @@ def step_backward(
         for block in range(K * blocks):
             gate = block // blocks
             k = (block % blocks) * BK + tl.arange(0, BK)
-            # The recurrent projection of a GRU's third gate is kept apart, in the last columns.
+            # A GRU's third gate has its recurrent projection separate, in the last columns.
             column = gate if LSTM else gate + gate // 2
             factor = tl.load(
                 grad_gates + slot[None, :] * (4 * H) + column * H + k[:, None],
@@ -414,7 +415,7 @@ def step_backward(
         g_0, g_1, g_2, g_3, grad_h, grad_c = step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM)
         store_four(grad_gates, gate, g_0, g_1, g_2, g_3, mask, H)
         of_part = (part + tl.program_id(0)).to(tl.int64) * (4 * H) + j
-        # Masked lanes have loaded zeros, and a gradient of zero.
+        # Masked lanes loaded zeros and have zero gradient.
         store_four(grad_bias, of_part, tl.sum(g_0, 1), tl.sum(g_1, 1), tl.sum(g_2, 1), tl.sum(g_3, 1), j < H, H)
         if LSTM:
             tl.store(carry_c + of_lane, grad_c, mask=mask)

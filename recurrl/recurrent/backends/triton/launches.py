@@ -1,6 +1,6 @@
-"""What the compiler must know of a kernel to build it: its constants, for a configuration of the table.
+"""Kernels with the compile-time constants of a configuration.
 
-The operators launch from here, and so does whoever compiles the kernels ahead of time.
+Used by the operators and by ahead-of-time compilation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from recurrl.recurrent.backends.triton import kernels, table
 from recurrl.recurrent.backends.triton.table import Configuration
 
-# Other arguments are pointers to float32.
+# All other arguments are pointers to float32.
 _KINDS = {
     "starts": "*i8",
     "lane_begin": "*i64",
@@ -24,21 +24,21 @@ _KINDS = {
 
 
 class Launch(NamedTuple):
-    """A kernel and the constants it is built with."""
+    """A kernel and its compile-time constants."""
 
     kernel: Any
-    """Triton's function."""
+    """The triton function."""
     constants: dict[str, Any]
     options: dict[str, int]
     """``num_warps`` and ``num_stages``."""
 
     @property
     def name(self) -> str:
-        """That of the kernel."""
+        """The kernel's name."""
         return self.kernel.__name__
 
     def blocks(self, lanes: int) -> int:
-        """Programs that so many lanes take."""
+        """Number of programs for this many lanes."""
         return -(-lanes // self.constants["BM"])
 
     def run(self, size: tuple[int, int], *arguments: Tensor | int) -> None:
@@ -57,7 +57,7 @@ class Launch(NamedTuple):
 
     @property
     def aligned(self) -> list[str]:
-        """Arguments that are multiples of 16 whenever the hidden size is, as the compiler is told at run time too."""
+        """Arguments divisible by 16 whenever the hidden size is, as at run time."""
         pointers = [name for name, kind in self.signature.items() if kind.startswith("*")]
         return [*pointers, "stored_stride"] if self.constants["H"] % 16 == 0 else pointers
 
@@ -72,7 +72,7 @@ def forward(
     keep: bool,
     recompute: bool = False,
 ) -> Launch:
-    """The forward kernel; to ``recompute`` gates, always that of one step."""
+    """The forward kernel; to ``recompute`` gates, ``chosen`` must be a step configuration."""
     constants: dict[str, Any] = {"HAS_BIAS": has_bias, "KEEP": keep}
     if chosen.resident:
         return _launch(kernels.resident_forward, chosen, cell, hidden, precision, constants)
@@ -90,7 +90,7 @@ def backward(
     after: bool = True,
     here: bool = True,
 ) -> Launch:
-    """The backward kernel. ``after`` and ``here`` are the two parts of that of one step."""
+    """The backward kernel. ``after`` and ``here`` select the two parts of the step kernel."""
     constants: dict[str, Any] = {"WANTS_STORED": wants_stored, "WINDOW": window}
     if chosen.resident:
         return _launch(kernels.resident_backward, chosen, cell, hidden, precision, constants)
@@ -107,17 +107,17 @@ def _launch(
 
 
 def all_launches(cell: str, hidden: int, precision: str, architecture: int, direction: str) -> list[Launch]:
-    """Every kernel that the table has for this layer in one direction (``forward`` or ``backward``), for each bucket of
+    """Every kernel the table selects for this layer in one direction (``forward`` or ``backward``), for each bucket of
     lanes, in its most demanding form.
     """
     found = []
     for lanes in table.buckets(cell, hidden, precision, architecture):
         layer = (cell, hidden, precision)
         chosen = table.configuration(*layer, architecture, lanes)
-        again = table.step_configuration(*layer, architecture, lanes)
+        recomputing = table.step_configuration(*layer, architecture, lanes)
         if direction == "forward":
             found.append(forward(chosen, *layer, has_bias=True, keep=True))
-            found.append(forward(again, *layer, has_bias=True, keep=True, recompute=True))
+            found.append(forward(recomputing, *layer, has_bias=True, keep=True, recompute=True))
         else:
             found.append(backward(chosen, *layer, wants_stored=True, window=True))
     return [launch for index, launch in enumerate(found) if launch not in found[:index]]

@@ -1,7 +1,7 @@
-"""What both families of kernels compute: products in their precision, one step of a cell, and its derivative.
+"""Maths shared by all kernels: matmuls in each precision, one step of a cell, and its derivative.
 
-The pre-activations of a step, its gates and the gradients of its projections have four tiles, for either cell: of a
-GRU (r, z, n, hₙ), where hₙ is the recurrent projection of the third gate, which is kept apart; of an LSTM (i, f, g, o).
+Pre-activations, gates and projection gradients have four tiles for either cell: (r, z, n, hₙ) for a GRU, where hₙ is
+the recurrent projection of the third gate, kept separate; (i, f, g, o) for an LSTM.
 
 Shape legend: H hidden size; a tile is [hidden units, lanes].
 """
@@ -19,14 +19,14 @@ def _tanh(x):
 
 @triton.jit
 def rounded(x, PRECISION: tl.constexpr):
-    """A factor of a product in the format of its precision, rounded to the nearest."""
+    """Rounds a matmul operand to the nearest value of its precision's format."""
     if PRECISION == "bf16":
         x = x.to(tl.bfloat16)
     elif PRECISION == "bf16 emulated":
-        # Of the 16 bits that bf16 drops, half of what the last kept one is worth is added first.
+        # bf16 drops 16 bits: add half a unit of the last kept bit, then truncate.
         x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True), x)
     elif PRECISION == "tf32":
-        # tf32 keeps 10 bits of mantissa and drops 13: half of what the last kept one is worth is added first. Added to
+        # tf32 keeps 10 bits of mantissa and drops 13: add half a unit of the last kept bit, then truncate. Added to
         # the bits of a NaN, that could give a zero.
         x = tl.where(x == x, ((x.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True), x)
     return x
@@ -34,7 +34,7 @@ def rounded(x, PRECISION: tl.constexpr):
 
 @triton.jit
 def product(weight, state, PRECISION: tl.constexpr):
-    """``weight @ state`` of factors that are rounded, summed in float32."""
+    """``weight @ state`` of rounded operands, accumulated in float32."""
     if PRECISION == "bf16":
         found = tl.dot(weight, state)
     elif PRECISION == "bf16 emulated":
@@ -46,14 +46,14 @@ def product(weight, state, PRECISION: tl.constexpr):
 
 @triton.jit
 def weight_tile(w_hh, gate, j, k, H: tl.constexpr):
-    """Rows ``j`` and columns ``k`` of one gate's square of the recurrent weights, which are in their format already."""
+    """Loads rows ``j`` and columns ``k`` of one gate's square of the (already rounded) recurrent weights."""
     rows, columns = j[:, None], k[None, :]
     return tl.load(w_hh + (gate * H + rows) * H + columns, mask=(rows < H) & (columns < H), other=0.0)
 
 
 @triton.jit
 def activated(a_0, a_1, a_2, a_3, LSTM: tl.constexpr):
-    """The gates, from the pre-activations."""
+    """The gates from their pre-activations."""
     s_0, s_1 = tl.sigmoid(a_0), tl.sigmoid(a_1)
     if LSTM:
         s_2, s_3 = _tanh(a_2), tl.sigmoid(a_3)
@@ -76,7 +76,7 @@ def step(s_0, s_1, s_2, s_3, h, c, LSTM: tl.constexpr):
 @triton.jit
 def step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM: tl.constexpr):
     """From the gradients of the states after a step: those of its four projections, then those that reach the states
-    before it directly, not through the recurrent product.
+    before it directly, bypassing the recurrent matmul.
     """
     if LSTM:
         tanh_c = _tanh(c_after)
@@ -97,7 +97,7 @@ def step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM: tl.
 
 @triton.jit
 def load_four(base, offset, mask, H: tl.constexpr):
-    """Four tiles that lie H columns apart, zero where masked."""
+    """Loads four tiles H columns apart, zero where masked."""
     return (
         tl.load(base + offset, mask=mask, other=0.0),
         tl.load(base + offset + H, mask=mask, other=0.0),
@@ -108,7 +108,7 @@ def load_four(base, offset, mask, H: tl.constexpr):
 
 @triton.jit
 def store_four(base, offset, t_0, t_1, t_2, t_3, mask, H: tl.constexpr):
-    """Four tiles, H columns apart."""
+    """Stores four tiles H columns apart."""
     tl.store(base + offset, t_0, mask=mask)
     tl.store(base + offset + H, t_1, mask=mask)
     tl.store(base + offset + 2 * H, t_2, mask=mask)

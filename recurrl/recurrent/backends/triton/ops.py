@@ -1,7 +1,7 @@
-"""One layer in one direction as operators of torch, which autograd differentiates once.
+"""One layer in one direction as torch custom operators with a first derivative.
 
-``torch.compile`` takes them whole. The products over all steps (of the inputs, and the weights' gradients) are torch's;
-the recurrence is the kernels'.
+``torch.compile`` takes them without graph breaks. torch computes the matmuls over all steps (input projection, weight
+gradients), the kernels the recurrence.
 
 Shape legend: P steps of all rows, N lanes, S steps of the longest lane, I input size, H hidden size, K gates, G gate
 rows (K × H), W steps of a window of all lanes.
@@ -32,23 +32,22 @@ def recurrent_forward(
     keep: bool,
     window_steps: int,
 ) -> list[Tensor]:
-    """Each state ``[P, H]`` after every step (one of a GRU, two of an LSTM), then the gates ``[P, 4·H]``.
+    """Returns each state ``[P, H]`` after every step (one for a GRU, two for an LSTM), then the gates ``[P, 4·H]``.
 
     Args:
         x_PI: the input.
         w_ih: ``[G, I]``.
         w_hh: ``[G, H]``.
-        bias_4H: what is added to each of the four pre-activations, those of a GRU being (r, z, n, hₙ).
+        bias_4H: biases of the four pre-activations; for a GRU (r, z, n, hₙ).
         starts_P: non-zero where the stored state enters.
-        stored_PH: each state where ``starts`` is set; elsewhere not read. The strides are common.
-        lane_begin_N: first step of each lane (int64); each must be a start. The longest lane comes first.
-        lane_length_N: steps of each lane (int32); the lanes hold every step once.
-        running_S: for each step how many lanes have it; one number if that is the same for all.
+        stored_PH: stored states, read only where ``starts`` is set. They share their strides.
+        lane_begin_N: first step of each lane (int64), which must be a start. The longest lane comes first.
+        lane_length_N: steps of each lane (int32); together the lanes cover every step once.
+        running_S: number of lanes running at each step; a single number if constant.
         precision: ``ieee``, ``tf32``, ``tf32x3``, ``bf16``, or ``bf16 emulated`` for triton's interpreter, whose
-            products of bf16 are wrong.
-        keep: whether to return the gates, for the backward pass, which otherwise computes them again. Else they
-            are empty.
-        window_steps: steps whose gates the backward pass computes again at a time; 0 is all.
+            bf16 matmuls are wrong.
+        keep: return the gates for the backward pass; otherwise they are empty and it recomputes them.
+        window_steps: steps whose gates the backward pass recomputes at a time; 0 for all.
     """
     states_PH, gates_P4H = _forward_outputs(x_PI, w_hh, stored_PH, keep)
     recurrence = Recurrence(w_hh, bias_4H, starts_P, stored_PH, lane_begin_N, lane_length_N, running_S, precision)
@@ -99,14 +98,14 @@ def recurrent_backward(
     wants_x: bool,
     wants_stored: bool,
 ) -> list[Tensor]:
-    """The gradients of :func:`recurrent_forward`'s inputs.
+    """Computes the gradients of :func:`recurrent_forward`'s inputs.
 
-    Gates that were not kept are computed again: all at once, or ``window_steps`` steps after the other, from the last
-    one to the first, so that the scratch memory is that of a window.
+    Gates that were not kept are recomputed: all at once, or in windows of ``window_steps`` steps from the last to the
+    first, so that scratch memory is bounded by a window.
 
     Returns:
-        Those of x, w_ih, w_hh, the bias, and the stored states. Those of x and of the stored states are empty if they
-        are not wanted.
+        Gradients of x, w_ih, w_hh, the bias, and the stored states; those of x and the stored states are empty if not
+        wanted.
     """
     recurrence = Recurrence(w_hh, bias_4H, starts_P, stored_PH, lane_begin_N, lane_length_N, running_S, precision)
     out = _backward_outputs(x_PI, w_ih, w_hh, stored_PH, wants_x, wants_stored)
@@ -118,7 +117,7 @@ def recurrent_backward(
         gates_W4H = gates_P4H
         if not len(gates_P4H):
             x_gates_WG = _input_gates(x_WI, w_ih, bias_4H)
-            gates_W4H = recurrence.gates_again(x_gates_WG, states_PH, window)
+            gates_W4H = recurrence.recompute_gates(x_gates_WG, states_PH, window)
             del x_gates_WG
         _add_gradients(out, sweep.run(window, gates_W4H), x_WI, w_ih, window)
     return out
@@ -160,12 +159,12 @@ def _backward_outputs(
 
 
 def _input_gates(x_WI: Tensor, w_ih: Tensor, bias_4H: Tensor | None) -> Tensor:
-    """The input's projection with its biases: all but that of a GRU's recurrent third gate."""
+    """The input projection with all biases except that of a GRU's recurrent third gate."""
     return torch.nn.functional.linear(x_WI, w_ih, None if bias_4H is None else bias_4H[: len(w_ih)])
 
 
 def _add_gradients(out: list[Tensor], found: StepGradients, x_WI: Tensor, w_ih: Tensor, window: Window) -> None:
-    """Adds a window's part to the gradients of the parameters, and puts that of x in its place."""
+    """Accumulates a window's parameter gradients and writes its gradient of x."""
     grad_x_PI, grad_w_ih, grad_w_hh, grad_bias_4H, *_ = out
     grad_W4H, entered_WH, bias_4H = found
     grad_x_gates_WG = grad_W4H[:, : len(w_ih)]
@@ -175,7 +174,7 @@ def _add_gradients(out: list[Tensor], found: StepGradients, x_WI: Tensor, w_ih: 
         else:
             grad_x_PI.index_copy_(0, window.slots.rows_W, grad_x_gates_WG @ w_ih)
     grad_w_ih.addmm_(grad_x_gates_WG.t(), x_WI)
-    # A GRU's third gate has its recurrent projection's gradient in the last columns.
+    # The gradient of a GRU's third recurrent projection is in the last columns.
     hidden = entered_WH.shape[1]
     together = 2 * hidden if len(w_ih) == 3 * hidden else 3 * hidden
     grad_w_hh[:together].addmm_(grad_W4H[:, :together].t(), entered_WH)
@@ -193,8 +192,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "backend=triton has a hand-written first derivative and no second one (create_graph=True was asked for). "
-            "Choose backend=reference, which autograd differentiates as often as needed."
+            "backend=triton supports first derivatives only, but create_graph=True asks for a second one. "
+            "Choose backend=reference, which supports any order."
         )
     x_PI, w_ih, w_hh, bias_4H, starts_P, lane_begin_N, lane_length_N, *rest = ctx.saved_tensors
     stored_PH, states_PH, gates_P4H = rest[: ctx.states], rest[ctx.states : -1], rest[-1]

@@ -1,4 +1,4 @@
-"""The launches of one layer's recurrence, forwards and backwards, in the order in which they depend on each other.
+"""The launches of one layer's recurrence, forwards and backwards, in dependency order.
 
 Shape legend: P steps of all rows, N lanes, S steps of the longest lane, H hidden size, K gates, G gate rows (K × H),
 W steps of a window of all lanes, X states.
@@ -19,37 +19,37 @@ from recurrl.recurrent.backends.triton.launches import Launch
 
 
 class Window(NamedTuple):
-    """Some steps of all lanes that have them."""
+    """A range of steps, over all lanes that reach them."""
 
     first: int
     last: int
-    """Not included."""
+    """Exclusive."""
     slots: Slots | None
-    """None for all steps, in the order of the rows."""
+    """None for all steps, in row order."""
 
 
 class Slots(NamedTuple):
-    """The order of a window's steps: step after step, and in each the lanes that have it."""
+    """Order of a window's steps: step by step, and within each step the running lanes."""
 
     rows_W: Tensor
     """The row of each slot."""
     first_S: Tensor
-    """How many steps of all lanes come before each step, of all windows."""
+    """First slot of each step, over all windows."""
 
 
 class StepGradients(NamedTuple):
-    """What the backward kernels leave of a window: W is its steps, or P."""
+    """Results of the backward kernels for a window (W its steps, or P)."""
 
     gates_W4H: Tensor
-    """Of the four projections."""
+    """Gradients of the four projections."""
     entered_WH: Tensor
-    """The state that entered each step."""
+    """The state before each step."""
     bias_4H: Tensor
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Of one layer over its lanes. Arguments as those of :func:`ops.recurrent_forward`."""
+    """The recurrence of one layer over its lanes. Fields as in :func:`ops.recurrent_forward`."""
 
     w_hh: Tensor
     bias_4H: Tensor | None
@@ -72,13 +72,13 @@ class Recurrence:
 
     @cached_property
     def chosen(self) -> table.Configuration:
-        """What the table says of it."""
+        """The table's configuration for it."""
         return table.configuration(self.cell, self.hidden, self._format, self._architecture, len(self.lane_begin_N))
 
     @property
     def _architecture(self) -> int:
         device = self.w_hh.device
-        # Without a GPU, for triton's interpreter, one that has large tables.
+        # Without a GPU (triton's interpreter): one with large tables.
         found = table.architecture(torch.cuda.get_device_capability(device)) if device.type == "cuda" else 90
         assert found is not None, "supports() refuses older GPUs"
         return found
@@ -89,38 +89,38 @@ class Recurrence:
 
     @cached_property
     def lanes_of_S(self) -> list[int]:
-        """For each step, how many lanes have it."""
+        """Number of lanes running at each step."""
         if len(self.running_S) > 1:
             return self.running_S
         return self.running_S * (len(self.starts_P) // self.running_S[0])
 
     @cached_property
     def slot_of_S(self) -> list[int]:
-        """How many steps of all lanes come before each step."""
+        """First slot of each step."""
         return [0, *accumulate(self.lanes_of_S)]
 
     @cached_property
     def factors(self) -> Tensor:
-        """The recurrent weights in the format of their products."""
+        """The recurrent weights, rounded to the matmul format."""
         return rounded(self.w_hh, self.precision).contiguous()
 
     @property
     def _bias(self) -> Tensor:
-        # Not read if there is none, but a pointer there must be.
+        # Without a bias it is not read, but the kernel needs a pointer.
         return self.w_hh if self.bias_4H is None else self.bias_4H
 
     @property
     def stored(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The marks of the starts, and the states stored there: h, and c or once more h."""
+        """The start flags and the stored states: h, and c (or h again)."""
         return self.starts_P, self.stored_PH[0], self.stored_PH[-1]
 
     @property
     def stride(self) -> int:
-        """Elements between two steps' stored states."""
+        """Elements between the stored states of consecutive steps."""
         return self.stored_PH[0].stride(0)
 
     def forward(self, x_gates_PG: Tensor, states_PH: list[Tensor], gates_P4H: Tensor) -> None:
-        """Writes the states after every step, and the gates unless that memory is empty."""
+        """Writes the states after every step, and the gates unless ``gates_P4H`` is empty."""
         launch = launches.forward(
             self.chosen,
             self.cell,
@@ -138,7 +138,7 @@ class Recurrence:
             launch.run((lanes, self.hidden), *shared, self.lane_begin_N, t, lanes, self.stride)
 
     def windows(self, length: int) -> list[Window]:
-        """The windows of ``length`` steps, the last one first; 0 is all steps in one."""
+        """Windows of ``length`` steps, last one first; 0 for a single window."""
         steps = len(self.lanes_of_S)
         if length == 0 or length >= steps:
             return [Window(0, steps, None)]
@@ -151,7 +151,7 @@ class Recurrence:
         return found
 
     def _slots(self) -> Slots:
-        """Those of all steps, without a look at the data from the host."""
+        """Slots of all steps, computed without a host synchronisation."""
         device = self.lane_begin_N.device
         step_S = torch.arange(len(self.lanes_of_S), device=device)
         ended_S = torch.searchsorted(self.lane_length_N.long().flip(0), step_S, right=True)
@@ -161,8 +161,8 @@ class Recurrence:
         lane_P = torch.arange(len(self.starts_P), device=device) - first_S[step_P]
         return Slots(self.lane_begin_N[lane_P] + step_P, first_S)
 
-    def gates_again(self, x_gates_WG: Tensor, states_PH: list[Tensor], window: Window) -> Tensor:
-        """The gates of a window from the states that are known: of all its steps at once, by the kernel of one step."""
+    def recompute_gates(self, x_gates_WG: Tensor, states_PH: list[Tensor], window: Window) -> Tensor:
+        """Recomputes a window's gates from the known states, all steps at once, with the step kernel."""
         steps = len(x_gates_WG)
         rows_W = window.slots.rows_W if window.slots else torch.arange(steps, device=x_gates_WG.device)
         gates_W4H = x_gates_WG.new_empty(steps, 4 * self.hidden)
@@ -184,13 +184,13 @@ class Recurrence:
 
 
 class BackwardSweep:
-    """The backward launches of a recurrence, a window of steps after the other, the last one first.
+    """The backward launches of a recurrence, window by window, last one first.
 
     Args:
-        recurrence: of the layer.
-        grads_PH: of each state after every step.
+        recurrence: the layer's.
+        grads_PH: gradients of each state after every step.
         states_PH: each state after every step.
-        grad_stored_PH: where the gradients of the stored states go; empty memory if they are not wanted.
+        grad_stored_PH: receives the gradients of the stored states; empty if not wanted.
     """
 
     def __init__(
@@ -203,12 +203,12 @@ class BackwardSweep:
         self._of = recurrence
         self._grads_PH, self._states_PH, self._grad_stored_PH = grads_PH, states_PH, grad_stored_PH
         self._factors_t = recurrence.factors.unflatten(0, (-1, recurrence.hidden)).transpose(1, 2).contiguous()
-        # What a launch carries to the next one. Two of each, because a thread may write before another has read.
+        # Carried between launches. Double-buffered, because a thread may write before another has read.
         shape = (len(states_PH), len(recurrence.lane_begin_N), recurrence.hidden)
         self._carried_2XNH = [recurrence.w_hh.new_empty(shape) for _ in range(2)]
 
     def run(self, window: Window, gates_W4H: Tensor) -> StepGradients:
-        """The gradients of a window. ``gates`` are in its order."""
+        """Computes a window's gradients. ``gates`` are in its order."""
         entered_WH = gates_W4H.new_empty(len(gates_W4H), self._of.hidden)
         grad_gates_W4H = torch.empty_like(gates_W4H)
         launch = self._resident if self._of.chosen.resident else self._stepwise
@@ -263,7 +263,7 @@ class BackwardSweep:
         )
 
     def _arguments(self, of_window: tuple[Tensor, ...], bias_parts: Tensor) -> tuple[Tensor, ...]:
-        """Those that both backward kernels begin with. Each call exchanges what was carried and what will be."""
+        """The leading arguments of both backward kernels. Each call swaps the carry buffers."""
         carried_XNH, carry_XNH = self._carried_2XNH
         self._carried_2XNH.reverse()
         return (
@@ -275,13 +275,13 @@ class BackwardSweep:
 
 
 def rounded(weight: Tensor, precision: str) -> Tensor:
-    """A factor of a product in the format of its precision, rounded to the nearest, as the kernels round the others."""
+    """Rounds a matmul operand to the nearest value of its format, as the kernels round the others."""
     if precision == "bf16":
         return weight.bfloat16()
     if precision == "bf16 emulated":
         return weight.bfloat16().float()
     if precision == "tf32":
-        # Of 23 bits of mantissa tf32 keeps 10: half of what the last one is worth is added before the rest is cut off.
+        # tf32 keeps 10 of 23 bits of mantissa: add half a unit of the last kept bit, then truncate.
         bits = (weight.view(torch.int32) + 0x1000) & -0x2000
         return torch.where(weight.isnan(), weight, bits.view(torch.float32))
     return weight

@@ -1,7 +1,7 @@
-"""How the recurrence is launched: by a table that was made before, not by trying at run time.
+"""Launch configurations from a precomputed table, with no autotuning at run time.
 
 A fixed choice has no first-call stall and can be captured in a CUDA graph at once. The table is ``table.json`` beside
-this file, or the file that ``RECURRL_TRITON_TABLE`` names. ``scripts/benchmark.py tune`` writes it.
+this file, or the file named by ``RECURRL_TRITON_TABLE``. ``scripts/benchmark.py tune`` writes it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any, NamedTuple
 CELLS = ("gru", "lstm")
 PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")
 ARCHITECTURES = (80, 86, 90, 100)
-"""Compute capabilities. 86 stands for those with 99 KB of shared memory a program."""
+"""Compute capabilities. 86 stands for those with 99 KB of shared memory per program."""
 LARGEST_HIDDEN = 1024
 VARIABLE = "RECURRL_TRITON_TABLE"
-"""The environment variable with the path of another table."""
+"""Environment variable that overrides the table's path."""
 _ANY_NUMBER = 2**20
 
 
 class Configuration(NamedTuple):
-    """Of the kernels of one layer."""
+    """Launch configuration of one layer's kernels."""
 
     resident: bool
-    """Whether the recurrent weights stay on the chip for a whole sequence; else there is one launch a step."""
+    """Keep the recurrent weights on the chip for a whole sequence; otherwise launch once per step."""
     lanes: int
-    """Lanes a program, BM."""
+    """Lanes per program, BM."""
     units: int
-    """Hidden units a program, BH: with resident weights all, rounded up to a power of two."""
+    """Hidden units per program, BH; with resident weights all, rounded up to a power of two."""
     depth: int
-    """Columns of the recurrent weights that one product takes, BK: with resident weights all."""
+    """Columns of the recurrent weights per matmul, BK; with resident weights all."""
     warps: int
     stages: int
-    """Blocks whose loads may be under way at once. More than one costs the memory that resident weights need."""
+    """Blocks whose loads may be in flight. More than one costs the memory that resident weights need."""
 
 
 class Row(NamedTuple):
-    """A configuration, and the layers that it is for."""
+    """A configuration and the layers it applies to."""
 
     cell: str
     precision: str
@@ -50,42 +50,42 @@ class Row(NamedTuple):
     most_hidden: int
     """The largest hidden size."""
     most_lanes: int | None
-    """The most lanes of a launch; None is any number."""
+    """Maximum lanes of a launch; None for any number."""
     configuration: Configuration
 
-    def is_for(self, hidden_size: int, lanes: int) -> bool:
-        """Whether neither is exceeded."""
+    def covers(self, hidden_size: int, lanes: int) -> bool:
+        """True if the row's limits are not exceeded."""
         return hidden_size <= self.most_hidden and (self.most_lanes is None or lanes <= self.most_lanes)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in order of preference: for a layer the first one counts that is for it.
+    """Rows in order of preference: the first that covers a layer applies.
 
     Raises:
-        ValueError: a row holds what cannot be, or is never chosen, or some layer has no row for one launch a step.
+        ValueError: a row is invalid or never chosen, or some layer has no row with one launch per step.
     """
 
     sources: Mapping[int, str]
-    """By architecture: what the choice rests on."""
+    """By architecture: how the configurations were chosen."""
     rows: Sequence[Row]
 
     def __post_init__(self) -> None:
         for index, row in enumerate(self.rows):
             fault = _fault(row) or _fault_of_order(row, self.rows[:index])
             if fault is not None:
-                raise ValueError(f"Row {index + 1} of the table of triton kernels, {_flat(row)}: {fault}.")
+                raise ValueError(f"Row {index + 1} of the triton kernel table, {_flat(row)}: {fault}.")
         for cell, precision, architecture in ((c, p, a) for c in CELLS for p in PRECISIONS for a in ARCHITECTURES):
             of_layer = self.of(cell, precision, architecture)
-            if architecture not in self.sources or not any(_is_for_all(row) for row in of_layer):
+            if architecture not in self.sources or not any(_covers_all(row) for row in of_layer):
                 raise ValueError(
-                    f"The table of triton kernels needs a source for architecture={architecture}, and for cell={cell}, "
-                    f"precision={precision} a row with one launch a step for {LARGEST_HIDDEN} features and any number "
-                    "of lanes."
+                    f"The triton kernel table needs a source for architecture={architecture}, and for cell={cell}, "
+                    f"precision={precision} a row with one launch per step that covers {LARGEST_HIDDEN} features and "
+                    "any number of lanes."
                 )
 
     def of(self, cell: str, precision: str, architecture: int) -> list[Row]:
-        """The rows for these."""
+        """The rows of this cell, precision and architecture."""
         return self._by_layer.get((cell, precision, architecture), [])
 
     @cached_property
@@ -96,7 +96,7 @@ class Table:
         return found
 
     def to_json(self) -> str:
-        """As :func:`read` takes it, a row a line."""
+        """JSON for :func:`read`, one row per line."""
         rows = ",\n  ".join(json.dumps(_flat(row)) for row in self.rows)
         sources = json.dumps({str(architecture): source for architecture, source in self.sources.items()}, indent=2)
         return f'{{\n"sources": {sources},\n"columns": {json.dumps(_COLUMNS)},\n"rows": [\n  {rows}\n]\n}}\n'
@@ -106,20 +106,20 @@ _COLUMNS = [*Row._fields[:-1], *Configuration._fields]
 
 
 def read(path: Path) -> Table:
-    """The table of a file.
+    """Reads a table.
 
     Raises:
-        ValueError: the file is not there, or holds no table or a faulty one.
+        ValueError: the file is missing, or not a valid table.
     """
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         if held["columns"] != _COLUMNS:
-            raise ValueError(f"its columns are not {_COLUMNS}")
+            raise ValueError(f"its columns must be {_COLUMNS}")
         rows = [_row(*values) for values in held["rows"]]
         return Table({int(architecture): source for architecture, source in held["sources"].items()}, rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} is no table of triton kernels: {error}. Write one with scripts/benchmark.py tune, or "
+            f"{path} is not a valid triton kernel table: {error}. Write one with scripts/benchmark.py tune, or "
             f"unset {VARIABLE}."
         ) from error
 
@@ -139,7 +139,7 @@ _forced: list[Configuration] = []
 
 @contextmanager
 def forced(configuration: Configuration) -> Iterator[None]:
-    """Within it, this configuration is chosen for all layers that it can be for, whatever the table says."""
+    """Context manager that uses this configuration for all layers it fits, overriding the table."""
     _forced.append(configuration)
     try:
         yield
@@ -148,30 +148,30 @@ def forced(configuration: Configuration) -> Iterator[None]:
 
 
 def architecture(capability: tuple[int, int]) -> int | None:
-    """The entry of the table for a GPU of this compute capability, or None if it is too old for any kernel."""
+    """The table's architecture for a compute capability, or None if the GPU is too old."""
     if capability < (8, 0):
         return None
     return {(8, 0): 80, (9, 0): 90, (10, 0): 100}.get(capability, 86)
 
 
 def configuration(cell: str, hidden_size: int, precision: str, architecture: int, lanes: int) -> Configuration:
-    """For a layer of this cell and size, up to ``LARGEST_HIDDEN``, on that many lanes."""
+    """The configuration for a layer of up to ``LARGEST_HIDDEN`` features on this many lanes."""
     if _forced:
         return _forced[-1]
     of_layer = current().of(cell, precision, architecture)
-    return next(row.configuration for row in of_layer if row.is_for(hidden_size, lanes))
+    return next(row.configuration for row in of_layer if row.covers(hidden_size, lanes))
 
 
 def step_configuration(cell: str, hidden_size: int, precision: str, architecture: int, lanes: int) -> Configuration:
-    """As :func:`configuration`, for one launch a step."""
+    """Like :func:`configuration`, restricted to one launch per step."""
     if _forced and not _forced[-1].resident:
         return _forced[-1]
     of_layer = (row for row in current().of(cell, precision, architecture) if not row.configuration.resident)
-    return next(row.configuration for row in of_layer if row.is_for(hidden_size, lanes))
+    return next(row.configuration for row in of_layer if row.covers(hidden_size, lanes))
 
 
 def buckets(cell: str, hidden_size: int, precision: str, architecture: int) -> list[int]:
-    """Numbers of lanes, one for each configuration that there may be."""
+    """Lane counts, one per configuration the table may choose."""
     of_layer = current().of(cell, precision, architecture)
     most = {row.most_lanes or _ANY_NUMBER for row in of_layer if row.most_hidden >= hidden_size}
     return sorted(most)
@@ -187,26 +187,26 @@ def _flat(row: Row) -> list[object]:
     return [*row[:-1], *row.configuration]
 
 
-def _is_for_all(row: Row) -> bool:
-    return not row.configuration.resident and row.is_for(LARGEST_HIDDEN, _ANY_NUMBER)
+def _covers_all(row: Row) -> bool:
+    return not row.configuration.resident and row.covers(LARGEST_HIDDEN, _ANY_NUMBER)
 
 
 def _fault(row: Row) -> str | None:
-    """What cannot be in a row."""
+    """Why a row is invalid, or None."""
     chosen = row.configuration
     if row.cell not in CELLS or row.precision not in PRECISIONS or row.architecture not in ARCHITECTURES:
-        return f"choose of {CELLS}, {PRECISIONS} and {ARCHITECTURES}"
+        return f"choose from {CELLS}, {PRECISIONS} and {ARCHITECTURES}"
     numbers = [row.most_hidden, *chosen[1:], 1 if row.most_lanes is None else row.most_lanes]
     if type(chosen.resident) is not bool or any(type(number) is not int or number < 1 for number in numbers):
-        return "resident is true or false, and all else whole numbers from 1"
+        return "resident must be true or false, and all other values integers from 1"
     if any(size & (size - 1) for size in (chosen.lanes, chosen.units, chosen.depth, chosen.warps)):
-        return "lanes, units, depth and warps are powers of two"
+        return "lanes, units, depth and warps must be powers of two"
     if min(chosen.units, chosen.depth) < 16:
-        return "a product takes at least 16 units and columns"
+        return "units and depth must be at least 16"
     if chosen.resident and not row.most_hidden <= chosen.units == chosen.depth:
-        return "resident weights take all units and columns at once"
+        return "resident weights need units and depth that cover all features at once"
     if row.most_hidden > LARGEST_HIDDEN:
-        return f"the kernels take at most {LARGEST_HIDDEN} features"
+        return f"the kernels support at most {LARGEST_HIDDEN} features"
     return None
 
 
@@ -214,6 +214,6 @@ def _fault_of_order(row: Row, before: Sequence[Row]) -> str | None:
     lanes = _ANY_NUMBER if row.most_lanes is None else row.most_lanes
     for other in before:
         same = other[:3] == row[:3] and other.configuration.resident == row.configuration.resident
-        if same and other.is_for(row.most_hidden, lanes):
-            return f"it is never chosen, for {_flat(other)} before it is for the same layers"
+        if same and other.covers(row.most_hidden, lanes):
+            return f"it is never chosen, because {_flat(other)} before it covers the same layers"
     return None
