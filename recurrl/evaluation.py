@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig
-from recurrl.envs import EPISODE_RETURN, in_this_process, make_env
+from recurrl.envs import EPISODE_RETURN, make_env
 from recurrl.policy import ActorCritic
 
 # Added to the run's seed, so that evaluation does not replay the episodes the policy learnt from.
@@ -52,7 +52,7 @@ def _returns(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, s
     device = next(policy.parameters()).device
     acting = policy.acting()
     copies = max(episodes, 2) if states == SHUFFLED else episodes
-    env = make_env(in_this_process(config), copies, seed + SEED_OFFSET, policy)
+    env = make_env(config, copies, seed + SEED_OFFSET, policy)
     generator = torch.Generator().manual_seed(seed)
     returns: list[float | None] = [None] * copies
     try:

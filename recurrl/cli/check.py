@@ -16,7 +16,7 @@ from recurrl import not_finite
 from recurrl.cli.overrides import check_overrides
 from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import saved_config
-from recurrl.collector import make_collector
+from recurrl.collector import carry, make_collector
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.replay_check import check_replay
@@ -51,7 +51,7 @@ def check_main() -> None:
 
 
 def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
-    """The line that the start-up check prints about the run that ``recurrl-train`` would start with these overrides.
+    """What the start-up check says of the run that ``recurrl-train`` would start with these overrides.
 
     Raises:
         ConfigError: the run would be refused; a :class:`ReplayError` if by the check.
@@ -71,7 +71,8 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         policy = make_policy_for(config)
         collector = make_collector(config, policy)
         try:
-            return check_replay(config, policy, next(iter(collector)))
+            line = check_replay(config, policy, next(iter(collector)))
+            return f"{line}\n{carry.check(collector)}"
         finally:
             collector.shutdown()
 

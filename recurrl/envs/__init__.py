@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv
 
-from recurrl.config import NATIVE, EnvConfig
+from recurrl.config import EnvConfig
 from recurrl.envs._tensors import TensorEnv
 from recurrl.errors import ConfigError
 from recurrl.groups import Groups
@@ -44,11 +44,6 @@ def check(config: EnvConfig) -> None:
         ConfigError: with what to do.
     """
     _source(config).check(config)
-
-
-def in_this_process(config: EnvConfig) -> EnvConfig:
-    """The same environments, but in this process and as light as may be: for the few that nobody trains in."""
-    return config if config.vectorization == NATIVE else replace(config, vectorization="inline")
 
 
 def check_rows(config: EnvConfig, steps_per_row: int) -> None:
@@ -130,7 +125,7 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
         ConfigError: the copies differ.
     """
     alike = replace(groups, size=2, steps_per_row=steps)
-    env = _source(config).make(in_this_process(config), 2, alike)
+    env = _source(config).make(config, 2, alike)
     try:
         for episode in range(episodes):
             current = env.reset()
@@ -189,7 +184,6 @@ __all__ = [
     "check_rows",
     "check_seeds",
     "check_states",
-    "in_this_process",
     "make_env",
     "recurrent_modules",
     "source_names",

@@ -152,9 +152,19 @@ def _make_head(config: TrainConfig, action: TensorSpec) -> Head:
     if isinstance(action, Categorical):
         return Head(linear(hidden, int(action.space.n), HEAD_GAIN), ("logits",), distributions.categorical)
     squashed = config.policy.bounded_action == "tanh" and is_bounded(action)
+    if config.policy.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
+        raise ConfigError(
+            f"policy.bounded_action=tanh squashes all entries of an action, but some of {action} lack a bound. Give "
+            "policy.bounded_action=clip, or let the environment bound all of them."
+        )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
     network = GaussianHead(hidden, tuple(action.shape), config.policy.initial_std)
     return Head(network, ("loc", "scale"), partial(distribution, event_dims=len(action.shape)))
+
+
+def _is_bounded_in_part(action: TensorSpec) -> bool:
+    bounds = [bound.isfinite() for bound in (action.space.low, action.space.high)] if action.space else []
+    return any(bool(finite.any()) for finite in bounds)
 
 
 def _shaped(layer: nn.Linear, action: TensorSpec) -> nn.Module:
