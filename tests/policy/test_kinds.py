@@ -19,7 +19,6 @@ from recurrl.collector import make_collector, single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
