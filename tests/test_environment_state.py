@@ -100,6 +100,86 @@ def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_
         state_of(Simulated(held))
 
 
+class Raising:
+    """Raises whatever is asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("no")
+
+
+class Lying:
+    """Says that it is an array, which has what it has not."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> Any:
+        return np.ndarray
+
+
+class Pretending:
+    """Says that it is a space, which would be left out of what is saved."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> Any:
+        return gymnasium.Space
+
+
+class WithProperty:
+    @property
+    def __dict__(self) -> Any:
+        raise OSError("the simulator is gone")
+
+
+class Endless(dict[str, int]):
+    """A dict of its own kind."""
+
+
+class _Nameless(type):
+    """As SWIG makes classes: without a module."""
+
+    @property
+    def __module__(cls) -> str:
+        raise AttributeError("__module__")
+
+
+class Nameless(metaclass=_Nameless):
+    __slots__ = ()
+
+
+def _nested(depth: int) -> Any:
+    found: Any = 0
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def _of_itself() -> Any:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        *(Raising(), Lying(), Pretending(), WithProperty(), Endless(), Nameless(), Nameless, iter([]), object()),
+        *(_nested(100_000), _of_itself(), {"a": {"b": _of_itself()}}),
+        *(np.zeros(2**27), list(range(3_000_000)), [[0] * 1000] * 3000, torch.zeros(2**27)),
+        *(np.array([None]), np.zeros(2, "M8[s]"), 1j, b"bytes", range(3)),
+    ],
+    ids=lambda held: type.__getattribute__(type(held), "__qualname__"),
+)
+def test_what_cannot_be_saved_is_named_whatever_it_does_when_it_is_looked_at(held):
+    if held is Nameless:
+        assert "held" not in state_of(Simulated(held))  # a class is no state
+        return
+    with pytest.raises(UnsavableError, match=r"Simulated\.held"):
+        state_of(Simulated(held))
+
+
 def test_an_environment_that_refers_to_itself_cannot_be_saved():
     env = Simulated(None)
     env.held = env

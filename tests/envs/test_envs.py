@@ -157,6 +157,11 @@ BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
         (BOX, spaces.Discrete(3, start=1), "it does not start at zero"),
         (BOX, spaces.MultiDiscrete([[2, 3]]), "actions of the kind MultiDiscrete.*: it has several dimensions"),
         (BOX, spaces.Box(0, 5, (2,), np.int64), "actions of the kind Box.*: a Box of whole numbers"),
+        (spaces.Box(-1, 1, (0,)), DISCRETE, r"Box.*: its shape \(0,\) has no entries"),
+        (spaces.Dict({"a": BOX, "b": spaces.Box(-1, 1, (3, 0))}), DISCRETE, r"\(entry b\): its shape \(3, 0\) has no"),
+        (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
+        (BOX, spaces.Box(-1, 1, ()), r"it has no dimension; give it the shape \(1,\)"),
+        (None, DISCRETE, "has no observation_space. Let its constructor set one"),
         (BOX, spaces.Dict({"a": spaces.Tuple([BOX])}), r"actions of the kind Tuple.* \(entry a\): a Tuple"),
     ],
 )

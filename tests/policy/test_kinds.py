@@ -13,15 +13,17 @@ import torch
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
+from torchrl.data import Bounded
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.collector import make_collector, single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
+from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.learner import Learner
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic, make_policy
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.train import make_policy_for, set_process_state
 
@@ -89,6 +91,12 @@ def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchr
     for lean, general in zip(found[LeanCollector], found[Collector], strict=True):
         assert set(lean.keys(True, True)) == set(general.keys(True, True))
         assert (lean == general).all()
+
+
+def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Configure) -> None:
+    action = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, torch.inf]), shape=(2,))
+    with pytest.raises(ConfigError, match=r"some of .* lack a bound\. Give policy.bounded_action=clip"):
+        make_policy(configure(CUE, "policy.bounded_action=tanh"), Bounded(-1, 1, (3,)), action)
 
 
 ALGORITHMS = {
