@@ -67,7 +67,10 @@ class NativeVectorEnv(TensorEnv):
         self._vector, self._seen, self._to_env = vector, seen, to_env
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
         self._faults = Faults(env_id, count)
-        self._reader = Observations(self._faults, observed, _zeros(observed, count), acted)
+        zeros = _zeros(observed, count)
+        self._reader, self._of_one = (
+            Observations(self._faults, observed, zeros, acted, batched) for batched in (True, False)
+        )
         # What changes from step to step is not an attribute of its own: to set one of an EnvBase takes microseconds.
         # Its arrays are replaced and never written to, for they are handed out.
         self._last: Observed = {}
@@ -130,7 +133,7 @@ class NativeVectorEnv(TensorEnv):
 
     def _taken(self, observation: Any) -> Observed:
         """What is seen of a batch of observations, in new memory."""
-        return self._seen_of(self._reader.read(observation, (self._vector.num_envs,)))
+        return self._seen_of(self._reader.read(observation))
 
     def _seen_of(self, entries: list[Array]) -> Observed:
         keys = self._reader.keys
@@ -150,7 +153,7 @@ class NativeVectorEnv(TensorEnv):
         # Of each environment by itself, or of all of them.
         if isinstance(final, np.ndarray) and final.dtype == object:
             for i in which:
-                entries = [entry[None] for entry in self._reader.read(final[i])]
+                entries = [entry[None] for entry in self._of_one.read(final[i])]
                 for key, values in self._seen_of(entries).items():
                     filled[key][i] = values[0]
         else:

@@ -29,41 +29,55 @@ class Observations:
         space: of an environment's observation.
         zeros_N: an array of each entry for all environments, by key.
         action_space: what an action mask is about.
+        batched: observations of all environments are read at once, and not one by one.
 
     Attributes:
         keys: of the entries, in the order in which they are read.
     """
 
-    def __init__(self, faults: Faults, space: Space, zeros_N: Mapping[NestedKey, Array], action_space: Space) -> None:
+    def __init__(
+        self,
+        faults: Faults,
+        space: Space,
+        zeros_N: Mapping[NestedKey, Array],
+        action_space: Space,
+        batched: bool = False,
+    ) -> None:
         self._faults, self.keys = faults, list(zeros_N)
         found = {tuple(path): leaf for path, leaf in leaves(space)}
         self._limits = {key: _limit(found[path_of(key)[1:]]) for key in zeros_N}
-        self._entries = [(key, path_of(key)[1:], zeros.dtype, zeros.shape[1:]) for key, zeros in zeros_N.items()]
+        first = 0 if batched else 1
+        self._entries = [(key, path_of(key)[1:], zeros.dtype, zeros.shape[first:]) for key, zeros in zeros_N.items()]
+        self._plain = not isinstance(space, spaces.Dict)
         self._dicts = list(_dict_sizes(space))
         self._starts = starts_of_choices(action_space)
 
-    def read(self, observation: Any, count: tuple[int, ...] = ()) -> list[Array]:
-        """The entries of one observation, or of a batch ``[*count]`` of them, in the order of ``keys``.
+    def read(self, observation: Any) -> list[Array]:
+        """The entries of an observation, in the order of ``keys``.
 
         Raises:
             Fault: an entry is missing, or not of the shape or the kind that its space says.
         """
+        found = [as_array(observation)] if self._plain else self._parts(observation)
+        for i, (key, _, dtype, shape) in enumerate(self._entries):
+            if found[i].dtype != dtype or found[i].shape != shape:
+                found[i] = _fitted(key, found[i], shape, dtype)
+        return found
+
+    def _parts(self, observation: Any) -> list[Array]:
         try:
             found = [as_array(reduce(getitem, path, observation)) for _, path, _, _ in self._entries]
-            extra = next((path for path, size in self._dicts if len(reduce(getitem, path, observation)) != size), None)
+            extra = any(len(reduce(getitem, path, observation)) != size for path, size in self._dicts)
         except (KeyError, IndexError, TypeError) as error:
             keys = ", ".join(".".join(path) for _, path, _, _ in self._entries)
             raise Fault(
                 f"gave an observation without some of its entries ({type(error).__name__}: {error}). Let it be a dict "
                 f"with the entries of its observation_space: {keys}."
             ) from error
-        if extra is not None:
+        if extra:
             raise Fault(
                 "gave an observation with entries that its observation_space does not have. Declare them there."
             )
-        for i, (key, _, dtype, shape) in enumerate(self._entries):
-            if found[i].dtype != dtype or found[i].shape != (*count, *shape):
-                found[i] = _fitted(key, found[i], (*count, *shape), dtype)
         return found
 
     def check(self, values_N: Mapping[NestedKey, Array], acting_N: Array | None = None) -> None:

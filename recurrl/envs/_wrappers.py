@@ -94,9 +94,8 @@ def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
     middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
 
     def to_env(action: Any) -> Any:
-        scaled = middle + half * np.minimum(np.maximum(action, units_low), units_high)
-        # Rounding may have left the bounds.
-        return np.minimum(np.maximum(scaled, low), high).astype(dtype)
+        # Clipped after scaling, because rounding may leave the bounds too.
+        return np.minimum(np.maximum(middle + half * action, low), high).astype(dtype)
 
     return spaces.Box(units_low.astype(dtype), units_high.astype(dtype), dtype=dtype.type), to_env
 
