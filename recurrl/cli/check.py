@@ -72,7 +72,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         collector = make_collector(config, policy)
         try:
             line = check_replay(config, policy, next(iter(collector)))
-            return f"{line}\n{carry.check(collector)}"
+            return "\n".join([line, *carry.check(collector)])
         finally:
             collector.shutdown()
 

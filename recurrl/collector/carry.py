@@ -52,8 +52,8 @@ def restore_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
         collector._carrier.update(state["carrier"])
 
 
-def check(collector: Saveable) -> str:
-    """Saves the episodes under way and restores them, and says in a line if that cannot be done."""
+def check(collector: Saveable) -> list[str]:
+    """Saves the episodes under way and restores them: a line that says why that cannot be done, or none."""
     try:
         state = collector.state_dict()
         file = io.BytesIO()
@@ -65,8 +65,8 @@ def check(collector: Saveable) -> str:
     except UnsavableError as error:
         why_not = str(error)
     if why_not is None:
-        return "Checkpoints hold the episodes under way."
-    return f"Checkpoints do not hold the episodes under way; a resumed run starts new ones. {why_not}."
+        return []
+    return [f"Checkpoints do not hold the episodes under way; a resumed run starts new ones. {why_not}."]
 
 
 def lost(why_not: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, Tensor
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torchrl.data import Binary, Categorical, Composite, TensorSpec
+from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
@@ -163,7 +163,9 @@ def _make_head(config: TrainConfig, action: TensorSpec) -> Head:
 
 
 def _is_bounded_in_part(action: TensorSpec) -> bool:
-    bounds = [bound.isfinite() for bound in (action.space.low, action.space.high)] if action.space else []
+    bounds = (
+        [bound.isfinite() for bound in (action.space.low, action.space.high)] if isinstance(action, Bounded) else []
+    )
     return any(bool(finite.any()) for finite in bounds)
 
 
