@@ -13,7 +13,7 @@ import torch
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
-from torchrl.data import Bounded, Unbounded
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.collector import make_collector, single
@@ -96,7 +96,7 @@ def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchr
 def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Configure) -> None:
     action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
     with pytest.raises(ConfigError, match=r"some of .* lack a bound\. Give policy.bounded_action=clip"):
-        make_policy(configure(CUE, "policy.bounded_action=tanh"), Unbounded((3,)), action)
+        make_policy(configure(CUE, "policy.bounded_action=tanh"), Composite(observation=Unbounded((3,))), action)
 
 
 ALGORITHMS = {
