@@ -154,8 +154,8 @@ def _make_head(config: TrainConfig, action: TensorSpec) -> Head:
     squashed = config.policy.bounded_action == "tanh" and is_bounded(action)
     if config.policy.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
         raise ConfigError(
-            f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some lack a bound. Give "
-            "policy.bounded_action=clip, or let the environment bound all of them."
+            f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some lack "
+            "a bound. Give policy.bounded_action=clip, or let the environment bound all of them."
         )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
     network = GaussianHead(hidden, tuple(action.shape), config.policy.initial_std)
