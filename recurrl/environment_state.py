@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -44,6 +45,11 @@ _GENERATORS: dict[str, Any] = {
     for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
 
+MOST_BYTES = 2**28
+"""Of one environment's state: data sets that an environment reads from do not belong in every checkpoint."""
+MOST_NESTED = 50
+_BYTES_OF_ONE = 256  # of a number or a name, encoded
+
 
 class UnsavableError(ValueError):
     """An environment's state is not made of plain values."""
@@ -53,9 +59,15 @@ def state_of(env: Environment) -> dict[str, Any]:
     """The state of an environment and its wrappers, of values that ``torch.load(weights_only=True)`` reads.
 
     Raises:
-        UnsavableError: an attribute is not plain; the sentence names it.
+        UnsavableError: an attribute is not plain, or too large; the message names it.
     """
-    return _attributes(env, type(env).__name__, ())
+    path = type(env).__name__
+    try:
+        return _Walk().attributes(env, path)
+    except UnsavableError:
+        raise
+    except Exception as error:  # see _Walk.encoded
+        raise UnsavableError(f"{path} raised {type(error).__name__} when it was looked at") from error
 
 
 def restore(env: Environment, state: Mapping[str, Any]) -> None:
@@ -67,68 +79,111 @@ def restore(env: Environment, state: Mapping[str, Any]) -> None:
     _restore_attributes(env, state, type(env).__name__)
 
 
-def _attributes(owner: object, path: str, within: tuple[int, ...]) -> dict[str, Any]:
-    if id(owner) in within:
-        raise UnsavableError(f"{path} refers back to what holds it")
-    found = {name: _encoded(value, f"{path}.{name}", (*within, id(owner))) for name, value in vars(owner).items()}
-    return {name: value for name, value in found.items() if value is not _CONSTANT}
+class _Walk:
+    """Encodes what an environment holds, as far as it is plain and not too much.
+
+    Attributes:
+        within: ids of the objects and containers that hold the one looked at.
+        bytes: that may still be encoded.
+    """
+
+    def __init__(self) -> None:
+        self.within: list[int] = []
+        self.bytes = MOST_BYTES
+
+    def attributes(self, owner: object, path: str) -> dict[str, Any]:
+        with self._entered(owner, path):
+            found = {name: self.encoded(value, f"{path}.{name}") for name, value in list(vars(owner).items())}
+        return {name: value for name, value in found.items() if value is not _CONSTANT}
+
+    def encoded(self, value: Any, path: str) -> Any:
+        try:
+            return self._encoded(value, path)
+        except UnsavableError:
+            raise
+        except Exception as error:  # objects of environments may raise anything when they are looked at
+            raise UnsavableError(f"{path} raised {type(error).__name__} when it was looked at") from error
+
+    def _encoded(self, value: Any, path: str) -> Any:
+        # By its type: what it says of its class need not be true.
+        if issubclass(type(value), _CONSTANTS):
+            return _CONSTANT
+        self._spend(_BYTES_OF_ONE, path)
+        for encode in (self._data, self._generator, self._container, self._object):
+            encoded = encode(value, path)
+            if encoded is not None:
+                return encoded
+        raise UnsavableError(f"{path} is a {_name_of(type(value))}, which is not a plain value")
+
+    def _data(self, value: Any, path: str) -> Any:
+        if value is None or type(value) in (bool, int, float, str):
+            return ("value", value)
+        if issubclass(type(value), torch.Tensor):
+            self._spend(value.nbytes, path)
+            return ("tensor", value.detach().clone())
+        if issubclass(type(value), (np.ndarray, np.generic)) and value.dtype.kind in "biufUS":
+            self._spend(value.nbytes, path)
+            kind = "array" if isinstance(value, np.ndarray) else "scalar"
+            # torch has no text.
+            numbers = value.dtype.kind in "biuf"
+            return (kind, torch.from_numpy(np.array(value)) if numbers else value.tolist(), value.dtype.str)
+        return None
+
+    def _generator(self, value: Any, path: str) -> Any:
+        if issubclass(type(value), np.random.Generator) and type(value.bit_generator).__name__ in _GENERATORS:
+            state = self.encoded(value.bit_generator.state, path)
+            return ("generator", type(value.bit_generator).__name__, state)
+        if issubclass(type(value), random.Random):
+            return ("random", value.getstate())
+        return None
+
+    def _container(self, value: Any, path: str) -> Any:
+        kind = "dict" if type(value) is dict else "deque" if type(value) is deque else _KINDS.get(type(value))
+        if kind is None:
+            return None
+        with self._entered(value, path):
+            # Before a list of the items is made.
+            self._spend(len(value) * _BYTES_OF_ONE, path)
+            items = [item for pair in value.items() for item in pair] if kind == "dict" else list(value)
+            encoded = [self.encoded(item, f"{path}[…]") for item in items]
+        values = encoded[1::2] if kind == "dict" else encoded
+        if values and all(item is _CONSTANT for item in values):
+            return _CONSTANT
+        for item, what in zip(items, encoded, strict=True):
+            # What is held is made anew, and neither a constant nor an object can be made of plain values.
+            if what is _CONSTANT or what[0] == "object":
+                raise UnsavableError(f"{path} holds a {type(item).__qualname__}, which is not a plain value")
+        return (kind, encoded, value.maxlen if kind == "deque" else None)
+
+    def _object(self, value: Any, path: str) -> Any:
+        # A larger instance holds something beside its attributes: slots, or what its C code knows.
+        if hasattr(value, "__dict__") and type(value).__basicsize__ <= _PLAIN_SIZE:
+            return ("object", type(value).__qualname__, self.attributes(value, path))
+        return None
+
+    @contextmanager
+    def _entered(self, holder: object, path: str) -> Iterator[None]:
+        if id(holder) in self.within:
+            raise UnsavableError(f"{path} refers back to what holds it")
+        if len(self.within) == MOST_NESTED:
+            raise UnsavableError(f"{path[:100]}… is nested more than {MOST_NESTED} deep")
+        self.within.append(id(holder))
+        yield
+        self.within.pop()
+
+    def _spend(self, count: int, path: str) -> None:
+        self.bytes -= count
+        if self.bytes < 0:
+            raise UnsavableError(f"with {path} the state of one environment is larger than {MOST_BYTES >> 20} MiB")
 
 
 _CONSTANT = object()
 
 
-def _encoded(value: Any, path: str, within: tuple[int, ...]) -> Any:
-    if isinstance(value, _CONSTANTS):
-        return _CONSTANT
-    for encode in (_encoded_data, _encoded_generator, _encoded_container, _encoded_object):
-        encoded = encode(value, path, within)
-        if encoded is not None:
-            return encoded
-    raise UnsavableError(f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which is not a plain value")
-
-
-def _encoded_data(value: Any, path: str, within: tuple[int, ...]) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return ("value", value)
-    if isinstance(value, torch.Tensor):
-        return ("tensor", value.detach().clone())
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufUS":
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        # torch has no text.
-        numbers = value.dtype.kind in "biuf"
-        return (kind, torch.from_numpy(np.array(value)) if numbers else value.tolist(), value.dtype.str)
-    return None
-
-
-def _encoded_generator(value: Any, path: str, within: tuple[int, ...]) -> Any:
-    if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in _GENERATORS:
-        return ("generator", type(value.bit_generator).__name__, _encoded(value.bit_generator.state, path, within))
-    if isinstance(value, random.Random):
-        return ("random", value.getstate())
-    return None
-
-
-def _encoded_container(value: Any, path: str, within: tuple[int, ...]) -> Any:
-    kind = "dict" if type(value) is dict else "deque" if type(value) is deque else _KINDS.get(type(value))
-    if kind is None:
-        return None
-    items = [item for pair in value.items() for item in pair] if kind == "dict" else list(value)
-    encoded = [_encoded(item, f"{path}[…]", within) for item in items]
-    values = encoded[1::2] if kind == "dict" else encoded
-    if values and all(item is _CONSTANT for item in values):
-        return _CONSTANT
-    for item, what in zip(items, encoded, strict=True):
-        # What is held is made anew, and neither a constant nor an object can be made of plain values.
-        if what is _CONSTANT or what[0] == "object":
-            raise UnsavableError(f"{path} holds a {type(item).__qualname__}, which is not a plain value")
-    return (kind, encoded, value.maxlen if kind == "deque" else None)
-
-
-def _encoded_object(value: Any, path: str, within: tuple[int, ...]) -> Any:
-    # A larger instance holds something beside its attributes: slots, or what its C code knows.
-    if hasattr(value, "__dict__") and type(value).__basicsize__ <= _PLAIN_SIZE:
-        return ("object", type(value).__qualname__, _attributes(value, path, within))
-    return None
+def _name_of(kind: type) -> str:
+    # Classes that are made in C need not say where.
+    module = getattr(kind, "__module__", None)
+    return f"{module}.{kind.__qualname__}" if isinstance(module, str) else kind.__qualname__
 
 
 def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> None:
@@ -142,7 +197,7 @@ def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> N
         else:
             # Past what classes make of an assignment: what is set is what was read.
             vars(owner)[name] = _decoded(encoded)
-    for name in _attributes(owner, path, ()).keys() - state.keys():
+    for name in _Walk().attributes(owner, path).keys() - state.keys():
         del vars(owner)[name]
 
 

@@ -14,7 +14,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig
-from recurrl.envs import EPISODE_RETURN, act_at_random, in_this_process, make_env
+from recurrl.envs import EPISODE_RETURN, act_at_random, make_env
 from recurrl.policy import ActorCritic
 
 # Added to the run's seed, so that evaluation does not replay the episodes the policy learnt from.
@@ -89,7 +89,7 @@ def _returns(
     act = act_at_random if policy is None else _deterministic(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
-    env = make_env(in_this_process(config), copies, seed + SEED_OFFSET, policy)
+    env = make_env(config, copies, seed + SEED_OFFSET, policy)
     returns: list[float | None] = [None] * copies
     try:
         with set_exploration_type(ExplorationType.DETERMINISTIC):

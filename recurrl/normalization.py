@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from recurrl.errors import NonFiniteError
+
 
 class RunningMoments(nn.Module):
     """Mean and variance of everything seen so far, by the parallel update of Chan, Golub and LeVeque (1979).
@@ -31,15 +33,32 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
-        """Takes samples ``[..., size]`` into account."""
+        """Takes samples ``[..., size]`` into account.
+
+        Raises:
+            NonFiniteError: one of them is not finite; the statistics are as they were.
+        """
         flat = samples.reshape(-1, self.mean.shape[0]).double()
         variance, mean = torch.var_mean(flat, 0, correction=0)
+        if not (mean.isfinite() & variance.isfinite()).all():
+            raise NonFiniteError(_place_of_largest(samples))
         total = self.count + flat.shape[0]
         weight = flat.shape[0] / total
         difference = mean - self.mean
         self.variance.copy_((1 - weight) * self.variance + weight * variance + weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
         self.count.copy_(total)
+
+
+def _place_of_largest(samples: Tensor) -> str:
+    """Where among samples ``[..., size]`` the first of the largest is; NaN is the largest of all."""
+    at = torch.unravel_index(samples.double().abs().nan_to_num(torch.inf).argmax(), samples.shape)
+    names = ("environment", "step") if samples.ndim == 3 else ()
+    place = " and ".join(f"{name} {int(i)}" for name, i in zip(names, at, strict=False))
+    return (
+        f"Running statistics were given the value {float(samples[at])}{f' of {place} of the batch' if place else ''}, "
+        "which would spoil them for good. Let the environment clip what it shows and rewards."
+    )
 
 
 class ObservationNormalizer(nn.Module):

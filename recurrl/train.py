@@ -19,7 +19,7 @@ from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.restarts import RestartingCollector
 from recurrl.collector.seeds import seed_process, seeds
 from recurrl.config import NO_CELL, TrainConfig
-from recurrl.envs import in_this_process, make_env, recurrent_modules
+from recurrl.envs import make_env, recurrent_modules
 from recurrl.episodes import EpisodeStatistics
 from recurrl.errors import ConfigError, EnvironmentFaultError, NonFiniteError, RunError
 from recurrl.evaluation import KEPT, StoppedError, evaluate, evaluation_metrics, memory_metrics, random_metrics
@@ -231,7 +231,7 @@ def set_process_state(config: TrainConfig) -> None:
 
 def make_policy_for(config: TrainConfig) -> ActorCritic:
     """The configured policy for the configured environment, one copy of which is made and closed for its specs."""
-    env = make_env(in_this_process(config.env), 1, config.seed)
+    env = make_env(config.env, 1, config.seed)
     try:
         return make_policy(config, env.observation_spec[0], env.full_action_spec[0][ACTION])
     finally:

@@ -100,6 +100,98 @@ def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_
         state_of(Simulated(held))
 
 
+class Raising:
+    """Raises whatever is asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("no")
+
+
+class Lying:
+    """Says that it is an array, which has what it has not."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> Any:
+        return np.ndarray
+
+
+class Pretending:
+    """Says that it is a space, which would be left out of what is saved."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> Any:
+        return gymnasium.Space
+
+
+class WithProperty:
+    @property
+    def __dict__(self) -> Any:
+        raise OSError("the simulator is gone")
+
+
+class Endless(dict[str, int]):
+    """A dict of its own kind."""
+
+
+class _Nameless(type):
+    """As SWIG makes classes: without a module."""
+
+    @property
+    def __module__(cls) -> str:
+        raise AttributeError("__module__")
+
+
+class Nameless(metaclass=_Nameless):
+    __slots__ = ()
+
+
+def _nested(depth: int) -> Any:
+    found: Any = 0
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def _of_itself() -> Any:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+HELD = {
+    "raises": Raising,
+    "lies": Lying,
+    "pretends to be a space": Pretending,
+    "raises in a property": WithProperty,
+    "dict of its own kind": Endless,
+    "without a module": Nameless,
+    "iterator": lambda: iter([]),
+    "object": object,
+    "nested deep": lambda: _nested(100_000),
+    "of itself": _of_itself,
+    "of itself within": lambda: {"a": {"b": _of_itself()}},
+    "large array": lambda: np.zeros(2**27),
+    "large tensor": lambda: torch.zeros(2**27),
+    "long list": lambda: [0] * 3_000_000,
+    "many lists": lambda: [[0] * 1000] * 3000,
+    "array of objects": lambda: np.array([None]),
+    "array of times": lambda: np.zeros(2, "M8[s]"),
+    "complex": lambda: 1j,
+    "bytes": lambda: b"bytes",
+    "range": lambda: range(3),
+}
+
+
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD)
+def test_what_cannot_be_saved_is_named_whatever_it_does_when_it_is_looked_at(make):
+    with pytest.raises(UnsavableError, match=r"Simulated\.held"):
+        state_of(Simulated(make()))
+
+
 def test_an_environment_that_refers_to_itself_cannot_be_saved():
     env = Simulated(None)
     env.held = env

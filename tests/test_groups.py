@@ -67,15 +67,9 @@ def collect(config: TrainConfig, batches: int) -> list[Any]:
     return collected
 
 
-@pytest.mark.parametrize(
-    "vectorization",
-    ["inline", "serial", "gymnasium", pytest.param("parallel", marks=pytest.mark.slow)],
-)
-def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_not(
-    vectorization: str, compose: Compose
-) -> None:
+def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_not(compose: Compose) -> None:
     first = []
-    for batch in collect(compose(*GRPO, f"env.vectorization={vectorization}"), batches=3):
+    for batch in collect(compose(*GRPO), batches=3):
         assert batch["is_init"][:, 0].all()
         assert batch["recurrent_state"][:, 0].abs().max() == 0
         starts = [row["observation"][row["is_init"].squeeze(-1)] for row in batch]

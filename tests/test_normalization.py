@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recurrl.errors import NonFiniteError
 from recurrl.normalization import ObservationNormalizer, RewardScaler, RunningMoments
 
 
@@ -80,3 +81,15 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
 @pytest.mark.parametrize("module", [RunningMoments(2), ObservationNormalizer(2), RewardScaler(2, 0.9, 1.0, True)])
 def test_statistics_are_part_of_the_saved_state(module: torch.nn.Module) -> None:
     assert any("variance" in key for key in module.state_dict())
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1e200])
+def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong: float) -> None:
+    normalizer = ObservationNormalizer(2)
+    normalizer.observe(torch.randn(3, 4, 2))
+    before = {name: value.clone() for name, value in normalizer.state_dict().items()}
+    samples = torch.zeros(3, 4, 2, dtype=torch.float64)
+    samples[1, 2, 0] = wrong
+    with pytest.raises(NonFiniteError, match=r"the value .* of environment 1 and step 2 of the batch"):
+        normalizer.observe(samples)
+    assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())

@@ -13,7 +13,7 @@ from recurrl import not_finite
 from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
-from recurrl.collector import make_collector
+from recurrl.collector import carry, make_collector
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
 from recurrl.replay_check import check_replay
@@ -25,7 +25,7 @@ from recurrl.train import make_policy_for, set_process_state
 
 @shortages_as_sentences()
 def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
-    """The line that the start-up check prints about the run that ``recurrl-train`` would start with these overrides.
+    """What the start-up check says of the run that ``recurrl-train`` would start with these overrides.
 
     Raises:
         ConfigError: the run would be refused; a :class:`ReplayError` if by the check.
@@ -44,7 +44,8 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         policy = make_policy_for(config)
         collector = make_collector(config, policy)
         try:
-            return check_replay(config, policy, next(iter(collector)))
+            line = check_replay(config, policy, next(iter(collector)))
+            return "\n".join([line, *carry.check(collector)])
         finally:
             collector.shutdown()
 

@@ -6,10 +6,12 @@ state. Where an environment cannot give its state, the run that goes on begins n
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 
@@ -17,6 +19,16 @@ from recurrl.environment_state import UnsavableError
 from recurrl.envs import TensorEnv
 
 logger = logging.getLogger(__name__)
+
+
+class Saveable(Protocol):
+    """A collector of ours."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it goes on from; see :func:`episodes_of`."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Goes on from there."""
 
 
 def episodes_of(collector: Collector) -> dict[str, Any]:
@@ -38,6 +50,23 @@ def restore_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
     if state["why_not"] is None:
         _environment(collector).restore_episodes(state["episodes"])
         collector._carrier.update(state["carrier"])
+
+
+def check(collector: Saveable) -> list[str]:
+    """Saves the episodes under way and restores them: a line that says why that cannot be done, or none."""
+    try:
+        state = collector.state_dict()
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        why_not = state["why_not"]
+        if why_not is None:
+            collector.load_state_dict(torch.load(file, weights_only=True))
+    except UnsavableError as error:
+        why_not = str(error)
+    if why_not is None:
+        return []
+    return [f"Checkpoints do not hold the episodes under way; a resumed run starts new ones. {why_not}."]
 
 
 def lost(why_not: str) -> dict[str, Any]:

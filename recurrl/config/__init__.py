@@ -14,7 +14,7 @@ NO_CELL = "none"
 AUTO_DEVICE = "auto"
 
 NATIVE = "vector_entry_point"
-VECTORIZATIONS = ("inline", NATIVE, "serial", "parallel", "gymnasium")
+VECTORIZATIONS = ("inline", NATIVE)
 """What ``env.vectorization`` can be; ``NATIVE`` is Gymnasium's ``vectorization_mode`` of the same name."""
 
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
@@ -30,9 +30,8 @@ class EnvConfig:
         source: the module of ``recurrl.envs`` that makes it.
         id: the environment's registered id.
         num_envs: copies stepped side by side, N.
-        vectorization: ``inline`` (this process, one TorchRL environment of batch N), ``vector_entry_point`` (what the
-            id has registered under that name: one that steps all N in one call), ``serial`` (TorchRL's SerialEnv),
-            ``parallel`` (TorchRL's ParallelEnv, a process each) or ``gymnasium`` (Gymnasium's SyncVectorEnv).
+        vectorization: ``inline`` (N single environments, stepped one after the other) or ``vector_entry_point`` (what
+            the id has registered under that name: one that steps all N in one call).
         packages: packages to import first, because they register ids.
         mask: indices of the observation to hide from the policy.
         max_episode_steps: truncate after so many steps; null leaves the registered limit.

@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.envs import Compose, EnvBase, InitTracker, StepCounter, TransformedEnv
 
-from recurrl.config import NATIVE, EnvConfig
+from recurrl.config import EnvConfig
 from recurrl.envs._episode_return import EpisodeReturn
 from recurrl.envs._tensors import TensorEnv
 from recurrl.errors import ConfigError
@@ -45,11 +45,6 @@ def check(config: EnvConfig) -> None:
         ConfigError: with what to do.
     """
     _source(config).check(config)
-
-
-def in_this_process(config: EnvConfig) -> EnvConfig:
-    """The same environments, but in this process and as light as may be: for the few that nobody trains in."""
-    return config if config.vectorization == NATIVE else replace(config, vectorization="inline")
 
 
 def check_rows(config: EnvConfig, steps_per_row: int) -> None:
@@ -131,7 +126,7 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
         ConfigError: the copies differ.
     """
     alike = replace(groups, size=2, steps_per_row=steps)
-    env = _source(config).make(in_this_process(config), 2, alike)
+    env = _source(config).make(config, 2, alike)
     try:
         for episode in range(episodes):
             current = env.reset()
@@ -193,7 +188,6 @@ __all__ = [
     "check_rows",
     "check_seeds",
     "check_states",
-    "in_this_process",
     "make_env",
     "recurrent_modules",
     "source_names",

@@ -1,17 +1,31 @@
-"""What is said of environments that do what they must not."""
+"""Checks what environments return, and says which of them did what it must not, and at which of its steps.
+
+Shape legend: N environments.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
+from tensordict import NestedKey
+from torch import Tensor
 
 from recurrl.errors import ConfigError, EnvironmentFaultError
 
 Array = np.ndarray[Any, Any]
+
+_LARGEST = float(np.finfo(np.float32).max)
+_RETURNS = {"step": "(observation, reward, terminated, truncated, info)", "reset": "(observation, info)"}
+_LENGTHS = {call: returned.count(",") + 1 for call, returned in _RETURNS.items()}
+_REWARD, _FLAG = ("biuf", "a finite number"), ("biu", "True or False")
+
+
+class Fault(Exception):  # noqa: N818  (it becomes an EnvironmentFaultError)
+    """An environment did what it must not; the message goes on from the name of the environment."""
 
 
 class Faults:
@@ -19,7 +33,7 @@ class Faults:
 
     Args:
         env_id: the environments' registered id.
-        count: how many there are.
+        count: how many there are, N.
 
     Attributes:
         env_id: likewise.
@@ -32,43 +46,106 @@ class Faults:
         self.at: int | None = None
         self.steps = 0
 
-    def check_fits(self, key: Any, entry: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Refuses what is observed where it is not of the shape, or not of the kind, that its space says."""
-        # A number may stand for a vector of one, which is what its specification is.
-        fits = entry.shape == shape or (entry.ndim == 0 and shape == (1,))
-        if not fits or not np.can_cast(entry.dtype, dtype, "same_kind"):
-            raise EnvironmentFaultError(
-                f"{self.name(self.at)} gave the observation {key!r} the shape {entry.shape} and the dtype "
-                f"{entry.dtype}, but its space has {shape} and {dtype}. Let the environment return what its "
-                "observation_space says."
-            )
-
-    def check_finite(self, what: str, values_N: Array) -> None:
-        """Refuses numbers that are none."""
-        # What is not finite makes the sum of the squares so, which takes half as long to see.
-        if values_N.dtype.kind != "f" or math.isfinite(np.vdot(values_N, values_N)):
-            return
-        if not np.isfinite(values_N).all():
-            i = int(np.argwhere(~np.isfinite(values_N))[0][0])
-            raise EnvironmentFaultError(
-                f"{self.name(i)} gave a {what} that is not finite: {values_N[i]}. Let the environment clip it, or end "
-                "the episode before."
-            )
-
     @contextmanager
     def blamed(self, call: str) -> Iterator[None]:
-        """Says of what an environment raises in a call which one it was: the one that ``at`` is the index of."""
+        """Attributes what is raised in a call to the environment with the index ``at``."""
         try:
             yield
         except (ConfigError, EnvironmentFaultError):
             raise
-        except Exception as error:
+        except Fault as fault:
+            raise EnvironmentFaultError(f"{self.name(self.at)} {fault}") from fault.__cause__
+        except (Exception, SystemExit) as error:
             raise EnvironmentFaultError(
-                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {str(error).rstrip('.')}. "
+                f"{self.name(self.at)} raised {type(error).__name__} in {call}: {_message(error)}. "
                 "HYDRA_FULL_ERROR=1 shows where."
             ) from error
 
+    def rewards(self, values_N: Any) -> Array:
+        """The rewards of all environments ``[N]``, from numbers or arrays of one number."""
+        column = self._column("reward", values_N, *_REWARD)
+        self.check_finite("reward", column)
+        return column.astype(np.float32)
+
+    def flags(self, name: str, values_N: Any) -> Array:
+        """The flags ``terminated`` or ``truncated`` of all environments ``[N]``; 0 and 1 may stand for them."""
+        column = self._column(name, values_N, *_FLAG)
+        if column.dtype.kind != "b":
+            wrong = (column != 0) & (column != 1)
+            if wrong.any():
+                i = int(wrong.argmax())
+                raise self.error(i, f"gave {name}={column[i]}. Let step return {_FLAG[1]}.")
+        return column.astype(bool)
+
+    def results(self, rewards_N: Any, terminated_N: Any, truncated_N: Any) -> dict[NestedKey, Tensor]:
+        """The entries ``reward``, ``terminated``, ``truncated`` and ``done`` of a step, ``[N, 1]`` each."""
+        with self.blamed("step"):
+            columns = {
+                "reward": self.rewards(rewards_N),
+                "terminated": self.flags("terminated", terminated_N),
+                "truncated": self.flags("truncated", truncated_N),
+            }
+        columns["done"] = columns["terminated"] | columns["truncated"]
+        return {key: torch.from_numpy(column.reshape(-1, 1)) for key, column in columns.items()}
+
+    def check_finite(self, what: str, values_N: Array) -> None:
+        """Refuses values that are NaN or infinite, or would be in float32."""
+        # A sum of squares is finite only if all values are, and takes half as long.
+        if values_N.dtype.kind != "f" or float(np.vdot(values_N, values_N)) < _LARGEST:
+            return
+        wrong = ~(np.abs(values_N) <= min(_LARGEST, float(np.finfo(values_N.dtype).max)))
+        if wrong.any():
+            i = int(np.argwhere(wrong)[0][0])
+            raise self.error(
+                i,
+                f"gave a {what} that is not finite: {values_N[i]}. Let the environment clip it, or end the episode "
+                "before.",
+            )
+
+    def _column(self, name: str, values: Any, kinds: str, expected: str) -> Array:
+        column = as_array(values)
+        if column.shape == (self._count,) and column.dtype.kind in kinds:
+            return column
+        if not isinstance(values, list | np.ndarray) or len(values) != self._count:
+            raise self.error(
+                None, f"gave {name}s of the shape {np.shape(column)}. Let step return one for each environment."
+            )
+        return np.array([self._one(i, name, value, kinds, expected) for i, value in enumerate(values)])
+
+    def _one(self, i: int, name: str, value: Any, kinds: str, expected: str) -> Any:
+        one = as_array(value)
+        if one.size != 1 or one.dtype.kind not in kinds:
+            raise self.error(i, f"gave the {name} {value!r}, a {type(value).__name__}. Let step return {expected}.")
+        return one.item()
+
+    def error(self, i: int | None, fault: str) -> EnvironmentFaultError:
+        """A fault of one of them, or of all."""
+        return EnvironmentFaultError(f"{self.name(i)} {fault}")
+
     def name(self, i: int | None = None) -> str:
-        """How a sentence about one of them begins, or about all."""
+        """How a message about one of them begins, or about all."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
         return f"{which} ({self.env_id}), at step {self.steps},"
+
+
+def unpacked(call: str, returned: Any) -> Any:
+    """What a call returned, refused unless it is a tuple of the length that Gymnasium's interface asks for."""
+    if not isinstance(returned, (tuple, list)) or len(returned) != _LENGTHS[call]:
+        found = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
+        raise Fault(f"returned {found} from {call}. Let it return {_RETURNS[call]}.")
+    return returned
+
+
+def as_array(value: Any) -> Array:
+    """A value as an array, of dtype object where its parts are of several shapes."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return np.array(None)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error).rstrip(".")
+    except Exception as raised:  # __str__ is the environment's code too
+        return f"({type(raised).__name__} in its __str__)"

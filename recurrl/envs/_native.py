@@ -5,9 +5,7 @@ Shape legend: N environments.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
-from operator import getitem
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -21,12 +19,13 @@ from torch import Tensor
 
 from recurrl.config import NATIVE
 from recurrl.environment_state import UnsavableError, restore, state_of
-from recurrl.envs._faults import Faults
+from recurrl.envs._faults import Fault, Faults, unpacked
+from recurrl.envs._observations import Observations
 from recurrl.envs._spaces import check_spaces, spec_under
 from recurrl.envs._tensors import TensorEnv
-from recurrl.envs._wrappers import check_allowed, in_units, seen_entries, starts_of_choices
-from recurrl.errors import ConfigError, EnvironmentFaultError
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, path_of
+from recurrl.envs._wrappers import in_units, seen_entries
+from recurrl.errors import ConfigError
+from recurrl.keys import ACTION, OBSERVATION
 
 Array = np.ndarray[Any, Any]
 Observed = dict[NestedKey, Array]
@@ -67,8 +66,11 @@ class NativeVectorEnv(TensorEnv):
         super().__init__(count, dict(observation.items()), action[ACTION])
         self._vector, self._seen, self._to_env = vector, seen, to_env
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
-        self._observed, self._choices = _arrays(observed, count), starts_of_choices(acted)
         self._faults = Faults(env_id, count)
+        zeros = _zeros(observed, count)
+        self._reader, self._of_one = (
+            Observations(self._faults, observed, zeros, acted, batched) for batched in (True, False)
+        )
         # What changes from step to step is not an attribute of its own: to set one of an EnvBase takes microseconds.
         # Its arrays are replaced and never written to, for they are handed out.
         self._last: Observed = {}
@@ -76,17 +78,17 @@ class NativeVectorEnv(TensorEnv):
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets all, or those chosen, which is no more than to look where they have been reset already."""
-        if chosen is None:
-            with self._faults.blamed("reset"):
-                self._last.update(self._taken(self._vector.reset()[0]))
-        elif self._resets_at_once:
-            self._refuse_resets_of_others(chosen.numpy().reshape(-1))
+        begun_N = np.ones(self._vector.num_envs, bool) if chosen is None else chosen.numpy().reshape(-1)
+        if chosen is not None and self._resets_at_once:
+            self._refuse_resets_of_others(begun_N)
         else:
-            mask = chosen.numpy().reshape(-1)
+            options = None if chosen is None else {"reset_mask": begun_N.copy()}
             with self._faults.blamed("reset"):
-                begun = self._taken(self._vector.reset(options={"reset_mask": mask.copy()})[0], ~mask)
+                begun = self._taken(unpacked("reset", self._vector.reset(options=options))[0])
             for key, values in begun.items():
-                self._last[key] = np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, self._last[key])
+                begins_N = begun_N.reshape(-1, *[1] * (values.ndim - 1))
+                self._last[key] = values if chosen is None else np.where(begins_N, values, self._last[key])
+            self._reader.check(self._last, begun_N)
         self._restarted[...] = False
         return _tensors(self._last)
 
@@ -95,16 +97,13 @@ class NativeVectorEnv(TensorEnv):
         faults = self._faults
         faults.steps += 1
         with faults.blamed("step"):
-            observation, rewards, terminated, truncated, info = self._vector.step(self._to_env(_plain(action)))
-            flags = {
-                "terminated": self._column("flags of ends", terminated, np.dtype(bool)),
-                "truncated": self._column("flags of ends", truncated, np.dtype(bool)),
-            }
-            flags["done"] = flags["terminated"] | flags["truncated"]
-            reward = self._column("rewards", rewards, np.dtype(np.float32))
-            after = self._observed_after(observation, flags["done"][:, 0], info)
-        faults.check_finite("reward", reward)
-        return _tensors({**after, "reward": reward, **flags})
+            returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
+            observation, rewards, terminated, truncated, info = returned
+            taken = self._taken(observation)
+        results = faults.results(rewards, terminated, truncated)
+        self._last.update(taken)
+        after = self._observed_after(results["done"].numpy()[:, 0], info)
+        return {**_tensors(after), **results}
 
     def episodes(self) -> dict[str, Any]:
         """The state of the vector environment, and what was observed last."""
@@ -118,60 +117,55 @@ class NativeVectorEnv(TensorEnv):
         restore(self._vector, state["environment"])
         self._last.update({key: values.numpy().copy() for key, values in state["observed"].items()})
 
-    def _observed_after(self, observation: Any, over_N: Array, info: dict[str, Any]) -> Observed:
+    def _observed_after(self, over_N: Array, info: dict[str, Any]) -> Observed:
         """What followed a step: of the episodes that are over, what was observed last."""
         if not self._resets_at_once:
-            self._last.update(self._taken(observation, over_N))
+            self._reader.check(self._last, ~over_N)
             return self._last
-        self._last.update(self._taken(observation))
+        self._reader.check(self._last)
         self._restarted[...] = over_N
-        return self._with_final(over_N.nonzero()[0], info) if over_N.any() else self._last
+        if not over_N.any():
+            return self._last
+        with self._faults.blamed("step"):
+            filled = self._with_final(over_N.nonzero()[0], info)
+        self._reader.check(filled, ~over_N)
+        return filled
 
-    def _taken(self, observation: Any, over_N: Array | None = None) -> Observed:
-        """What is seen of a batch of observations, in new memory; after those that are ``over`` nothing is done."""
-        taken = {}
-        for key, (shape, dtype) in self._observed.items():
-            entry = np.asarray(_entry(key, observation))
-            self._faults.check_fits(key, entry, shape, dtype)
-            values = np.array(entry, dtype) if self._seen is None else entry[:, self._seen].astype(dtype, copy=False)
-            self._faults.check_finite(f"value of observation {key!r}", values)
-            if key == (OBSERVATION, ACTION_MASK):
-                check_allowed(self._faults.env_id, values if over_N is None else values[~over_N], self._choices)
-            taken[key] = values
-        return taken
+    def _taken(self, observation: Any) -> Observed:
+        """What is seen of a batch of observations, in new memory."""
+        return self._seen_of(self._reader.read(observation))
+
+    def _seen_of(self, entries: list[Array]) -> Observed:
+        keys = self._reader.keys
+        if self._seen is not None:
+            return {keys[0]: entries[0][:, self._seen]}
+        return {key: entry.copy() for key, entry in zip(keys, entries, strict=True)}
 
     def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
         """The last observations, and in the places of new episodes those that the ones before ended with."""
         final = info.get("final_obs")
         if final is None:
-            raise EnvironmentFaultError(
-                f"{self._faults.name()} ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks "
-                "for. Let step put there what was observed last of each."
+            raise Fault(
+                "ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks for. Let step put "
+                "there what was observed last of each."
             )
-        # Of each environment by itself, or of all of them.
-        apart = isinstance(final, np.ndarray) and final.dtype == object
         filled = {key: values.copy() for key, values in self._last.items()}
-        for key, (shape, dtype) in self._observed.items():
-            entry = np.stack([_entry(key, final[i]) for i in which]) if apart else np.asarray(_entry(key, final))[which]
-            self._faults.check_fits(key, entry, (len(which), *shape[1:]), dtype)
-            filled[key][which] = entry if self._seen is None else entry[:, self._seen]
-            self._faults.check_finite(f"value of observation {key!r}", filled[key])
+        # Of each environment by itself, or of all of them.
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            for i in which:
+                entries = [entry[None] for entry in self._of_one.read(final[i])]
+                for key, values in self._seen_of(entries).items():
+                    filled[key][i] = values[0]
+        else:
+            for key, values in self._taken(final).items():
+                filled[key][which] = values[which]
         return filled
-
-    def _column(self, name: str, values: Any, dtype: np.dtype[Any]) -> Array:
-        column = np.asarray(values)
-        if column.shape != self._restarted.shape:
-            raise EnvironmentFaultError(
-                f"{self._faults.name()} gave {name} of the shape {column.shape}. Let step return one for each "
-                "environment."
-            )
-        return column.astype(dtype).reshape(-1, 1)
 
     def _refuse_resets_of_others(self, chosen_N: Array) -> None:
         if (chosen_N & ~self._restarted).any():
             raise ConfigError(
                 f"{self._faults.env_id} resets its environments by itself, when their episodes end, and cannot be told "
-                "to reset others. Choose another env.vectorization, or let it reset by options['reset_mask'] "
+                "to reset others. Choose env.vectorization=inline, or let it reset by options['reset_mask'] "
                 "(AutoresetMode.DISABLED)."
             )
 
@@ -181,7 +175,8 @@ class NativeVectorEnv(TensorEnv):
 
     def close(self, **kwargs: Any) -> None:
         """Closes the vector environment."""
-        self._vector.close()
+        with self._faults.blamed("close"):
+            self._vector.close()
         super().close(**kwargs)
 
 
@@ -219,7 +214,7 @@ def _check_mode(vector: Vector, env_id: str) -> None:
             f"step after its episode's last one, or does not say when (metadata['autoreset_mode'] is {mode}). Such a "
             "step is none that a policy could learn from. Let the vector_entry_point take an argument autoreset_mode "
             "and honour AutoresetMode.SAME_STEP; or let metadata say SAME_STEP or DISABLED, and do so; or choose "
-            "another env.vectorization."
+            "env.vectorization=inline."
         )
 
 
@@ -227,20 +222,14 @@ def _nested(key: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
     return spaces.Dict({key: space}) if isinstance(space, spaces.Dict) else space
 
 
-def _arrays(space: spaces.Space[Any], count: int) -> dict[NestedKey, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and dtype of each entry of a batch of observations."""
+def _zeros(space: spaces.Space[Any], count: int) -> Observed:
+    """An array of each entry of a batch of observations."""
     spec = spec_under(OBSERVATION, _nested(OBSERVATION, space)).expand(count)
-    zeros = spec.zero().items(include_nested=True, leaves_only=True)
-    return {key: (tuple(values.shape), values.numpy().dtype) for key, values in zeros}
+    return {key: values.numpy() for key, values in spec.zero().items(include_nested=True, leaves_only=True)}
 
 
 def _tensors(observed: Observed) -> dict[NestedKey, Tensor]:
     return {key: torch.from_numpy(values) for key, values in observed.items()}
-
-
-def _entry(key: NestedKey, observation: Any) -> Any:
-    names: Iterable[str] = path_of(key)[1:]
-    return reduce(getitem, names, observation)
 
 
 def _plain(action: Tensor | TensorDictBase) -> Any:

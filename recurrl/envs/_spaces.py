@@ -25,29 +25,31 @@ def check_spaces(env_id: str, observation: spaces.Space[Any], action: spaces.Spa
     Raises:
         ConfigError: with what to do.
     """
-    for name, space in leaves(observation):
-        reason = _not_seen(space)
+    for path, space in leaves(observation):
+        reason = _empty(space) or _not_seen(space)
         if reason:
             raise ConfigError(
-                f"{env_id} has observations of the kind {space}{_at(name)}: {reason}. recurrl trains on "
+                f"{env_id} has observations of the kind {space}{_at(path)}: {reason}. recurrl trains on "
                 f"{OBSERVATIONS}. Wrap the environment so that it gives one of these."
             )
-    for name, space in leaves(action):
-        reason = _not_done(space)
+    for path, space in leaves(action):
+        reason = _empty(space) or _not_done(space)
         if reason:
             raise ConfigError(
-                f"{env_id} has actions of the kind {space}{_at(name)}: {reason}. recurrl trains on {ACTIONS}. Wrap the "
+                f"{env_id} has actions of the kind {space}{_at(path)}: {reason}. recurrl trains on {ACTIONS}. Wrap the "
                 "environment so that it takes one of these."
             )
 
 
-def leaves(space: spaces.Space[Any], name: str = "") -> Iterator[tuple[str, spaces.Space[Any]]]:
-    """The spaces within nested dicts, with their dotted names; a space that is no dict, or an empty one, is its own."""
+def leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
+    """The spaces within nested dicts, with the names that lead there; a space that is no dict, or an empty one, is its
+    own.
+    """
     if not isinstance(space, spaces.Dict) or not space.spaces:
-        yield name, space
+        yield path, space
         return
     for key, entry in space.spaces.items():
-        yield from leaves(entry, f"{name}.{key}" if name else str(key))
+        yield from leaves(entry, (*path, key))
 
 
 def spec_under(key: str, space: spaces.Space[Any]) -> Composite:
@@ -62,8 +64,13 @@ def _spec(space: spaces.Space[Any]) -> Any:
     return _gym_to_torchrl_spec_transform(space, categorical_action_encoding=True)
 
 
-def _at(name: str) -> str:
-    return f" (entry {name})" if name else ""
+def _at(path: tuple[str, ...]) -> str:
+    return f" (entry {'.'.join(map(str, path))})" if path else ""
+
+
+def _empty(space: spaces.Space[Any]) -> str | None:
+    """Why there is nothing in a space; None where there is."""
+    return f"its shape {space.shape} has no entries" if 0 in (getattr(space, "shape", None) or ()) else None
 
 
 def _not_seen(space: spaces.Space[Any]) -> str | None:
@@ -84,7 +91,7 @@ def _not_done(space: spaces.Space[Any]) -> str | None:
         return _not_discrete(space)
     if not np.issubdtype(space.dtype, np.floating):
         return "a Box of whole numbers"
-    return None
+    return None if space.shape else "it has no dimension; give it the shape (1,)"
 
 
 def _not_discrete(space: spaces.Space[Any]) -> str | None:

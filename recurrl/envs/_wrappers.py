@@ -6,20 +6,22 @@ the previous action and reward, becomes a dict under the one key ``observation``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.wrappers.utils import rescale_box
 
+from recurrl.envs._faults import Fault, as_array, unpacked
 from recurrl.errors import ConfigError
 from recurrl.groups import EpisodeSeeds
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 
 Env = gymnasium.Env[Any, Any]
 Space = spaces.Space[Any]
+
+_NOTHING = np.zeros(1, np.float32)
 
 
 class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -71,7 +73,11 @@ class ActionsInUnits(gymnasium.ActionWrapper[Any, Any, Any]):
 
 
 def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
-    """The space that a policy acts in, and the way from there to ``space``, of one action or of a batch."""
+    """The space that a policy acts in, and the way from there to ``space``, of one action or of a batch.
+
+    Each dimension of a Box is handled by itself: one with two finite bounds is in units of half its range, one whose
+    bounds are equal has that value alone (and zero as its only action), and any other is as it is, clipped.
+    """
     if isinstance(space, spaces.Dict):
         parts = {key: in_units(part) for key, part in space.spaces.items()}
         units = spaces.Dict({key: part[0] for key, part in parts.items()})
@@ -79,76 +85,55 @@ def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
     if not isinstance(space, spaces.Box):
         return space, lambda action: action
     dtype = space.dtype  # a policy may compute in another
-    if not space.is_bounded():
-        return space, lambda action: np.clip(action, space.low, space.high).astype(dtype, copy=False)
-    box, _, rescale = rescale_box(space, np.float32(-1), np.float32(1))
-    return box, lambda action: rescale(np.clip(action, box.low, box.high)).astype(dtype, copy=False)
+    limits = np.finfo(dtype)
+    # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    bounded, one = np.isfinite(low) & np.isfinite(high), (low < high).astype(np.float64)
+    units_low, units_high = np.where(bounded, -one, low), np.where(bounded, one, high)
+    low, high = np.maximum(low, float(limits.min)), np.minimum(high, float(limits.max))
+    middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
+
+    def to_env(action: Any) -> Any:
+        # Clipped after scaling, because rounding may leave the bounds too.
+        return np.minimum(np.maximum(middle + half * action, low), high).astype(dtype)
+
+    return spaces.Box(units_low.astype(dtype), units_high.astype(dtype), dtype=dtype.type), to_env
 
 
-class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows which actions are allowed as the entry ``action_mask`` of the observation, one number a choice.
+class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows ``info["action_mask"]`` as the entry ``action_mask`` of the observation, one number a choice.
 
     Args:
         env: with discrete or multi-discrete actions, whose choices lie one after the other in the mask.
-        from_info: the mask is ``info["action_mask"]``; else it is an entry of the observation already.
-
-    Raises:
-        ConfigError: when the environment gives no mask, or one that allows nothing.
     """
 
-    def __init__(self, env: Env, from_info: bool) -> None:
+    def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._from_info = from_info
-        self._starts = starts_of_choices(env.action_space)
-        if from_info:
-            mask = spaces.MultiBinary(spaces.flatdim(env.action_space))
-            self.observation_space = _with_entries(env.observation_space, {ACTION_MASK: mask}, "action_mask_from_info")
+        mask = spaces.MultiBinary(spaces.flatdim(env.action_space))
+        self.observation_space = _with_entries(env.observation_space, {ACTION_MASK: mask}, "action_mask_from_info")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment, with the mask."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self._masked(observation, info, over=False), info
+        observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
+        return self._masked(observation, info), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment, with the mask."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._masked(observation, info, terminated or truncated), reward, terminated, truncated, info
+        observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
+        return self._masked(observation, info), reward, terminated, truncated, info
 
-    def _masked(self, observation: Any, info: dict[str, Any], over: bool) -> Any:
-        name = self.env.spec.id if self.env.spec else str(self.env)
-        if self._from_info:
-            if ACTION_MASK not in info:
-                raise ConfigError(
-                    f"env.action_mask_from_info=true, but {name} gave no info['action_mask']. Set it to false, or make "
-                    "the environment give one at every reset and step."
-                )
-            observation = _entries(self.env.observation_space, observation) | {
-                ACTION_MASK: np.asarray(info[ACTION_MASK], np.int8)
-            }
-        # Nothing is done after an episode's last observation, so nothing need be allowed there.
-        if not over:
-            check_allowed(name, observation[ACTION_MASK][None], self._starts)
-        return observation
-
-
-def starts_of_choices(action_space: Space) -> np.ndarray[Any, Any]:
-    """Where the choices of each entry of a multi-discrete action begin within a mask; of other kinds, 0."""
-    sizes: Any = action_space.nvec[:-1] if isinstance(action_space, spaces.MultiDiscrete) else []
-    return np.cumsum([0, *sizes])
-
-
-def check_allowed(name: str, masks_N: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> None:
-    """Refuses masks that allow no action.
-
-    Raises:
-        ConfigError: with what to do.
-    """
-    allowing_N = np.logical_or.reduceat(masks_N, starts, -1).all(-1)
-    if not allowing_N.all():
-        raise ConfigError(
-            f"{name} gave an action mask that allows no action: {masks_N[~allowing_N][0]}. Make the environment end "
-            "the episode there, or allow an action that does nothing."
-        )
+    def _masked(self, observation: Any, info: Any) -> Any:
+        if not isinstance(info, dict) or ACTION_MASK not in info:
+            raise Fault(
+                "gave no info['action_mask'], which env.action_mask_from_info=true asks for. Set it to false, or make "
+                "the environment give one at every reset and step."
+            )
+        mask = as_array(info[ACTION_MASK])
+        # Nobody has said of which dtype it is.
+        bits = mask != 0 if mask.dtype.kind in "biuf" else mask
+        if not np.array_equal(bits, mask):
+            raise Fault(f"gave an action mask of other values than 0 and 1: {mask}.")
+        return entries_of(self.env.observation_space, observation) | {ACTION_MASK: bits}
 
 
 class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -169,6 +154,8 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         flat = spaces.flatten_space(env.action_space)
         assert isinstance(flat, spaces.Box)
         self._flat = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
+        limits = np.finfo(np.float32)
+        self._lowest, self._highest = np.maximum(self._flat.low, limits.min), np.minimum(self._flat.high, limits.max)
         added: dict[str, Space] = {
             PREVIOUS_ACTION: self._flat,
             PREVIOUS_REWARD: spaces.Box(-np.inf, np.inf, (1,), np.float32),
@@ -178,25 +165,28 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment; nothing was done before."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
         return self._with(observation, np.zeros(self._flat.shape, np.float32), 0.0), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment; ``action`` and its reward are what the next observation calls previous."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
         flat: Any = spaces.flatten(self.env.action_space, action)
-        given = np.clip(flat, self._flat.low, self._flat.high).astype(np.float32)
+        given = np.clip(flat, self._lowest, self._highest).astype(np.float32)
         return self._with(observation, given, reward), reward, terminated, truncated, info
 
     def _with(self, observation: Any, action: Any, reward: Any) -> dict[str, Any]:
-        added = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: np.array([reward], np.float32)}
-        return _entries(self.env.observation_space, observation) | {
+        # One that is no number is refused with the rewards.
+        given = as_array(reward)
+        number = given.reshape(1).astype(np.float32) if given.size == 1 and given.dtype.kind in "biuf" else _NOTHING
+        added = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: number}
+        return entries_of(self.env.observation_space, observation) | {
             key: value for key, value in added.items() if self._adds[key]
         }
 
 
 def _with_entries(space: Space, added: dict[str, Space], key: str) -> spaces.Dict:
-    entries = _entries(space, space)
+    entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {OBSERVATION: space}
     for name in added:
         if name in entries:
             raise ConfigError(
@@ -206,9 +196,13 @@ def _with_entries(space: Space, added: dict[str, Space], key: str) -> spaces.Dic
     return spaces.Dict(entries | added)
 
 
-def _entries(space: Space, content: Any) -> dict[str, Any]:
-    """The entries of an observation, or of its space; what is not a dict is the entry ``observation`` of one."""
-    return dict(content.items()) if isinstance(space, spaces.Dict) else {OBSERVATION: content}
+def entries_of(space: Space, observation: Any) -> dict[str, Any]:
+    """The entries of an observation; one that is not a dict is the entry ``observation`` of one."""
+    if not isinstance(space, spaces.Dict):
+        return {OBSERVATION: observation}
+    if not isinstance(observation, Mapping):
+        raise Fault(f"gave an observation that is a {type(observation).__name__}, not a dict as its space says.")
+    return dict(observation)
 
 
 def under_one_key(env: Env) -> Env:

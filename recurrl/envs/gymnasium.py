@@ -1,4 +1,4 @@
-"""Environments registered with Gymnasium, in five ways of running several side by side.
+"""Environments registered with Gymnasium: single ones side by side, or the id's own vector environment.
 
 Shape legend: N environments.
 """
@@ -9,10 +9,8 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import os
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from typing import Any, cast
 
 import gymnasium
@@ -23,29 +21,28 @@ from gymnasium.envs.registration import load_env_creator
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl._utils import seed_generator
-from torchrl.envs import EnvBase, GymWrapper, SerialEnv
 
 from recurrl.config import NATIVE, EnvConfig
 from recurrl.environment_state import UnsavableError, restore, state_of
-from recurrl.envs._faults import Faults
+from recurrl.envs._faults import Faults, unpacked
 from recurrl.envs._native import NativeVectorEnv
-from recurrl.envs._parallel import NamedParallelEnv
+from recurrl.envs._observations import Observations
 from recurrl.envs._spaces import check_spaces, leaves, spec_under
 from recurrl.envs._tensors import TensorEnv
 from recurrl.envs._wrappers import (
-    ActionMask,
     ActionsInUnits,
     HideObservations,
+    MaskFromInfo,
     PreviousStep,
     SeededEpisodes,
     under_one_key,
 )
 from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.groups import EpisodeSeeds, Groups
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
-from recurrl.signals import ignore_signals
+from recurrl.keys import ACTION, OBSERVATION
 
-EXTRAS = ("popgym",)
+EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}
+"""Of recurrl, by the package that registers environments."""
 
 
 def check(config: EnvConfig) -> None:
@@ -80,15 +77,14 @@ def _check_entry_points(config: EnvConfig) -> None:
     if spec.vector_entry_point is None:
         raise ConfigError(
             f"env.vectorization={NATIVE} steps all environments in one call, but env.id={config.id} is registered "
-            "without a vector_entry_point. Choose another env.vectorization (inline, the default, is the fastest for "
-            "light environments), or register the id with one."
+            "without a vector_entry_point. Choose env.vectorization=inline, or register the id with one."
         )
     for name in ("previous_action", "previous_reward", "action_mask_from_info"):
         if getattr(config, name):
             raise ConfigError(
                 f"env.{name}=true is done environment by environment, but with env.vectorization={NATIVE} all are one. "
-                "Set it to false, let the vector environment show it in its observation, or choose another "
-                "env.vectorization."
+                "Set it to false, let the vector environment show it in its observation, or choose "
+                "env.vectorization=inline."
             )
 
 
@@ -97,7 +93,7 @@ def episode_limit(config: EnvConfig) -> int | None:
     return config.max_episode_steps or gymnasium.spec(config.id).max_episode_steps
 
 
-def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvBase:
+def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> TensorEnv:
     """``num_envs`` copies of the configured environment as one TorchRL environment of batch size ``[num_envs]``.
 
     With ``groups`` neighbouring copies start their episodes alike.
@@ -107,22 +103,6 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> EnvB
     makers = [partial(make_single, config)] * num_envs
     if groups is not None:
         makers = [partial(_make_member, config, groups.episode_seeds(i)) for i in range(num_envs)]
-    if config.vectorization == "serial":
-        return SerialEnv(num_envs, [partial(_wrap, make_one) for make_one in makers])
-    if config.vectorization == "parallel":
-        _refuse_nested(config)
-        return NamedParallelEnv(config.id, [partial(_wrap_in_worker, make_one, os.getpid()) for make_one in makers])
-    if config.vectorization == "gymnasium":
-        # TorchRL resets finished environments itself; Gymnasium must not do so behind its back.
-        mode = gymnasium.vector.AutoresetMode.DISABLED
-        vector = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=mode)
-        _refuse_renamed(vector.single_observation_space, vector.spec)
-        if isinstance(vector.single_action_space, spaces.Dict):
-            raise ConfigError(
-                f"{config.id} takes actions of several parts, which TorchRL does not hand to Gymnasium's vector "
-                "environments. Choose another env.vectorization: inline, serial or parallel."
-            )
-        return GymWrapper(vector, categorical_action_encoding=True)
     return InlineEnv([make_one() for make_one in makers])
 
 
@@ -138,14 +118,16 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """
     _import_packages(config)
     env: gymnasium.Env[Any, Any] = _made(config, partial(gymnasium.make, disable_env_checker=True))
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), spaces.Space):
+            raise ConfigError(f"{config.id} has no {name}. Let its constructor set one.")
     check_spaces(config.id, env.observation_space, env.action_space)
     if config.mask:
         env = HideObservations(env, config.mask)
     if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
         env = ActionsInUnits(env)
-    shown = env.observation_space
-    if config.action_mask_from_info or (isinstance(shown, spaces.Dict) and ACTION_MASK in shown.spaces):
-        env = ActionMask(env, config.action_mask_from_info)
+    if config.action_mask_from_info:
+        env = MaskFromInfo(env)
     if config.previous_action or config.previous_reward:
         env = PreviousStep(env, config.previous_action, config.previous_reward)
     return under_one_key(env)
@@ -157,7 +139,7 @@ def _make_native(config: EnvConfig, num_envs: int, groups: Groups | None) -> Nat
     if groups is not None:
         raise ConfigError(
             f"With env.vectorization={NATIVE} one vector environment starts all episodes, so that those of a group "
-            "cannot start alike, as algorithm=grpo needs. Choose algorithm=ppo, or another env.vectorization."
+            "cannot start alike, as algorithm=grpo needs. Choose algorithm=ppo, or env.vectorization=inline."
         )
     make = partial(gymnasium.make_vec, num_envs=num_envs, vectorization_mode=NATIVE)
     entry_point: Any = gymnasium.spec(config.id).vector_entry_point
@@ -207,50 +189,54 @@ class InlineEnv(TensorEnv):
             key: values.numpy()
             for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
         }
-        self._entries = [(key, values, values.dtype, values.shape[1:]) for key, values in self._last.items()]
-        self._composite_observation = isinstance(first.observation_space, spaces.Dict)
         # What changes from step to step is in an object of its own: to set an attribute of an EnvBase takes as long as
         # a light environment's step.
         self._faults = Faults(first.spec.id if first.spec else "unregistered", count)
+        self._composite_observation = isinstance(first.observation_space, spaces.Dict)
+        space = first.observation_space
+        space = space[OBSERVATION] if isinstance(space, spaces.Dict) else space
+        self._plain = next(iter(self._last.values()))
+        self._dtype, self._shape = self._plain.dtype, self._plain.shape[1:]
+        self._reader = Observations(self._faults, space, self._last, first.action_space)
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""
-        which = range(len(self._envs)) if chosen is None else chosen.numpy().reshape(-1).nonzero()[0].tolist()
+        begun_N = np.ones(len(self._envs), bool) if chosen is None else chosen.numpy().reshape(-1)
         faults = self._faults
         with faults.blamed("reset"):
-            for i in which:
+            for i in begun_N.nonzero()[0].tolist():
                 faults.at = i
-                self._take(i, self._envs[i].reset()[0])
-        return self._observations()
+                self._take(i, unpacked("reset", self._envs[i].reset())[0])
+        return self._observed(begun_N)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
         """Steps them one by one."""
         actions = _one_by_one(action)
         if self._composite_action:
             actions = [{ACTION: parts} for parts in actions]
-        count = len(self._envs)
-        # Of one dimension, because to write a number into a row of two takes four times as long.
-        reward_N, terminated_N, truncated_N = np.empty(count, np.float32), np.empty(count, bool), np.empty(count, bool)
+        rewards: list[Any] = []
+        ended: list[Any] = []
+        cut: list[Any] = []
         faults, take = self._faults, self._take
         faults.steps += 1
         with faults.blamed("step"):
             for i, env in enumerate(self._envs):
                 faults.at = i
-                # A reward may be an array of one number.
-                observation, reward_N[i : i + 1], terminated_N[i], truncated_N[i], _ = env.step(actions[i])
+                returned = env.step(actions[i])
+                # Not by a call of `unpacked`, which takes as long as all of this.
+                if type(returned) is not tuple or len(returned) != 5:
+                    unpacked("step", returned)
+                observation, reward, terminated, truncated, _ = returned
+                rewards.append(reward)
+                ended.append(terminated)
+                cut.append(truncated)
                 take(i, observation)
-        columns = {
-            "reward": reward_N,
-            "terminated": terminated_N,
-            "truncated": truncated_N,
-            "done": terminated_N | truncated_N,
-        }
-        faults.check_finite("reward", reward_N)
-        return self._observations() | {key: torch.from_numpy(each.reshape(-1, 1)) for key, each in columns.items()}
+        results = faults.results(rewards, ended, cut)
+        return self._observed(~results["done"].numpy()[:, 0]) | results
 
     def episodes(self) -> dict[str, Any]:
         """The state of each environment, and what was observed last."""
-        return {"environments": [state_of(env) for env in self._envs], "observed": self._observations()}
+        return {"environments": [state_of(env) for env in self._envs], "observed": self._copies()}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Gives each environment its state."""
@@ -264,20 +250,25 @@ class InlineEnv(TensorEnv):
             values[...] = state["observed"][key].numpy()
 
     def _take(self, i: int, observation: Any) -> None:
-        for key, values, dtype, shape in self._entries:
-            entry = np.asarray(reduce(getitem, key, observation) if self._composite_observation else observation)
-            if entry.dtype != dtype or entry.shape != shape:
-                self._faults.check_fits(key, entry, shape, dtype)
+        # What most environments give, without a call: this is done for each at every step.
+        if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
+            self._plain[i] = observation
+            return
+        if self._composite_observation:
+            observation = observation[OBSERVATION]
+        for values, entry in zip(self._last.values(), self._reader.read(observation), strict=True):
             values[i] = entry
 
-    def _observations(self) -> dict[NestedKey, Tensor]:
-        for key, values in self._last.items():
-            self._faults.check_finite(f"value of observation {key!r}", values)
+    def _observed(self, acting_N: np.ndarray[Any, Any] | None = None) -> dict[NestedKey, Tensor]:
+        """What was observed last, checked; those that are ``acting`` act on it next."""
+        self._reader.check(self._last, acting_N)
+        return self._copies()
+
+    def _copies(self) -> dict[NestedKey, Tensor]:
         return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
 
     def _set_seed(self, seed: int | None) -> None:
-        # A reset with the seed and the chain of seeds are TorchRL's way in SerialEnv and ParallelEnv: the same seed
-        # gives the same episodes whichever way the environments are run.
+        # A reset with the seed and the chain of seeds are TorchRL's way in environments of several processes.
         with self._faults.blamed("reset"):
             for i, env in enumerate(self._envs):
                 self._faults.at = i
@@ -286,8 +277,10 @@ class InlineEnv(TensorEnv):
 
     def close(self, **kwargs: Any) -> None:
         """Closes every environment."""
-        for env in self._envs:
-            env.close()
+        with self._faults.blamed("close"):
+            for i, env in enumerate(self._envs):
+                self._faults.at = i
+                env.close()
         super().close(**kwargs)
 
 
@@ -303,49 +296,6 @@ def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:
     return [{key: values[i] for key, values in parts.items()} for i in range(action.batch_size[0])]
 
 
-def _wrap(make_one: Callable[[], gymnasium.Env[Any, Any]]) -> EnvBase:
-    env = make_one()
-    _refuse_renamed(env.observation_space, env.spec)
-    return GymWrapper(env, categorical_action_encoding=True)
-
-
-def _wrap_in_worker(make_one: Callable[[], gymnasium.Env[Any, Any]], main: int) -> EnvBase:
-    # ParallelEnv calls this in the process that it belongs to as well.
-    if os.getpid() != main:
-        ignore_signals()
-    return _wrap(make_one)
-
-
-def _refuse_nested(config: EnvConfig) -> None:
-    """Refuses observations of several entries, which TorchRL's ParallelEnv does not reset one environment at a time.
-
-    Raises:
-        ConfigError: with what to do.
-    """
-    env = make_single(config)
-    space = env.observation_space
-    env.close()
-    if isinstance(space, spaces.Dict):
-        raise ConfigError(
-            f"{config.id} has observations of several entries (a mask of actions and the previous action or reward are "
-            "some too), which TorchRL's ParallelEnv cannot reset one environment at a time. Choose another "
-            "env.vectorization: inline or serial; or collector=multi_sync for several processes."
-        )
-
-
-def _refuse_renamed(space: spaces.Space[Any], spec: Any) -> None:
-    """Refuses an entry that TorchRL's GymWrapper would look for under another name.
-
-    Raises:
-        ConfigError: with what to do.
-    """
-    if any("state" in name.split(".") for name, _ in leaves(space)):
-        raise ConfigError(
-            f"{spec.id if spec else 'The environment'} has an observation entry named state, which TorchRL's wrapper "
-            "renames. Choose env.vectorization=inline, or rename the entry."
-        )
-
-
 def _import_packages(config: EnvConfig) -> None:
     for package in config.packages:
         if not all(name.isidentifier() for name in package.split(".")):
@@ -355,7 +305,7 @@ def _import_packages(config: EnvConfig) -> None:
             )
         top = package.partition(".")[0]
         if importlib.util.find_spec(top) is None:
-            install = f"'recurrl[{top}]'" if top in EXTRAS else top
+            install = f"'recurrl[{EXTRAS[top]}]'" if top in EXTRAS else top
             raise ConfigError(f"env={config.name} needs the package {top}. Install it with: pip install {install}")
         try:
             importlib.import_module(package)

@@ -17,7 +17,7 @@ from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, Tensor
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torchrl.data import Binary, Categorical, Composite, TensorSpec
+from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
@@ -152,9 +152,21 @@ def _make_head(config: TrainConfig, action: TensorSpec) -> Head:
     if isinstance(action, Categorical):
         return Head(linear(hidden, int(action.space.n), HEAD_GAIN), ("logits",), distributions.categorical)
     squashed = config.policy.bounded_action == "tanh" and is_bounded(action)
+    if config.policy.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
+        raise ConfigError(
+            f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some lack "
+            "a bound. Give policy.bounded_action=clip, or let the environment bound all of them."
+        )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
     network = GaussianHead(hidden, tuple(action.shape), config.policy.initial_std)
     return Head(network, ("loc", "scale"), partial(distribution, event_dims=len(action.shape)))
+
+
+def _is_bounded_in_part(action: TensorSpec) -> bool:
+    bounds = (
+        [bound.isfinite() for bound in (action.space.low, action.space.high)] if isinstance(action, Bounded) else []
+    )
+    return any(bool(finite.any()) for finite in bounds)
 
 
 def _shaped(layer: nn.Linear, action: TensorSpec) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl.config import TrainConfig
-from recurrl.envs import in_this_process, make_env
+from recurrl.envs import make_env
 from recurrl.errors import ReplayError
 from recurrl.policy import ACTION, LOG_PROB, VALUE
 from recurrl.recurrent.module.keys import IS_INIT
@@ -114,7 +114,7 @@ def check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[A
 
 def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The last and the first observations around resets of two new copies of the environment, acting at random."""
-    env = make_env(in_this_process(config.env), 2, config.seed)
+    env = make_env(config.env, 2, config.seed)
     try:
         plays = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
     finally:

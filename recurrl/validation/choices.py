@@ -31,9 +31,19 @@ CHOICES = {
     "algorithm.aggregation": ("step", "episode"),
 }
 
+_IN_PROCESSES = "collector=multi_sync collector.num_workers=N, which runs the environments in N processes"
+REMOVED = {
+    ("env.vectorization", "serial"): "env.vectorization=inline",
+    ("env.vectorization", "gymnasium"): "env.vectorization=inline",
+    ("env.vectorization", "parallel"): _IN_PROCESSES,
+}
+"""Names that there were, and what takes their place."""
+
 
 def check(config: TrainConfig) -> None:
     """Refuses names that do not exist."""
+    for (key, name), instead in REMOVED.items():
+        require(typed_value(config, key) != name, f"{key}={name} was removed. Choose {instead}.")
     for key, names in CHOICES.items():
         value = typed_value(config, key)
         require(value is None or value in names, f"{key}={value} does not exist. Choose one of: {', '.join(names)}.")

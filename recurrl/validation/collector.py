@@ -16,12 +16,6 @@ def check(config: TrainConfig) -> None:
         "collector=multi_sync or collector=multi_async.",
     )
     require(
-        name != "single" or config.collector.on_fault == "raise" or config.env.vectorization == "inline",
-        f"collector.on_fault=restart with collector=single goes on only from faults of env.vectorization=inline, and "
-        f"{config.env.vectorization} was asked for, which does not tell an environment's faults from others. Choose "
-        "env.vectorization=inline, collector=multi_sync or collector.on_fault=raise.",
-    )
-    require(
         envs % workers == 0,
         f"env.num_envs={envs} does not divide evenly among collector.num_workers={workers}. Give a multiple of "
         f"{workers}, for example env.num_envs={nearest_multiple(envs, workers)}.",

@@ -114,10 +114,10 @@ LISTS = {
         "{sutton_barto_reward:true}",
     ),
 }
-SLOW = ("multi_", "parallel", "triton", "wandb", "compile=true")
+SLOW = ("multi_", "triton", "wandb", "compile=true")
 SERVICES = (
     *(("collector=multi_sync",), ("collector=multi_async",), ("collector=multi_async", "collector.num_workers=4")),
-    *(("env.vectorization=parallel", "env.num_envs=2", "minibatch_slices=2"), ("collector=multi_sync", "cell=none")),
+    *(("collector=multi_sync", "cell=none")),
     *(("backend=triton",), ("backend=triton", "cell=lstm", "recompute=full"), ("backend=triton", "precision=bf16")),
     *(("compile=true",), ("compile=true", "cell=lstm"), ("compile=true", "cell=mingru", "backend=scan")),
     *(("logger=wandb", "logger.mode=offline"), ("logger=wandb", "logger.id=mine"), ("logger=wandb", "resume=auto")),

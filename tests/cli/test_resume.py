@@ -65,9 +65,9 @@ def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(t
 
 
 def test_environments_that_are_run_otherwise_begin_new_episodes(train, finished_run):
-    outcome = train(f"resume={finished_run}", "total_frames=96", "env.vectorization=serial")
+    outcome = train(f"resume={finished_run}", "total_frames=96", "env.vectorization=vector_entry_point")
     assert outcome.code == 0, outcome.err
-    assert "begin anew: env.vectorization is serial and was inline." in outcome.out
+    assert "begin anew: env.vectorization is vector_entry_point and was inline." in outcome.out
 
 
 def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path, monkeypatch):

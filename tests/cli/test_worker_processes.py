@@ -26,7 +26,6 @@ SMALL = (
 IN_PROCESSES = {
     "multi_sync": ("collector=multi_sync",),
     "multi_async": ("collector=multi_async",),
-    "parallel": ("env.vectorization=parallel",),
 }
 WAIT_S = 300
 # Linux's PF_EXITING, see proc_pid_stat(5): past its own code; the last of its memory is taken back.

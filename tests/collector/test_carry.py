@@ -23,7 +23,7 @@ from recurrl.train import make_policy_for, set_process_state
 Compose = Callable[..., TrainConfig]
 
 SMALL = ("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
-SERIAL = "env.vectorization=serial"
+UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
 CASES = {
     "cartpole": (),
     "pendulum": ("env=pendulum_novel", "cell=lstm"),
@@ -101,13 +101,11 @@ def test_a_restored_collector_goes_on_as_one_that_was_never_saved(overrides: tup
         assert_identical(found, whole)
 
 
+HANDLE = "TimeLimit.env.env.handle is a builtins.list_iterator, which is not a plain value"
 WITHOUT_STATE = {
-    "serial": ((SERIAL,), "TorchRL's SerialEnv does not give the state of its environments"),
-    "groups": (
-        (SERIAL, "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10"),
-        "TorchRL's SerialEnv does not give the state of its environments",
-    ),
-    "workers": (("collector=multi_sync", SERIAL), "TorchRL's SerialEnv does not give the state of its environments"),
+    "a handle": (UNSAVABLE, HANDLE),
+    "groups": ((*UNSAVABLE, "algorithm=grpo", "algorithm.group_size=2"), "SeededEpisodes.env.env.env.handle is a"),
+    "workers": ((*UNSAVABLE, "collector=multi_sync"), HANDLE),
     "asynchronous workers": (("collector=multi_async",), "the workers of collector=multi_async are in the midst"),
 }
 
@@ -136,8 +134,8 @@ def test_episodes_that_cannot_be_saved_begin_anew_as_none_did_before_and_that_is
 @pytest.mark.slow
 def test_workers_draw_on_where_they_were_although_their_episodes_begin_anew(compose: Compose) -> None:
     # The policy has no memory and sees the same at every step: actions tell of random numbers alone.
-    blind = ("cell=none", "env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
-    config = compose(*SMALL, *blind, "+env.kwargs.at=1000000", "collector=multi_sync", SERIAL)
+    blind = ("cell=none", "env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
+    config = compose(*SMALL, *blind, "+env.kwargs.blind=true", "collector=multi_sync")
     _, expected = Parts(config).batches(2)
     parts = Parts(config)
     _, found = parts.batches(1) + parts.batches(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.collectors import Collector
-from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
+from torchrl.envs import GymEnv, RewardScaling, SerialEnv, StepCounter, TransformedEnv
 
 from recurrl.collector import single
 from recurrl.collector.lean import LeanCollector
@@ -183,10 +184,16 @@ def limited(env: TransformedEnv) -> TransformedEnv:
     return env.append_transform(StepCounter(max_steps=5, step_count_key="steps"))
 
 
+def of_torchrl(env: TransformedEnv) -> TransformedEnv:
+    """TorchRL's own environments, with the same transforms."""
+    make = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
+    return TransformedEnv(SerialEnv(env.batch_size[0], make), env.transform.clone())
+
+
 @pytest.mark.parametrize(
     ("overrides", "change_env", "change_policy", "reason"),
     [
-        (["env.vectorization=serial"], None, None, "environment is of type SerialEnv"),
+        (["env.mask=[]"], of_torchrl, None, "environment is of type SerialEnv"),
         ([], scaled_rewards, None, "transform RewardScaling"),
         ([], limited, None, "transform StepCounter"),
         ([], None, doubled, "module of type Doubled"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Callable
 from itertools import islice
@@ -14,10 +13,9 @@ import pytest
 from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.restarts import RestartingCollector
 from recurrl.config import TrainConfig
-from recurrl.envs import gymnasium as gymnasium_environments
 from recurrl.errors import EnvironmentFaultError, RunError
 from recurrl.policy import ActorCritic
-from recurrl.time_limit import limited, time_limit
+from recurrl.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -55,38 +53,6 @@ def test_an_environment_that_hangs_is_named(at: int, compose: Compose) -> None:
     ):
         next(iter(make_collector(config, policy)))
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("by", "at", "says"),
-    [
-        ("hanging", 0, "nothing came back for 3 s, the limit by collector.timeout_s"),
-        ("hanging", 12, "nothing came back for 3 s, the limit by collector.timeout_s"),
-        ("raising", 12, r"its process has ended \(exit code 1\)"),
-        ("being killed", 0, r"its process has ended \(SIGKILL\)"),
-        ("being killed", 12, r"its process has ended \(SIGKILL\)"),
-    ],
-)
-def test_of_environments_in_processes_of_their_own_the_one_that_fails_is_named(
-    by: str, at: int, says: str, compose: Compose, tmp_path: Path
-) -> None:
-    config, _ = failing(compose, "env.vectorization=parallel", at=at, by=by, marker=str(tmp_path / "failed"))
-    env = gymnasium_environments.make(config.env, 2)
-    env.shutdown_timeout = 1.0
-    env.start()
-
-    def drive() -> None:
-        env.set_seed(0)
-        env.rollout(20, break_when_any_done=False)
-
-    with (
-        time_limit(3.0),
-        pytest.raises(EnvironmentFaultError, match=rf"Environment [01] of 2 \(recurrl-test/Failing-v0\): {says}"),
-    ):
-        limited(drive)()
-    env.close(raise_if_closed=False)
-    assert not multiprocessing.active_children()
 
 
 def test_time_in_which_the_process_was_stopped_does_not_count(

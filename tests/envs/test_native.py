@@ -270,7 +270,7 @@ class Spoilt(Clocks):
             if self.fault == "reward":
                 reward[2] = np.inf
             reward = reward[:1] if self.fault == "rewards" else reward
-            truncated = truncated.reshape(-1, 1) if self.fault == "flags" else truncated
+            truncated = np.stack([truncated] * 2, 1) if self.fault == "flags" else truncated
             if self.fault == "final observation":
                 info["final_obs"][1][0] = np.nan
         return observation, reward, terminated, truncated, info
@@ -279,7 +279,7 @@ class Spoilt(Clocks):
 SENTENCES = {
     "raises": "The vector environment of 4 (Vector-v0), at step 3, raised RuntimeError in step: the simulator crashed.",
     "reset": "raised KeyError in reset: 'no map'.",
-    "reward": "Environment 2 of 4 (Vector-v0), at step 3, gave a reward that is not finite: [inf].",
+    "reward": "Environment 2 of 4 (Vector-v0), at step 3, gave a reward that is not finite: inf.",
     "observation": "Environment 1 of 4 (Vector-v0), at step 3, gave a value of observation 'observation' that is not "
     "finite: [ 1.  1. nan].",
     "final observation": "Environment 1 of 4 (Vector-v0), at step 3, gave a value of observation 'observation' that is "
@@ -288,7 +288,7 @@ SENTENCES = {
     "(4, 3) and float32.",
     "dtype": "gave the observation 'observation' the shape (4, 3) and the dtype <U32, but its space has (4, 3) and",
     "rewards": "The vector environment of 4 (Vector-v0), at step 3, gave rewards of the shape (1,). Let step return",
-    "flags": "at step 3, gave flags of ends of the shape (4, 1). Let step return one for each environment.",
+    "flags": "Environment 0 of 4 (Vector-v0), at step 3, gave the truncated array([False, False]), a ndarray. Let step",
     "final": "at step 2, ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks for.",
 }
 
@@ -319,8 +319,7 @@ def test_a_run_with_evaluation_needs_no_single_environment(
 def test_an_id_without_a_vector_environment_is_refused(refused: Callable[..., str]) -> None:
     assert refused("env=pendulum_novel", NATIVE) == (
         "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 is registered "
-        "without a vector_entry_point. Choose another env.vectorization (inline, the default, is the fastest for light "
-        "environments), or register the id with one."
+        "without a vector_entry_point. Choose env.vectorization=inline, or register the id with one."
     )
 
 
@@ -376,7 +375,10 @@ def test_a_mask_of_actions_that_allows_none_is_refused(register_vector: Callable
         done = env.step_tensors(torch.zeros(2, dtype=torch.int64))["done"]
         if done.any():
             env.reset_tensors(done)
-    with pytest.raises(ConfigError, match=r"Vector-v0 gave an action mask that allows no action: \[0 0\]"):
+    with pytest.raises(
+        EnvironmentFaultError,
+        match=r"Environment 1 of 2 \(Vector-v0\), at step 4, gave an action mask that allows no action: \[0 0\]",
+    ):
         env.step_tensors(torch.zeros(2, dtype=torch.int64))
 
 

@@ -87,12 +87,6 @@ def test_an_environment_that_lacks_a_package_is_refused_with_what_gymnasium_says
     assert "Traceback" not in outcome.err
 
 
-def test_observations_of_several_entries_are_refused_in_torchrls_processes(recurrl_train, tiny, tmp_path):
-    outcome = recurrl_train(*tiny, "env.previous_action=true", "env.vectorization=parallel", cwd=tmp_path)
-    assert outcome.error.startswith("CartPole-v1 has observations of several entries (a mask of actions and the")
-    assert "Choose another env.vectorization: inline or serial" in outcome.error
-
-
 def test_an_environment_whose_constructor_raises_is_refused_with_what_it_raised(recurrl_train, register, tmp_path):
     def without_a_licence() -> None:
         raise OSError("no licence for the simulator")

@@ -13,6 +13,7 @@ import torch
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.collector import make_collector, single
@@ -22,7 +23,7 @@ from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.learner import Learner
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic, make_policy
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.train import make_policy_for, set_process_state
 
@@ -51,12 +52,6 @@ REPLAYED = [
         for where in ("info", "observation")
         for kind in ("discrete", "multi_discrete")
     ),
-    pytest.param(
-        MASKED,
-        {"mask_in": "observation", "action": "multi_discrete"},
-        ("env.vectorization=gymnasium", *PREVIOUS),
-        id="run by gymnasium",
-    ),
 ]
 
 
@@ -82,20 +77,7 @@ def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...]
     check_env_specs(env)
 
 
-@pytest.mark.parametrize("vectorization", ["serial"])  # TorchRL's ParallelEnv fails to reset nested entries
-def test_every_way_of_running_environments_gives_the_same_structured_batch(
-    vectorization: str, configure: Configure, collect: Collect
-) -> None:
-    overrides = ("env.action_mask_from_info=true", *PREVIOUS)
-    kwargs = {"mask_in": "info", "action": "multi_discrete"}
-    expected = collect(configure(MASKED, *overrides, **kwargs))[1]
-    found = collect(configure(MASKED, *overrides, f"env.vectorization={vectorization}", **kwargs))[1]
-    keys = [OBSERVATION, ACTION, ("next", OBSERVATION), ("next", "reward"), "is_init"]
-    for key in expected.select(*keys).keys(include_nested=True, leaves_only=True):
-        torch.testing.assert_close(found[key], expected[key], msg=lambda text, key=key: f"{key}: {text}")
-
-
-@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), [REPLAYED[i] for i in (1, 4, 6, -7, -3)])
+@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), [REPLAYED[i] for i in (1, 4, 6, -6, -2)])
 def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchrls(
     env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Configure
 ) -> None:
@@ -111,22 +93,10 @@ def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchr
         assert (lean == general).all()
 
 
-def test_actions_of_several_parts_reach_environments_that_torchrl_runs(configure: Configure, collect: Collect) -> None:
-    _, batch = collect(configure(CUE, "env.vectorization=serial", action="dict"))
-    assert batch["next", "reward"].max() > 0.25  # the task refuses what is not in its action space
-
-
-def test_actions_of_several_parts_are_refused_where_gymnasium_runs_the_environments(configure: Configure) -> None:
-    config = configure(CUE, "env.vectorization=gymnasium", action="dict")
-    with pytest.raises(ConfigError, match=r"Choose another env\.vectorization"):
-        make_env(config.env, 2, seed=0)
-
-
-@pytest.mark.parametrize("vectorization", ["serial", "gymnasium"])
-def test_an_entry_that_torchrl_would_rename_is_refused(vectorization: str, configure: Configure) -> None:
-    config = configure(CUE, f"env.vectorization={vectorization}", observation="dict")
-    with pytest.raises(ConfigError, match="an observation entry named state"):
-        make_env(config.env, 2, seed=0).reset()
+def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Configure) -> None:
+    action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
+    with pytest.raises(ConfigError, match=r"all 2 entries .* but some lack a bound\. Give policy"):
+        make_policy(configure(CUE, "policy.bounded_action=tanh"), Composite(observation=Unbounded((3,))), action)
 
 
 ALGORITHMS = {

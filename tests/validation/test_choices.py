@@ -12,7 +12,7 @@ from recurrl.recurrent.backends import backend_names
     ("key", "names"),
     [
         ("env.source", envs.source_names()),
-        ("env.vectorization", ("inline", "vector_entry_point", "serial", "parallel", "gymnasium")),
+        ("env.vectorization", ("inline", "vector_entry_point")),
         ("algorithm.critic", ("shared", "recurrent", "feedforward")),
         ("algorithm.objective", ("clip", "kl", "plain")),
         ("algorithm.normalize_advantage", ("none", "minibatch", "batch")),
@@ -42,3 +42,18 @@ def test_a_choice_of_grpos_that_does_not_exist_is_refused(refused, key, names):
     assert refused("algorithm=grpo", f"algorithm.{key}=nonesuch") == (
         f"algorithm.{key}=nonesuch does not exist. Choose one of: {names}."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("serial", "env.vectorization=inline"),
+        ("gymnasium", "env.vectorization=inline"),
+        (
+            "parallel",
+            "collector=multi_sync collector.num_workers=N, which runs the environments in N processes",
+        ),
+    ],
+)
+def test_a_vectorization_that_was_removed_is_refused_with_what_takes_its_place(refused, name, instead):
+    assert refused(f"env.vectorization={name}") == f"env.vectorization={name} was removed. Choose {instead}."

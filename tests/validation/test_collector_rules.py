@@ -23,12 +23,6 @@ from changes import changed
             {"collector.name": "multi_async", "collector.num_workers": 0},
             "collector.num_workers=0 is out of range. Give a whole number from 1 to 1_024.",
         ),
-        (
-            {"collector.on_fault": "restart", "env.vectorization": "serial"},
-            "collector.on_fault=restart with collector=single goes on only from faults of env.vectorization=inline, "
-            "and serial was asked for, which does not tell an environment's faults from others. Choose "
-            "env.vectorization=inline, collector=multi_sync or collector.on_fault=raise.",
-        ),
     ],
     ids=changed,
 )

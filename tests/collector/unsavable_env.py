@@ -1,0 +1,27 @@
+"""A CartPole with a handle that cannot be saved. Imported by workers, as ``env.packages`` names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Handle(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A CartPole; a blind one shows zeros."""
+
+    def __init__(self, blind: bool = False) -> None:
+        super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=10).unwrapped)
+        self.handle, self.blind = iter([]), blind
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = self.env.reset(**options)
+        return np.zeros_like(observation) if self.blind else observation, info
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = self.env.step(action)
+        return (np.zeros(4, np.float32), 0.0, False, False, {}) if self.blind else (observation, *rest)
+
+
+gymnasium.register("recurrl-test/Handle-v0", entry_point=Handle, max_episode_steps=10)

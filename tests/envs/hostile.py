@@ -1,0 +1,202 @@
+"""An environment that does what it must not, once: each kind of observation and action, fault and place."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+EVALUATION_SEED = 1_000_003
+
+FLOATS = spaces.Box(-1, 1, (3,), np.float32)
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "vector": FLOATS,
+    "double": spaces.Box(-1, 1, (2,), np.float64),
+    "half": spaces.Box(-1, 1, (2,), np.float16),
+    "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
+    "number": spaces.Box(-1, 1, (), np.float32),
+    "discrete": spaces.Discrete(5),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "binary": spaces.MultiBinary(3),
+    "dict": spaces.Dict({"at": FLOATS, "symbol": spaces.Discrete(3)}),
+    "nested": spaces.Dict({"inner": spaces.Dict({"at": FLOATS, "bits": spaces.MultiBinary(2)}), "n": FLOATS}),
+    "mask": spaces.Dict({"at": FLOATS, "action_mask": spaces.MultiBinary(4)}),
+}
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(4),
+    "multi_discrete": spaces.MultiDiscrete([2, 2]),
+    "binary": spaces.MultiBinary(2),
+    "bounded": spaces.Box(np.float32([-0.3, -4]), np.float32([0.9, 8])),
+    "half-bounded": spaces.Box(np.float32([-0.3, -np.inf, 2]), np.float32([np.inf, np.inf, 2])),
+    "dict": spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1, (1,), np.float32)}),
+}
+
+
+class HostileError(Exception):
+    """Raises again when it is printed."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Text:
+    """Is no array."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("no array")
+
+
+NOT_FINITE = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+OF_OBSERVATIONS = ("text", "object", "none", "ragged", "no array", "shape", "empty", "complex")
+OF_DICTS = ("missing", "extra", "not a dict")
+RAISED = {
+    "RuntimeError": RuntimeError("stuck"),
+    "KeyError": KeyError(1),
+    "hostile": HostileError(),
+    "exit": SystemExit(3),
+}
+OF_CALLS = (*RAISED, "hang", "too few", "too many", "no tuple", "nothing")
+REWARDS = {"nan": np.nan, "inf": np.inf, "huge": 1e300, "none": None, "text": "1", "two": np.ones(2), "complex": 1j}
+FLAGS = {"none": None, "text": "no", "two": 2, "nan": np.nan, "float": 1.0, "pair": [True, False]}
+
+
+class Case(NamedTuple):
+    """A run: what is seen and done, what goes wrong, and where."""
+
+    observation: str
+    action: str
+    fault: str
+    place: str
+    on_fault: str
+
+
+def faults_of(observation: str, place: str) -> list[str]:
+    """Those that an observation of a kind can have, and a call at a place."""
+    found = [f"observation {name}" for name in OF_OBSERVATIONS]
+    if observation in ("discrete", "multi_discrete", "binary"):
+        found += ["observation high", "observation low", "observation float"]
+    elif observation == "image":
+        found += ["observation float"]
+    else:
+        found += [*(f"observation {name}" for name in NOT_FINITE), "observation bytes"]
+    if observation in ("dict", "nested", "mask"):
+        found += [f"observation {name}" for name in OF_DICTS]
+    if observation == "mask":
+        found += ["mask nothing", "mask high", "mask shape"]
+    found += [f"call {name}" for name in OF_CALLS]
+    if place != "reset":
+        found += [*(f"reward {name}" for name in REWARDS), *(f"flag {name}" for name in FLAGS)]
+    return found
+
+
+def cases(count: int, seed: int = 0) -> list[Case]:
+    """So many, of which each kind, fault and place is as likely as another."""
+    draw = random.Random(seed)
+    found = []
+    for i in range(count):
+        place = ("step", "reset", "evaluation")[i % 3]
+        observation = draw.choice([*OBSERVATIONS])
+        action = draw.choice(["discrete", "multi_discrete"] if observation == "mask" else [*ACTIONS])
+        family = draw.choice(sorted({fault.split()[0] for fault in faults_of(observation, place)}))
+        fault = draw.choice([name for name in faults_of(observation, place) if name.startswith(family)])
+        on_fault = "raise" if place == "evaluation" else draw.choice(["raise", "restart"])
+        found.append(Case(observation, action, fault, place, on_fault))
+    return found
+
+
+def _leaf(space: spaces.Space[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _leaf(part) for name, part in space.spaces.items()}
+    return np.int64(0) if isinstance(space, spaces.Discrete) else np.zeros(space.shape, space.dtype)
+
+
+def _spoilt(value: Any, fault: str) -> Any:
+    """An array of the observation, with the fault."""
+    if fault in NOT_FINITE:
+        return np.full(value.shape, NOT_FINITE[fault], value.dtype)
+    shape = np.shape(value)
+    replaced: dict[str, Any] = {
+        "text": np.full(shape, "a"),
+        "object": np.full(shape, None),
+        "none": None,
+        "ragged": [[1.0], [1.0, 2.0]],
+        "no array": Text(),
+        "shape": np.zeros((*shape, 2), getattr(value, "dtype", float)),
+        "empty": np.zeros((0,), getattr(value, "dtype", float)),
+        "complex": np.zeros(shape, complex),
+        "high": np.full(shape, 7, np.int64),
+        "low": np.full(shape, -1, np.int64),
+        "float": np.zeros(shape, np.float32),
+        "bytes": np.zeros(shape, np.uint8),
+    }
+    return replaced[fault]
+
+
+class Hostile(gymnasium.Env[Any, Any]):
+    """The first environment of a run, or of its evaluation, has a fault at its third step or the reset before.
+
+    Episodes have two steps, those of evaluation four.
+    """
+
+    def __init__(self, observation: str, action: str, fault: str, place: str) -> None:
+        self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
+        self.kind, self.what, self.place = fault.split(" ", 1)[0], fault.split(" ", 1)[1], place
+        self.seed: int | None = None
+        self.steps = self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.seed = self.seed if seed is None else seed
+        self.time = 0
+        spoils = self.place == "reset" and self.seed == 0 and self.steps == 2
+        return self._returned(spoils, self._show(spoils), {})
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        self.time += 1
+        at = {"step": 0, "evaluation": EVALUATION_SEED}.get(self.place)
+        spoils = self.seed == at and self.steps == 3
+        reward = REWARDS[self.what] if spoils and self.kind == "reward" else 1.0
+        ends = self.time == (4 if self.seed == EVALUATION_SEED else 2)
+        flag = FLAGS[self.what] if spoils and self.kind == "flag" else ends
+        return self._returned(spoils, self._show(spoils), reward, flag, False, {})
+
+    def _returned(self, spoils: bool, *returned: Any) -> Any:
+        if not spoils or self.kind != "call":
+            return returned
+        if self.what in RAISED:
+            raise RAISED[self.what]
+        while self.what == "hang":
+            time.sleep(0.01)
+        replaced = {"too few": returned[:-1], "too many": (*returned, 0), "no tuple": 3, "nothing": None}
+        return replaced[self.what]
+
+    def _show(self, spoils: bool) -> Any:
+        shown = _leaf(self.observation_space)
+        if "action_mask" in shown if isinstance(shown, dict) else False:
+            shown["action_mask"][::2] = 1
+        if not spoils or self.kind not in ("observation", "mask"):
+            return shown
+        if self.kind == "mask":
+            masks = {"nothing": np.zeros(4, np.int8), "high": np.full(4, 2), "shape": np.ones(3, np.int8)}
+            return shown | {"action_mask": masks[self.what]}
+        if self.what in OF_DICTS:
+            part = shown.get("inner", shown)
+            if self.what == "extra":
+                part["more"] = 0
+            else:
+                del part["at"]
+            return shown if self.what != "not a dict" else [0.0]
+        if not isinstance(shown, dict):
+            return _spoilt(shown, self.what)
+        part = shown.get("inner", shown)
+        part["at"] = _spoilt(part["at"], self.what)
+        return shown
+
+
+gymnasium.register("Hostile-v0", entry_point=Hostile)

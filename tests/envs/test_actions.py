@@ -1,0 +1,96 @@
+"""What an environment is told to do: inside its action space, whatever the policy does and whatever the bounds are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from recurrl.envs._wrappers import ActionsInUnits, PreviousStep, in_units, under_one_key
+from recurrl.envs.gymnasium import InlineEnv
+
+DTYPES = (np.float16, np.float32, np.float64)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> spaces.Box:
+    """Boxes of some dtype and shape; each dimension has two bounds, one, none, or two that are equal."""
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(arrays.array_shapes(min_dims=1, max_dims=2, max_side=3))
+    finite = st.floats(allow_nan=False, allow_infinity=False, width=dtype.itemsize * 8)
+    ends = np.sort(draw(arrays.arrays(dtype, (2, *shape), elements=finite)), 0)
+    kinds = draw(arrays.arrays(np.int64, shape, elements=st.integers(0, 4)))
+    low = np.where((kinds == 1) | (kinds == 3), -np.inf, ends[0])
+    high = np.where((kinds == 2) | (kinds == 3), np.inf, np.where(kinds == 4, ends[0], ends[1]))
+    return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data: st.DataObject) -> None:
+    box = data.draw(boxes())
+    _, to_env = in_units(box)
+    finite = st.one_of(st.floats(-1.5, 1.5, width=32), st.floats(allow_nan=False, allow_infinity=False, width=32))
+    low, high = np.sort(data.draw(arrays.arrays(np.float32, (2, *box.shape), elements=finite)), 0)
+    with np.errstate(over="ignore"):  # of bounds near the largest number of float64
+        told = [to_env(action) for action in (low, high)]
+    for action in told:
+        assert action.dtype == box.dtype
+        assert np.isfinite(action).all()
+        assert box.contains(action)
+    assert (told[0] <= told[1]).all()
+    # A batch is told the same.
+    assert np.array_equal(to_env(np.stack([low, high])), told)
+
+
+@settings(max_examples=200, deadline=None)
+@given(box=boxes(), place=st.floats(-1, 1, width=32))
+def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box: spaces.Box, place: float) -> None:
+    _, to_env = in_units(box)
+    found = to_env(np.full(box.shape, place, np.float32)).astype(np.longdouble)
+    low, high = box.low.astype(np.longdouble), box.high.astype(np.longdouble)
+    bounded = np.isfinite(box.low) & np.isfinite(box.high)
+    expected = (low + (high - low) * (np.longdouble(place) + 1) / 2)[bounded]
+    size = np.maximum(np.abs(low), np.abs(high))[bounded] + np.finfo(box.dtype).tiny
+    assert (np.abs(found[bounded] - expected) <= 2 * np.finfo(box.dtype).eps * size).all()
+
+
+def test_bounds_that_float32_rounds_are_kept() -> None:
+    box = spaces.Box(-0.3, 0.9, (1,), np.float32)
+    _, to_env = in_units(box)
+    for place in np.linspace(-1, 1, 1001, dtype=np.float32):
+        assert box.contains(to_env(np.full(1, place)))
+
+
+class Recording(gymnasium.Env[Any, Any]):
+    """Remembers what it was told."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(np.float32([-0.3, 2, -np.inf, 0]), np.float32([0.9, 2, 1, np.inf]))
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.told = action
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("size", [0.0, 0.5, 9.0, 3e38])
+def test_each_dimension_is_told_and_shown_what_its_own_bounds_allow(size: float) -> None:
+    inner = Recording()
+    env = InlineEnv([under_one_key(PreviousStep(ActionsInUnits(inner), action=True, reward=False))])
+    env.reset_tensors(None)
+    for sign in (-1, 1):
+        shown = env.step_tensors(torch.full((1, 4), sign * size))["observation", "previous_action"][0].numpy()
+        a = np.float32(sign * size)
+        assert inner.told[1:].tolist() == [2.0, min(a, 1), max(a, 0)]
+        assert shown.tolist() == [np.clip(a, -1, 1), 0.0, min(a, 1), max(a, 0)]
