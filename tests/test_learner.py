@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -128,9 +129,16 @@ class Paying(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), 1.0, False, False, {}
 
 
+class Unsavable(Paying):
+    """Holds what no checkpoint can."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 STARTS_OVER = {
     "after a fault": "collector.on_fault=restart",
-    "in a resumed run that begins new episodes": "env.vectorization=serial",
+    "in a resumed run that begins new episodes": "env.max_episode_steps=null",
     "with each batch of groups": "algorithm=grpo",
 }
 
@@ -141,7 +149,7 @@ def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_co
 ) -> None:
     monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
     config = compose(
-        *(*SMALL, "env=gym", f"env.id={register(Paying)}", "env.normalize_reward=true", override),
+        *(*SMALL, "env=gym", f"env.id={register(Unsavable)}", "env.normalize_reward=true", override),
         *(["algorithm.group_size=2"] if "grpo" in override else []),
     )
     set_process_state(config)
@@ -149,7 +157,7 @@ def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_co
     collector, learner = make_collector(config, policy), Learner(config, policy)
     learner.learn(next(batches := iter(collector)), progress=0.0)
     first = learner.reward_scaler.discounted_return.clone()
-    if "vectorization" in override:
+    if "max_episode_steps" in override:
         left = collector.state_dict()
         collector.shutdown()
         batches = iter(collector := make_collector(config, policy, config.frames_per_batch))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
+from torchrl.data import Bounded
 from torchrl.envs import Compose, EnvBase, InitTracker, StepCounter, TransformedEnv
 
 from recurrl.config import EnvConfig
@@ -142,15 +143,23 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
 
 
 def act_at_random(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
-    """Writes random actions, of those that a mask allows where there is one."""
-    observation = current_N[OBSERVATION]
-    if isinstance(observation, torch.Tensor) or ACTION_MASK not in observation:
-        return env.rand_action(current_N)
-    mask = observation[ACTION_MASK]
-    action = env.full_action_spec[ACTION]
-    sizes = choices(action[0]) or (mask.shape[-1],)
-    chosen = [torch.multinomial(part.double(), 1) for part in mask.split(sizes, -1)]
-    return current_N.set(ACTION, torch.cat(chosen, -1).reshape(action.shape))
+    """Writes random actions, of those that a mask allows where there is one.
+
+    They are uniform between the bounds of an entry, and standard normal where it lacks one.
+    """
+    observation, action = current_N[OBSERVATION], env.full_action_spec[ACTION]
+    if not isinstance(observation, torch.Tensor) and ACTION_MASK in observation:
+        mask = observation[ACTION_MASK]
+        sizes = choices(action[0]) or (mask.shape[-1],)
+        chosen = [torch.multinomial(part.double(), 1) for part in mask.split(sizes, -1)]
+        return current_N.set(ACTION, torch.cat(chosen, -1).reshape(action.shape))
+    drawn = env.full_action_spec.rand()
+    for key, spec in env.full_action_spec.items(True, True):
+        if isinstance(spec, Bounded) and spec.dtype.is_floating_point:
+            low, high = spec.space.low, spec.space.high
+            normal = torch.randn_like(low).clamp(low, high)
+            drawn[key] = torch.where((high - low).isfinite(), drawn[key], normal)
+    return current_N.update(drawn)
 
 
 def _compare_copies(config: EnvConfig, tensordict: TensorDictBase, key: str, when: str) -> None:

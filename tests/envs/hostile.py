@@ -103,7 +103,7 @@ def cases(count: int, seed: int = 0) -> list[Case]:
         action = draw.choice(["discrete", "multi_discrete"] if observation == "mask" else [*ACTIONS])
         family = draw.choice(sorted({fault.split()[0] for fault in faults_of(observation, place)}))
         fault = draw.choice([name for name in faults_of(observation, place) if name.startswith(family)])
-        on_fault = "raise" if place == "evaluation" else draw.choice(["raise", "restart"])
+        on_fault = draw.choice(["raise", "restart"])
         found.append(Case(observation, action, fault, place, on_fault))
     return found
 

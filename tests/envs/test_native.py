@@ -203,7 +203,9 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(
         assert not rows["next", "terminated"].any()
         assert torch.equal(rows["is_init"][i, :, 0], torch.tensor([time == 0 for _, time in steps]))
         assert torch.equal(rows["next", "step_count"][i, :, 0], torch.tensor([time + 1 for _, time in steps]))
-        returns = torch.tensor([float(sum(10 * episode + t + 1 for t in range(time + 1))) for episode, time in steps])
+        returns = torch.tensor(
+            [sum(10.0 * episode + t + 1 for t in range(time + 1)) for episode, time in steps]
+        ).double()
         torch.testing.assert_close(rows["next", "episode_reward"][i, :, 0], returns, rtol=0, atol=0)
 
 
