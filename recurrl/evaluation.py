@@ -13,7 +13,7 @@ from torchrl.envs import ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig
 from recurrl.envs import EPISODE_RETURN, in_this_process, make_env
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy, PolicyModule
 
 # Added to the run's seed, so that evaluation does not replay the episodes the policy learnt from.
 SEED_OFFSET = 1_000_003
@@ -29,7 +29,7 @@ KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
 @torch.no_grad()
-def evaluate(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, states: str = KEPT) -> list[float]:
+def evaluate(config: EnvConfig, policy: Policy, episodes: int, seed: int, states: str = KEPT) -> list[float]:
     """Undiscounted, unscaled returns of ``episodes`` deterministic episodes.
 
     Each episode has an environment of its own and counts once, so that short episodes are not counted more often than
@@ -48,9 +48,9 @@ def evaluate(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, s
         return _returns(config, policy, episodes, seed, states)
 
 
-def _returns(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, states: str) -> list[float]:
+def _returns(config: EnvConfig, policy: Policy, episodes: int, seed: int, states: str) -> list[float]:
     device = next(policy.parameters()).device
-    acting = policy.acting()
+    acting = PolicyModule(policy)
     copies = max(episodes, 2) if states == SHUFFLED else episodes
     env = make_env(in_this_process(config), copies, seed + SEED_OFFSET, policy)
     generator = torch.Generator().manual_seed(seed)
@@ -95,7 +95,7 @@ def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, genera
             current_N[key] = current_N[key].roll(by, 0)
 
 
-def memory_metrics(config: EnvConfig, policy: ActorCritic, episodes: int, seed: int) -> dict[str, float]:
+def memory_metrics(config: EnvConfig, policy: Policy, episodes: int, seed: int) -> dict[str, float]:
     """What the policy's memory is worth: its returns in the same episodes with its states zeroed, and shuffled.
 
     A policy that uses its memory does worse without; one that does not returns the same. Empty for a policy that has

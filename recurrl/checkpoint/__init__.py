@@ -15,7 +15,7 @@ from recurrl.config import TrainConfig
 from recurrl.config.keys import differences
 from recurrl.errors import ConfigError
 from recurrl.learner import Learner
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.tracking import Resumed
 
@@ -90,7 +90,7 @@ class Saved:
             into = {name: component for name, component in into.items() if name != EPISODES}
         files.load(self.path, into)
 
-    def load_policy(self, policy: ActorCritic) -> None:
+    def load_policy(self, policy: Policy) -> None:
         """Restores the policy alone, its running statistics included.
 
         Raises:

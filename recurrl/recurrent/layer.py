@@ -7,7 +7,7 @@ projection), L layers, D directions, X size of a state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -17,6 +17,9 @@ from torch.nn import functional
 from recurrl.recurrent.backends import LayerWeights, Options, load_backend, step
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
+
+Step = Callable[[Tensor, Tensor | None, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
+"""``(x_BI, is_init_B, states_BLX) -> (output, new states)``."""
 
 
 class Parameters(Protocol):
@@ -113,27 +116,49 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, int]]:
 
 
 def run_step(
-    cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor, states_BLX: tuple[Tensor, ...]
+    cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor | None, states_BLX: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One step of every layer. ``is_init`` zeroes the incoming states.
+    """One step of every layer. ``is_init`` zeroes the incoming states; None is nowhere.
 
     Returns:
         The last layer's output ``[B, D·O]`` and the new states, ``[B, L·D, X]`` each.
     """
-    keep_B1 = ~is_init_B[:, None]
-    layer_input = x_BI
-    new_states: list[tuple[Tensor, ...]] = []
-    for layer in range(parameters.num_layers):
-        outputs = []
-        for direction in range(directions(parameters)):
-            weights = weights_of(cell, parameters, layer, direction)
+    return make_step(cell, parameters)(x_BI, is_init_B, states_BLX)
+
+
+def make_step(cell: Cell, parameters: Parameters) -> Step:
+    """:func:`run_step` for many steps with the same parameters, which are looked up here."""
+    per_layer = directions(parameters)
+    weights = [
+        [weights_of(cell, parameters, layer, direction) for direction in range(per_layer)]
+        for layer in range(parameters.num_layers)
+    ]
+
+    def run(
+        x_BI: Tensor, is_init_B: Tensor | None, states_BLX: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if is_init_B is not None:
             # A select, not a product: a state that is not finite must not survive its own reset.
-            entering = tuple(torch.where(keep_B1, states[:, len(new_states)], 0.0) for states in states_BLX)
-            x_gates = functional.linear(layer_input, weights.w_ih, weights.b_ih)
-            new_states.append(step(cell, weights, x_gates, entering))
-            outputs.append(new_states[-1][0])
-        layer_input = _next_input(parameters, layer, outputs)
-    return layer_input, tuple(torch.stack(states, 1) for states in zip(*new_states, strict=True))
+            states_BLX = tuple(torch.where(is_init_B[:, None, None], 0.0, states) for states in states_BLX)
+        entering = zip(*[states.unbind(1) for states in states_BLX], strict=True)
+        layer_input = x_BI
+        new_states: list[tuple[Tensor, ...]] = []
+        for layer, of_layer in enumerate(weights):
+            new = [_step(cell, each, layer_input, next(entering)) for each in of_layer]
+            new_states += new
+            layer_input = _next_input(parameters, layer, [states[0] for states in new])
+        if len(new_states) == 1:
+            return layer_input, tuple([state.unsqueeze(1) for state in new_states[0]])
+        return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
+
+    return run
+
+
+def _step(cell: Cell, weights: LayerWeights, x_BI: Tensor, states_BX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if cell.TORCH is nn.LSTM and weights.w_hr is None and x_BI.device.type == "cpu":
+        # The same operations in one call. (Of the GRU's gates, torch.gru_cell rounds some otherwise.)
+        return torch.lstm_cell(x_BI, states_BX, weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh)  # type: ignore[arg-type]
+    return step(cell, weights, functional.linear(x_BI, weights.w_ih, weights.b_ih), states_BX)
 
 
 def run_sequence(

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
-from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
 
@@ -20,8 +18,7 @@ from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import NonFiniteError
-from recurrl.keys import LOG_PROB
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -32,7 +29,7 @@ DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
 """Discrete observations; most episodes terminate, a few are truncated."""
 
 
-def make(config: TrainConfig, kind: type[Collector], **options: Any) -> tuple[Any, ActorCritic]:
+def make(config: TrainConfig, kind: type[Collector], **options: Any) -> tuple[Any, Policy]:
     """A collector of a kind, and the policy, whose actions are far from uniform."""
     set_process_state(config)
     policy = make_policy_for(config)
@@ -117,62 +114,24 @@ def test_either_way_goes_on_where_the_other_ended(compose: Compose) -> None:
         assert_identical(ours, theirs)
 
 
-class Surprised(nn.Module):
-    """Values that depend on how likely the action was."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, features: Tensor, log_prob: Tensor) -> Tensor:
-        value: Tensor = self.head(features) - log_prob.unsqueeze(-1)
-        return value
-
-
-def test_a_module_may_read_the_log_probability_of_the_action_before_the_next_step(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = make_policy_for
-
-    def made(config: TrainConfig) -> ActorCritic:
-        policy = original(config)
-        head = policy.critic_head
-        assert head is not None
-        policy.critic_head = TensorDictModule(Surprised(head.module), [*head.in_keys, LOG_PROB], head.out_keys)
-        return policy
-
-    monkeypatch.setitem(globals(), "make_policy_for", made)
-    config = compose(*SMALL)
-    for ours, theirs in zip(batches(config, LeanCollector), batches(config, Collector), strict=True):
-        assert_identical(ours, theirs)
-
-
 def test_hooks_on_the_policys_networks_are_called(compose: Compose) -> None:
     collector, policy = make(compose(*SMALL), LeanCollector)
     called: list[str] = []
-    for name in ("actor_head", "critic_head"):
-        network = getattr(policy, name).module
+    networks = {"encoder": policy.trunk.encoder[-1], "actor": policy.actor_head.network, "critic": policy.critic_head}
+    for name, network in networks.items():
         network.register_forward_hook(lambda *_, name=name: called.append(name))
     next(iter(collector))
     collector.shutdown()
-    assert called == ["actor_head", "critic_head"] * 40
+    assert called == [*networks] * 40
 
 
 def test_a_policy_whose_probabilities_are_no_numbers_ends_the_collection(compose: Compose) -> None:
     collector, policy = make(compose(*SMALL), LeanCollector)
     with torch.no_grad():
-        policy.actor_head.module.bias[0] = float("nan")
-    with pytest.raises(NonFiniteError, match="gave its actions probabilities that are not finite"):
+        policy.actor_head.network.bias[0] = float("nan")
+    with pytest.raises(NonFiniteError, match="produced non-finite action probabilities"):
         next(iter(collector))
     collector.shutdown()
-
-
-class Doubled(TensorDictModule):
-    """A module that may do anything in its forward."""
-
-
-def doubled(policy: ActorCritic) -> None:
-    policy.critic_head = Doubled(policy.critic_head.module, policy.critic_head.in_keys, policy.critic_head.out_keys)
 
 
 def scaled_rewards(env: TransformedEnv) -> TransformedEnv:
@@ -184,19 +143,17 @@ def limited(env: TransformedEnv) -> TransformedEnv:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "change_env", "change_policy", "reason"),
+    ("overrides", "change_env", "reason"),
     [
-        (["env.vectorization=serial"], None, None, "environment is of type SerialEnv"),
-        ([], scaled_rewards, None, "transform RewardScaling"),
-        ([], limited, None, "transform StepCounter"),
-        ([], None, doubled, "module of type Doubled"),
+        (["env.vectorization=serial"], None, "environment is of type SerialEnv"),
+        ([], scaled_rewards, "transform RewardScaling"),
+        ([], limited, "transform StepCounter"),
     ],
-    ids=["environment", "transform", "option of a transform", "policy"],
+    ids=["environment", "transform", "option of a transform"],
 )
 def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     overrides: list[str],
     change_env: Callable[[TransformedEnv], TransformedEnv] | None,
-    change_policy: Callable[[ActorCritic], None] | None,
     reason: str,
     compose: Compose,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,8 +163,6 @@ def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     if change_env is not None:
         monkeypatch.setattr(single, "make_env", lambda *arguments: change_env(make_env(*arguments)))
     policy = make_policy_for(config)
-    if change_policy is not None:
-        change_policy(policy)
     collector = single.make(config, policy)
     assert isinstance(collector, LeanCollector)
     assert collector.why_general is not None
