@@ -128,7 +128,7 @@ def no_marks(observation: Tensor) -> Tensor:
 
 def test_an_environment_without_a_primer_is_refused(config: TrainConfig) -> None:
     env = TransformedEnv(gymnasium_source.make(config.env, 4), InitTracker())
-    with pytest.raises(KeyError, match=f"needs the entries .*{STATE}.* get_primers_from_module"):
+    with pytest.raises(KeyError, match=f"needs the entries .*{STATE}.*get_primers_from_module"):
         PolicyModule(make(config))(env.reset())
 
 

@@ -6,16 +6,16 @@ Shape legend: N environments, T steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.collectors import Collector
-from torchrl.data import Composite, TensorSpec
 from torchrl.envs import (
     Compose,
     EnvBase,
@@ -156,16 +156,15 @@ class TensorRollout:
             raise _NeedsTensorDictsError(
                 f"the environment carries the states {self.state_keys}, the policy has {self.policy.state_keys}"
             )
-        observed = {*self.observation_keys, self.count_key, self.return_key}
-        after = {_next(key) for key in {*observed, "reward", *self.env.done_keys}}
-        actions = {_under(ACTION, path) for path in _leaves(self.env.full_action_spec[ACTION])}
-        acted = {*actions, VALUE, *(_next(key) for key in self.state_keys)}
+        observed = [*self.observation_keys, self.count_key, self.return_key]
+        after = {_next(key) for key in (*observed, "reward", *self.env.done_keys)}
+        acted = {*self.env.full_action_spec.keys(True, True), VALUE, *map(_next, self.state_keys)}
         given = {*observed, self.init_key, *self.state_keys, *acted, _TRAJECTORY}
         stored = set(self.batch_NT.keys(True, True))
         unknown = stored - given - after - {LOG_PROB, _next(self.init_key), *self.env.done_keys}
         if unknown:
             raise _NeedsTensorDictsError(f"batches hold {sorted(map(str, unknown))}")
-        return list(stored & given - after)
+        return list(stored & given)
 
     def run(self, carrier: TensorDictBase, next_trajectories: Callable[[Tensors], Tensor] | None) -> None:
         """Fills the batch.
@@ -180,7 +179,6 @@ class TensorRollout:
         if next_trajectories is not None:
             now[_TRAJECTORY] = carrier.get(_TRAJECTORY)
         steps: list[Tensors] = []
-        nexts: list[Tensors] = []
         acted: list[tuple[Distribution, Any]] = []
         for _ in range(self.batch_NT.batch_size[-1]):
             distribution, action = self.act(now)
@@ -188,20 +186,19 @@ class TensorRollout:
             after[self.count_key] = now[self.count_key] + 1
             after[self.return_key] = now[self.return_key] + after["reward"]
             # Without what else the policy computed: memory that is free at once is still in the cache.
-            steps.append({key: now[key] for key in self.kept_keys})
-            nexts.append(after)
+            steps.append({key: now[key] for key in self.kept_keys} | {_next(key): after[key] for key in after})
             acted.append((distribution, action))
             now = self._following(now, after, next_trajectories)
         # Copies, because a reset of the collector writes into the carrier.
         carrier.update({key: value.clone() for key, value in now.items()})
-        self.store(steps, nexts)
+        self.store(steps)
         self.batch_NT[LOG_PROB].copy_(log_probs(*zip(*acted, strict=True)))
         _check_log_probs(self.batch_NT)
 
     def _starting(self, carrier: TensorDictBase) -> Tensors:
         """What the first step starts from."""
         now: Tensors = {key: carrier.get(key) for key in (*self.observation_keys, self.count_key, self.return_key)}
-        now.update(self._for_policy(now, self.observation_keys))
+        self._to_policy(now)
         now[self.init_key] = is_init = carrier.get(self.init_key).to(self.policy_device)
         for key in self.state_keys:
             now[key] = _reset(carrier.get(key).to(self.policy_device), is_init)
@@ -214,7 +211,7 @@ class TensorRollout:
         if isinstance(action, Tensor):
             now[ACTION] = action
         else:
-            now.update({_under(ACTION, key): part for key, part in action.items(True, True)})
+            now.update({unravel_key((ACTION, key)): part for key, part in action.items(True, True)})
         if value is not None:
             now[VALUE] = value
         for key in self.state_keys:
@@ -241,19 +238,18 @@ class TensorRollout:
             if next_trajectories is not None:
                 following[_TRAJECTORY] = next_trajectories(after)
         following.update(states)
-        following.update(self._for_policy(following, self.observation_keys))
+        self._to_policy(following)
         return following
 
-    def _for_policy(self, data: Tensors, keys: Iterable[NestedKey]) -> Tensors:
-        return {key: data[key].to(self.policy_device) for key in keys} if self._moves else {}
+    def _to_policy(self, data: Tensors) -> None:
+        if self._moves:
+            data.update({key: data[key].to(self.policy_device) for key in self.observation_keys})
 
-    def store(self, steps: list[Tensors], nexts: list[Tensors]) -> None:
+    def store(self, steps: list[Tensors]) -> None:
         """Writes each entry of the batch from those of its steps. Flags that no step sets are zero from the start."""
         for key, out in self.batch_NT.items(True, True):
             if key in steps[0]:
                 _stack_into(out, [step[key] for step in steps])
-            elif isinstance(key, tuple) and key[0] == "next" and _rest(key) in nexts[0]:
-                _stack_into(out, [after[_rest(key)] for after in nexts])
 
 
 def _check_log_probs(batch_NT: TensorDictBase) -> None:
@@ -265,29 +261,13 @@ def _check_log_probs(batch_NT: TensorDictBase) -> None:
         )
 
 
-def _nested(data: Tensors, keys: Sequence[NestedKey]) -> Any:
-    """The observation among the leaves of ``data``: a tensor, or nested dicts."""
-    if OBSERVATION in data:
-        return data[OBSERVATION]
+def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
+    """The entry that these leaves are within: a tensor, or nested dicts."""
     result: dict[str, Any] = {}
     for key in keys:
-        first, *others, last = path_of(key)
-        if first == OBSERVATION:
-            inner = result
-            for name in others:
-                inner = inner.setdefault(name, {})
-            inner[last] = data[key]
-    return result
-
-
-def _leaves(spec: TensorSpec) -> list[NestedKey]:
-    """The parts of an action."""
-    return list(spec.keys(True, True)) if isinstance(spec, Composite) else [()]
-
-
-def _under(name: str, key: NestedKey) -> NestedKey:
-    path = (name, *path_of(key))
-    return name if len(path) == 1 else path
+        *outer, last = path_of(key)
+        reduce(lambda inner, name: inner.setdefault(name, {}), outer, result)[last] = leaves[key]
+    return result[OBSERVATION]
 
 
 def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
@@ -295,12 +275,9 @@ def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
     return torch.where(is_init_N1.view(-1, *[1] * (state_N.ndim - 1)), 0.0, state_N)
 
 
+@cache
 def _next(key: NestedKey) -> tuple[str, ...]:
     return ("next", *path_of(key))
-
-
-def _rest(key: tuple[str, ...]) -> NestedKey:
-    return key[1] if len(key) == 2 else key[1:]
 
 
 def _stack_into(out_NT: Tensor, tensors_N: list[Tensor]) -> None:

@@ -11,20 +11,11 @@ from torch import Tensor
 
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.errors import ConfigError
-from recurrl.losses._loss import Losses, PolicyLoss
+from recurrl.losses._loss import Losses
 from recurrl.losses._loss_modules import GRPOLoss, PPOLoss
 from recurrl.policy import Policy
 
-__all__ = [
-    "Algorithm",
-    "GRPOLoss",
-    "Losses",
-    "PPOLoss",
-    "PolicyLoss",
-    "algorithm_names",
-    "check",
-    "make_algorithm",
-]
+__all__ = ["Algorithm", "GRPOLoss", "Losses", "PPOLoss", "algorithm_names", "check", "make_algorithm"]
 
 
 class Algorithm(Protocol):

@@ -5,11 +5,14 @@ Shape legend: S slices, K steps of a slice.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from recurrl.config import AlgorithmConfig
 from recurrl.policy import Policy
 
 
@@ -33,6 +36,20 @@ class Losses(NamedTuple):
     def logged(self) -> dict[str, Tensor]:
         """Terms and metrics, by the name of their column."""
         return {**{f"loss/{name}": term.detach() for name, term in self.terms.items()}, **self.metrics}
+
+
+def add_coefficients(terms: nn.Module, clip_epsilon: float | tuple[float, float], **others: float) -> None:
+    """Registers the clip range, ε or (ε_low, ε_high), and other values that a schedule may change."""
+    low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
+    for name, value in {"clip_epsilon_low": low, "clip_epsilon_high": high, **others}.items():
+        # In double precision; a tensor of no dimensions leaves the losses in that of the network.
+        terms.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+
+
+def options_of(terms: type[nn.Module], config: AlgorithmConfig) -> dict[str, Any]:
+    """The settings of an algorithm that are options of its terms, which have the same names."""
+    settings = {**vars(config), "clip_epsilon": config.clip_range}
+    return {name: settings[name] for name in signature(terms).parameters if name in settings}
 
 
 class PolicyLoss(nn.Module):

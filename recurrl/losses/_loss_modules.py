@@ -57,35 +57,15 @@ class TensorDictLoss(LossModule):
         self.terms = terms
         self.actor_network = actor_network
         self.critic_network = critic_network
-        self._needed = needed
-        self._in_keys: list[NestedKey] | None = None
-        self._out_keys: list[NestedKey] | None = None
-        self._written = written
+        self.needed = needed
+        self.out_keys = written
+        self.set_keys()
 
-    @property
-    def functional(self) -> bool:
-        """No: the parameters stay in the networks."""
-        return False
-
-    @property
-    def in_keys(self) -> list[NestedKey]:
-        """The entries that are needed; further ones are read where they are there."""
-        keys = [getattr(self.tensor_keys, name) for name in self._needed]
-        networks = [*self.actor_network.in_keys, *([] if self.critic_network is None else self.critic_network.in_keys)]
-        return list(dict.fromkeys([*networks, *keys])) if self._in_keys is None else self._in_keys
-
-    @in_keys.setter
-    def in_keys(self, values: list[NestedKey]) -> None:
-        self._in_keys = values
-
-    @property
-    def out_keys(self) -> list[NestedKey]:
-        """The entries of the output."""
-        return self._written if self._out_keys is None else self._out_keys
-
-    @out_keys.setter
-    def out_keys(self, values: list[NestedKey]) -> None:
-        self._out_keys = values
+    def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
+        """Keys have been set; there is no value estimator to tell of it."""
+        networks = [self.actor_network] if self.critic_network is None else [self.actor_network, self.critic_network]
+        read = [key for network in networks for key in network.in_keys]
+        self.in_keys = list(dict.fromkeys([*read, *(getattr(self.tensor_keys, name) for name in self.needed)]))
 
     @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -104,9 +84,6 @@ class TensorDictLoss(LossModule):
         losses = self.terms(distribution, value, data)
         terms = {f"loss_{name}": term for name, term in losses.terms.items()}
         return TensorDict({**terms, **{_entry(name): metric for name, metric in losses.metrics.items()}})
-
-    def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
-        """There is no value estimator here."""
 
 
 def _entry(metric: str) -> str:

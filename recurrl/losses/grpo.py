@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from recurrl.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, add_group_advantages, advantage_metrics
 from recurrl.config import TrainConfig, given
 from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
-from recurrl.losses._loss import Losses, PolicyLoss
+from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.schedule import anneal
@@ -88,8 +88,7 @@ class GRPOTerms(nn.Module):
         self.kl_to_inference_coeff = kl_to_inference_coeff
         self._samples_mc_entropy = samples_mc_entropy
         self._kl_mask_threshold = kl_mask_threshold
-        for name, value in (("clip_epsilon_low", low), ("clip_epsilon_high", high), ("entropy_coeff", entropy_coeff)):
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+        add_coefficients(self, (low, high), entropy_coeff=entropy_coeff)
 
     def forward(self, distribution: Distribution, value: object, data: Mapping[str, Any] | TensorDictBase) -> Losses:
         """The losses.
@@ -161,7 +160,7 @@ class GRPO:
         algorithm = config.algorithm
         self.config, self._policy = algorithm, policy
         self._iterations = 0
-        self.loss = PolicyLoss(policy, _make_terms(config))
+        self.loss = PolicyLoss(policy, GRPOTerms(**options_of(GRPOTerms, algorithm)).to(config.device))
         self._reference = deepcopy(policy) if algorithm.kl_to_ref_coeff else None
         self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, ADVANTAGE]
         self.keys += [LOSS_MASK, EPISODE_LOSS_STEPS, *([] if self._reference is None else [REF_LOG_PROB])]
@@ -217,19 +216,6 @@ class GRPO:
 def make_algorithm(config: TrainConfig, policy: Policy) -> GRPO:
     """GRPO as configured."""
     return GRPO(config, policy)
-
-
-def _make_terms(config: TrainConfig) -> GRPOTerms:
-    algorithm = config.algorithm
-    terms = GRPOTerms(
-        clip_epsilon=algorithm.clip_range,
-        entropy_coeff=algorithm.entropy_coeff,
-        aggregation=given(algorithm.aggregation),
-        kl_to_ref_coeff=given(algorithm.kl_to_ref_coeff),
-        kl_to_inference_coeff=given(algorithm.kl_to_inference_coeff),
-        kl_mask_threshold=algorithm.kl_mask_threshold,
-    )
-    return terms.to(config.device)
 
 
 def entropy_of(distribution: Distribution, samples: int) -> Tensor:

@@ -17,9 +17,9 @@ from torch.distributions import Distribution
 from torch.nn import functional
 
 from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
-from recurrl.config import AlgorithmConfig, TrainConfig, given
+from recurrl.config import TrainConfig, given
 from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
-from recurrl.losses._loss import Losses, PolicyLoss
+from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.schedule import anneal
@@ -52,7 +52,7 @@ class PPOTerms(nn.Module):
         critic_coeff: weight of the critic's loss.
         critic_loss: ``l2`` or ``smooth_l1``.
         clip_value: c; None to leave values unclipped.
-        normalize_advantage: standardise the advantages of each minibatch.
+        normalize_advantage: ``minibatch`` to standardise the advantages of each minibatch.
     """
 
     clip_epsilon_low: Tensor
@@ -70,24 +70,16 @@ class PPOTerms(nn.Module):
         critic_coeff: float = 0.5,
         critic_loss: str = "l2",
         clip_value: float | None = None,
-        normalize_advantage: bool = False,
+        normalize_advantage: str = "none",
     ) -> None:
         super().__init__()
         self.objective = objective
         self.critic_coeff = critic_coeff
         self.clip_value = clip_value
-        self._normalize_advantage = normalize_advantage
+        self._normalize = normalize_advantage == "minibatch"
         self._asks_entropy = entropy_coeff != 0
         self._distance = DISTANCES[critic_loss]
-        low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
-        for name, value in (
-            ("clip_epsilon_low", low),
-            ("clip_epsilon_high", high),
-            ("entropy_coeff", entropy_coeff),
-            ("kl_coeff", kl_coeff),
-        ):
-            # In double precision; a tensor of no dimensions leaves the losses in that of the network.
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+        add_coefficients(self, clip_epsilon, entropy_coeff=entropy_coeff, kl_coeff=kl_coeff)
 
     def forward(self, distribution: Distribution, value: Tensor, data: Mapping[str, Any] | TensorDictBase) -> Losses:
         """The losses.
@@ -102,7 +94,7 @@ class PPOTerms(nn.Module):
             ValueError: the policy gives more than one log-probability a step.
         """
         advantage = data[ADVANTAGE]
-        if self._normalize_advantage:
+        if self._normalize:
             advantage = standardized(advantage)
         log_ratio = (distribution.log_prob(data[ACTION]) - data[LOG_PROB]).unsqueeze(-1)
         check_one_a_step(log_ratio, advantage.shape)
@@ -163,7 +155,7 @@ class PPO:
         algorithm = config.algorithm
         self.config, self._policy, self._desired_kl = algorithm, policy, config.desired_kl
         self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET]
-        self.loss = PolicyLoss(policy, _make_terms(algorithm).to(config.device))
+        self.loss = PolicyLoss(policy, PPOTerms(**options_of(PPOTerms, algorithm)).to(config.device))
         self._schedules = {"entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction)}
         if algorithm.objective == "clip":
             for name, start in zip(("clip_epsilon_low", "clip_epsilon_high"), algorithm.clip_range, strict=True):
@@ -206,19 +198,6 @@ class PPO:
         """From a checkpoint."""
         if self.config.objective == "kl":
             self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
-
-
-def _make_terms(config: AlgorithmConfig) -> PPOTerms:
-    return PPOTerms(
-        objective=given(config.objective),
-        clip_epsilon=config.clip_range,
-        entropy_coeff=config.entropy_coeff,
-        kl_coeff=given(config.kl_coeff),
-        critic_coeff=given(config.critic_coeff),
-        critic_loss=given(config.critic_loss),
-        clip_value=config.clip_value,
-        normalize_advantage=config.normalize_advantage == "minibatch",
-    )
 
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> PPO:

@@ -42,7 +42,7 @@ class Parameters(Protocol):
 class Stack(nn.Module):
     """The parameters of a stack of layers of a cell that torch has no module for, initialised as torch's are.
 
-    It has no forward of its own: :func:`run_sequence` and :func:`run_step` compute from it.
+    It has no forward of its own: :func:`run_sequence` and :func:`make_step` compute from it.
     """
 
     def __init__(
@@ -115,19 +115,12 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, int]]:
     return [(count, size) for size in state_sizes(cell, parameters)]
 
 
-def run_step(
-    cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor | None, states_BLX: tuple[Tensor, ...]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One step of every layer. ``is_init`` zeroes the incoming states; None is nowhere.
-
-    Returns:
-        The last layer's output ``[B, D·O]`` and the new states, ``[B, L·D, X]`` each.
-    """
-    return make_step(cell, parameters)(x_BI, is_init_B, states_BLX)
-
-
 def make_step(cell: Cell, parameters: Parameters) -> Step:
-    """:func:`run_step` for many steps with the same parameters, which are looked up here."""
+    """A function that does one step of every layer, with the parameters that there are now.
+
+    It takes an input ``[B, I]``, ``is_init`` ``[B]``, which zeroes the incoming states (None is nowhere), and states
+    ``[B, L·D, X]``; it returns the last layer's output ``[B, D·O]`` and the new states.
+    """
     per_layer = directions(parameters)
     weights = [
         [weights_of(cell, parameters, layer, direction) for direction in range(per_layer)]

@@ -23,7 +23,7 @@ from torchrl.modules import recurrent_mode
 from recurrl.recurrent import auto, backends, precision, rnn, submodule
 from recurrl.recurrent.backends import Options, scan
 from recurrl.recurrent.cells import Cell, load_cell
-from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, run_step, state_shapes
+from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, state_shapes
 from recurrl.recurrent.module.entries import contiguous, needed, primer, stored_states
 from recurrl.recurrent.module.keys import keys_read, keys_written
 from recurrl.recurrent.segments import Segments, in_transform
@@ -271,7 +271,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: the backend cannot run here.
         """
-        compute = self._sequence if sequence else self._step
+        compute = self._sequence if sequence else make_step(self.cell, self.layers)
         device = x.device.type
         if not torch.is_autocast_enabled(device):
             return compute(x, is_init, states)
@@ -285,11 +285,6 @@ class RecurrentModule(TensorDictModuleBase):
         if torch.is_autocast_enabled(next(self.layers.named_parameters())[1].device.type):
             return partial(self.run, sequence=False)
         return make_step(self.cell, self.layers)
-
-    def _step(
-        self, x_BI: Tensor, is_init_B: Tensor | None, states: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return run_step(self.cell, self.layers, x_BI, is_init_B, states)
 
     def _sequence(
         self, x_BTI: Tensor, is_init_BT: Tensor | None, states: tuple[Tensor, ...]
