@@ -263,6 +263,8 @@ def _check_log_probs(batch_NT: TensorDictBase) -> None:
 
 def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
     """The entry that these leaves are within: a tensor, or nested dicts."""
+    if OBSERVATION in leaves:
+        return leaves[OBSERVATION]
     result: dict[str, Any] = {}
     for key in keys:
         *outer, last = path_of(key)

@@ -115,17 +115,25 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, int]]:
     return [(count, size) for size in state_sizes(cell, parameters)]
 
 
-def make_step(cell: Cell, parameters: Parameters) -> Step:
+def make_step(cell: Cell, parameters: Parameters, fused: bool = False) -> Step:
     """A function that does one step of every layer, with the parameters that there are now.
 
     It takes an input ``[B, I]``, ``is_init`` ``[B]``, which zeroes the incoming states (None is nowhere), and states
-    ``[B, L·D, X]``; it returns the last layer's output ``[B, D·O]`` and the new states.
+    ``[B, L·D, X]``; it returns the last layer's output ``[B, D·O]`` and the new states. With ``fused`` it may use
+    torch's kernels for a whole step, which round alike, but which ``torch.vmap`` does not take.
     """
+    # (Not torch.gru_cell, which rounds some of the gates otherwise.)
+    whole = torch.lstm_cell if fused and cell.TORCH is nn.LSTM and parameters.proj_size == 0 else None
     per_layer = directions(parameters)
     weights = [
         [weights_of(cell, parameters, layer, direction) for direction in range(per_layer)]
         for layer in range(parameters.num_layers)
     ]
+
+    def one(weight: LayerWeights, x_BI: Tensor, states_BX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if whole is not None and x_BI.device.type == "cpu":
+            return whole(x_BI, states_BX, weight.w_ih, weight.w_hh, weight.b_ih, weight.b_hh)  # type: ignore[arg-type]
+        return step(cell, weight, functional.linear(x_BI, weight.w_ih, weight.b_ih), states_BX)
 
     def run(
         x_BI: Tensor, is_init_B: Tensor | None, states_BLX: tuple[Tensor, ...]
@@ -137,7 +145,7 @@ def make_step(cell: Cell, parameters: Parameters) -> Step:
         layer_input = x_BI
         new_states: list[tuple[Tensor, ...]] = []
         for layer, of_layer in enumerate(weights):
-            new = [_step(cell, each, layer_input, next(entering)) for each in of_layer]
+            new = [one(each, layer_input, next(entering)) for each in of_layer]
             new_states += new
             layer_input = _next_input(parameters, layer, [states[0] for states in new])
         if len(new_states) == 1:
@@ -145,13 +153,6 @@ def make_step(cell: Cell, parameters: Parameters) -> Step:
         return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
 
     return run
-
-
-def _step(cell: Cell, weights: LayerWeights, x_BI: Tensor, states_BX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    if cell.TORCH is nn.LSTM and weights.w_hr is None and x_BI.device.type == "cpu":
-        # The same operations in one call. (Of the GRU's gates, torch.gru_cell rounds some otherwise.)
-        return torch.lstm_cell(x_BI, states_BX, weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh)  # type: ignore[arg-type]
-    return step(cell, weights, functional.linear(x_BI, weights.w_ih, weights.b_ih), states_BX)
 
 
 def run_sequence(

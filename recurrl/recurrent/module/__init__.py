@@ -284,7 +284,7 @@ class RecurrentModule(TensorDictModuleBase):
         """:meth:`run` for many steps with the parameters that there are now: ``(x, is_init, states)`` to the same."""
         if torch.is_autocast_enabled(next(self.layers.named_parameters())[1].device.type):
             return partial(self.run, sequence=False)
-        return make_step(self.cell, self.layers)
+        return make_step(self.cell, self.layers, fused=not self.python_based)
 
     def _sequence(
         self, x_BTI: Tensor, is_init_BT: Tensor | None, states: tuple[Tensor, ...]
