@@ -32,7 +32,7 @@ from recurrl.collector import carry
 from recurrl.envs import TensorEnv
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, path_of
-from recurrl.policy import PolicyModule
+from recurrl.policy import Policy, PolicyModule
 from recurrl.policy.distributions import log_probs, sample
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class LeanCollector(Collector):
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
-        """``frames_per_batch`` frames of rows ``[N, T]``, going on where the last rollout ended."""
+        """``frames_per_batch`` frames of rows ``[N, T]``, starting where the last rollout ended."""
         if _transforms(self.env) != self._transforms:
             self._choose_path()
         if self.why_general is not None or self._should_use_random_frames():
@@ -111,7 +111,7 @@ class LeanCollector(Collector):
         return carry.episodes_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with them. Those that could not be given begin anew, and the log says why.
+        """Restores them. Those that could not be saved start again, and the log says why.
 
         Raises:
             UnsavableError: the environments are not made as those that were saved.
@@ -139,6 +139,8 @@ class TensorRollout:
     def __init__(self, env: EnvBase, module: Any, batch_NT: TensorDictBase, policy_device: torch.device | None) -> None:
         if type(module) is not PolicyModule:
             raise _NeedsTensorDictsError(f"the policy is of type {type(module).__name__}, not a PolicyModule")
+        if type(module.policy).step is not Policy.step:
+            raise _NeedsTensorDictsError(f"the policy has a step of its own, {type(module.policy).__name__}.step")
         self.policy = module.policy
         self.env, marks = _parts(env)
         self.batch_NT = batch_NT

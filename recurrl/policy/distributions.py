@@ -234,6 +234,12 @@ def sample(distribution: Distribution) -> Any:
     return distribution.rsample() if distribution.has_rsample else distribution.sample()
 
 
+def act(distribution: Distribution, deterministic_action: bool) -> tuple[Any, Tensor]:
+    """An action and its log-probability."""
+    action = deterministic(distribution) if deterministic_action else sample(distribution)
+    return action, distribution.log_prob(action)
+
+
 def log_probs(distributions: Sequence[Distribution], actions: Sequence[Any]) -> Tensor:
     """Log-probabilities ``[B, T]`` of the actions of T steps, each ``[B]`` with a distribution of its own."""
     first = distributions[0]

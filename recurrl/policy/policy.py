@@ -17,8 +17,7 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.keys import OBSERVATION
-from recurrl.policy.distributions import deterministic as mode
-from recurrl.policy.distributions import sample
+from recurrl.policy.distributions import act
 from recurrl.policy.encoders import observe
 from recurrl.policy.flat import flat
 from recurrl.policy.heads import make_actor
@@ -106,10 +105,7 @@ class Policy(nn.Module):
             state for the next step.
         """
         distribution, value, new_state = self.stepper()(observation, state, is_init_B)
-        action = mode(distribution) if deterministic else sample(distribution)
-        return action, distribution.log_prob(action), value, new_state
-
-    forward = step
+        return *act(distribution, deterministic), value, new_state
 
     def stepper(self) -> Callable[[Any, State, Tensor | None], Output]:
         """What :meth:`step` samples from, as a function for many steps with the parameters that there are now.

@@ -10,7 +10,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
 
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
-from recurrl.policy.distributions import deterministic, sample
+from recurrl.policy.distributions import act
 from recurrl.policy.policy import Output, Policy
 from recurrl.recurrent import recurrent_mode
 from recurrl.recurrent.module.keys import IS_INIT
@@ -33,10 +33,13 @@ class PolicyModule(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts."""
-        distribution, value, new_state = self._run(tensordict)
-        random = interaction_type() is InteractionType.RANDOM
-        action = sample(distribution) if random else deterministic(distribution)
-        log_prob = distribution.log_prob(action)
+        deterministic = interaction_type() is not InteractionType.RANDOM
+        if recurrent_mode():
+            distribution, value, new_state = self._sequence(tensordict)
+            action, log_prob = act(distribution, deterministic)
+        else:
+            inputs = self.policy.inputs(self._read(tensordict).reshape(-1))
+            action, log_prob, value, new_state = self.policy.step(*inputs, deterministic)
         batch, lead = tensordict.batch_size, log_prob.ndim
         written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: value}
         written |= {("next", key): state for key, state in new_state.items()}
@@ -45,10 +48,14 @@ class PolicyModule(TensorDictModuleBase):
         return tensordict
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
-        """The distribution of the actions, for TorchRL's losses."""
-        return self._run(tensordict)[0]
+        """The distribution of the actions of sequences, for TorchRL's losses."""
+        return self._sequence(tensordict)[0]
 
-    def _run(self, tensordict: TensorDictBase) -> Output:
+    def _sequence(self, tensordict: TensorDictBase) -> Output:
+        data = self._read(tensordict)
+        return self.policy.sequence(*self.policy.inputs(data.reshape(-1, data.batch_size[-1])))
+
+    def _read(self, tensordict: TensorDictBase) -> TensorDictBase:
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
         if missing:
             raise KeyError(
@@ -56,7 +63,4 @@ class PolicyModule(TensorDictModuleBase):
                 "recurrl.envs.make_env(..., policy=policy), or append torchrl.envs.InitTracker() and the primers of "
                 "torchrl.modules.utils.get_primers_from_module(policy) to it."
             )
-        data = tensordict.select(*self.in_keys)
-        if recurrent_mode():
-            return self.policy.sequence(*self.policy.inputs(data.reshape(-1, data.batch_size[-1])))
-        return self.policy.stepper()(*self.policy.inputs(data.reshape(-1)))
+        return tensordict.select(*self.in_keys)

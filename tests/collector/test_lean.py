@@ -142,6 +142,25 @@ def limited(env: TransformedEnv) -> TransformedEnv:
     return env.append_transform(StepCounter(max_steps=5, step_count_key="steps"))
 
 
+class Cautious(Policy):
+    """A step of its own."""
+
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        return super().step(*arguments[:3], deterministic=True)
+
+
+def test_a_policy_with_a_step_of_its_own_is_called_by_it(compose: Compose) -> None:
+    config = compose(*SMALL)
+    policy = make_policy_for(config)
+    policy.__class__ = Cautious
+    collector = single.make(config, policy)
+    assert collector.why_general == "the policy has a step of its own, Cautious.step"
+    batch = next(iter(collector))
+    collector.shutdown()
+    distribution, _, _ = policy.sequence(*policy.inputs(batch))
+    assert torch.equal(batch["action"], distribution.logits.argmax(-1))
+
+
 @pytest.mark.parametrize(
     ("overrides", "change_env", "reason"),
     [
