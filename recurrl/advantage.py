@@ -13,21 +13,18 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from recurrl.policy import OBSERVATION, VALUE, ActorCritic
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import OBSERVATION, VALUE, Policy
 
 ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
-COUNTED = "counted"
-"""Whether a step counts in the loss."""
-COUNTED_LENGTH = "counted_length"
-"""How many steps of its episode count."""
+LOSS_MASK = "loss_mask"
+"""True where a step counts in the loss."""
+EPISODE_LOSS_STEPS = "episode_loss_steps"
+"""How many steps of its episode count in the loss."""
 
 
 @torch.no_grad()
-def add_advantages(
-    batch_NT: TensorDictBase, policy: ActorCritic, reward_NT: Tensor, gamma: float, lmbda: float
-) -> None:
+def add_advantages(batch_NT: TensorDictBase, policy: Policy, reward_NT: Tensor, gamma: float, lmbda: float) -> None:
     """Writes generalised advantage estimates and value targets (advantage + value) into rows ``[N, T]``.
 
     Schulman et al. 2016, https://arxiv.org/abs/1506.02438. ``terminated`` cuts the bootstrap, ``truncated`` does not;
@@ -74,7 +71,7 @@ def advantage_metrics(advantage: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def next_values(batch_NT: TensorDictBase, policy: ActorCritic) -> Tensor:
+def next_values(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
     """The value ``[N, T, 1]`` of the observation each step led to; zero where the episode terminated.
 
     Within an episode that is the value stored at the next step. At truncations and at the ends of rows it is the
@@ -89,9 +86,10 @@ def next_values(batch_NT: TensorDictBase, policy: ActorCritic) -> Tensor:
     if bootstrap_NT.any():
         # The state after the step enters as it is: the next observation continues the episode, it does not start one.
         following = after.select(OBSERVATION, *policy.state_keys)[bootstrap_NT]
-        following["is_init"] = torch.zeros(following.batch_size, dtype=torch.bool, device=value.device)
-        with set_recurrent_mode(False):
-            result[bootstrap_NT] = policy.value(following)
+        state = {key: following[key] for key in policy.state_keys}
+        _, _, bootstrap, _ = policy.step(following[OBSERVATION], state, deterministic=True)
+        assert bootstrap is not None
+        result[bootstrap_NT] = bootstrap
     return result
 
 
@@ -136,8 +134,8 @@ def add_group_advantages(
             "the collector reset all environments before each batch."
         )
     compared = _comparisons(is_init_NT, group_size)
-    to_go_NT = _rewards_to_go(torch.where(compared.counted_NT, reward_NT, 0.0), is_init_NT, gamma)
-    sampled_NT, place_NT = compared.counted_NT, compared.offset_NT
+    to_go_NT = _rewards_to_go(torch.where(compared.mask_NT, reward_NT, 0.0), is_init_NT, gamma)
+    sampled_NT, place_NT = compared.mask_NT, compared.offset_NT
     if kind == "outcome":
         sampled_NT, place_NT = sampled_NT & is_init_NT, torch.zeros_like(place_NT)
     peers_NT = compared.episode_id_NT * is_init_NT.shape[1] + place_NT
@@ -145,10 +143,10 @@ def add_group_advantages(
     advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], divide_by_std)
     if kind == "outcome":
         advantage_NT = advantage_NT.gather(1, compared.start_NT)
-    counted_NT, metrics = _count(compared, advantage_NT, to_go_NT, is_init_NT, drop_flat_groups)
-    batch_NT.set(ADVANTAGE, torch.where(counted_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
-    batch_NT.set(COUNTED, counted_NT.unsqueeze(-1))
-    batch_NT.set(COUNTED_LENGTH, _counted_lengths(counted_NT, is_init_NT).unsqueeze(-1))
+    mask_NT, metrics = _count(compared, advantage_NT, to_go_NT, is_init_NT, drop_flat_groups)
+    batch_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
+    batch_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
+    batch_NT.set(EPISODE_LOSS_STEPS, _steps_in_loss(mask_NT, is_init_NT).unsqueeze(-1))
     return metrics
 
 
@@ -159,13 +157,13 @@ class _Comparisons(NamedTuple):
         start_NT: the step of the row at which the episode of each step began.
         offset_NT: steps since then.
         episode_id_NT: a number that the episodes which start from one state share, and no others.
-        counted_NT: whether the step is one of those compared.
+        mask_NT: whether the step is one of those compared.
     """
 
     start_NT: Tensor
     offset_NT: Tensor
     episode_id_NT: Tensor
-    counted_NT: Tensor
+    mask_NT: Tensor
 
 
 def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
@@ -192,8 +190,8 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
     horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
     episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
     offset_NT = step_T - start_NT
-    counted_NT = (start_NT <= latest_GJ.flatten()[episode_id_NT]) & (offset_NT < horizon_GJ.flatten()[episode_id_NT])
-    return _Comparisons(start_NT, offset_NT, episode_id_NT, counted_NT)
+    mask_NT = (start_NT <= latest_GJ.flatten()[episode_id_NT]) & (offset_NT < horizon_GJ.flatten()[episode_id_NT])
+    return _Comparisons(start_NT, offset_NT, episode_id_NT, mask_NT)
 
 
 def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
@@ -223,27 +221,27 @@ def _count(
     compared: _Comparisons, advantage_NT: Tensor, to_go_NT: Tensor, is_init_NT: Tensor, drop_flat_groups: bool
 ) -> tuple[Tensor, dict[str, float]]:
     """Which steps count in the loss, and what to log."""
-    ids, counted_NT = compared.episode_id_NT, compared.counted_NT
+    ids, mask_NT = compared.episode_id_NT, compared.mask_NT
     zeros = advantage_NT.new_zeros(int(ids.max()) + 1)
-    exists = zeros.index_add(0, ids[counted_NT], torch.ones_like(advantage_NT[counted_NT])) > 0
-    spread = zeros.index_add(0, ids[counted_NT], advantage_NT[counted_NT].abs())
+    exists = zeros.index_add(0, ids[mask_NT], torch.ones_like(advantage_NT[mask_NT])) > 0
+    spread = zeros.index_add(0, ids[mask_NT], advantage_NT[mask_NT].abs())
     flat = exists & (spread == 0)
     if drop_flat_groups:
-        counted_NT = counted_NT & ~flat[ids]
-    returns = to_go_NT[compared.counted_NT & is_init_NT]
+        mask_NT = mask_NT & ~flat[ids]
+    returns = to_go_NT[compared.mask_NT & is_init_NT]
     metrics = {
         "group/groups": exists.sum(),
         "group/without_spread": flat.sum(),
         "group/dropped": flat.sum() if drop_flat_groups else zeros.sum(),
-        "group/counted_fraction": counted_NT.double().mean(),
+        "group/counted_fraction": mask_NT.double().mean(),
         "group/return_mean": returns.mean(),
         "group/return_std": returns.std(correction=0),
     }
-    return counted_NT, {name: float(value) for name, value in metrics.items()}
+    return mask_NT, {name: float(value) for name, value in metrics.items()}
 
 
-def _counted_lengths(counted_NT: Tensor, is_init_NT: Tensor) -> Tensor:
+def _steps_in_loss(mask_NT: Tensor, is_init_NT: Tensor) -> Tensor:
     """Of each step, how many steps of its episode count."""
     episode_NT = is_init_NT.long().cumsum(1) - 1
-    count_NJ = counted_NT.new_zeros(counted_NT.shape, dtype=torch.long).scatter_add_(1, episode_NT, counted_NT.long())
+    count_NJ = mask_NT.new_zeros(mask_NT.shape, dtype=torch.long).scatter_add_(1, episode_NT, mask_NT.long())
     return count_NJ.gather(1, episode_NT)

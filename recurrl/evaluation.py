@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig
 from recurrl.envs import EPISODE_RETURN, act_at_random, make_env
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy, PolicyModule
 
 # Added to the run's seed, so that evaluation does not replay the episodes the policy learnt from.
 SEED_OFFSET = 1_000_003
@@ -44,7 +44,7 @@ def never() -> bool:
 @torch.no_grad()
 def evaluate(
     config: EnvConfig,
-    policy: ActorCritic,
+    policy: Policy,
     episodes: int,
     seed: int,
     states: str = KEPT,
@@ -83,7 +83,7 @@ def _random_numbers_kept() -> Iterator[None]:
 
 
 def _returns(
-    config: EnvConfig, policy: ActorCritic | None, episodes: int, seed: int, states: str, stopped: Callable[[], bool]
+    config: EnvConfig, policy: Policy | None, episodes: int, seed: int, states: str, stopped: Callable[[], bool]
 ) -> list[float]:
     """Those of a policy, or without one of random actions."""
     act = act_at_random if policy is None else _deterministic(policy, states, seed)
@@ -111,8 +111,8 @@ def _returns(
     return [value for value in returns[:episodes] if value is not None]
 
 
-def _deterministic(policy: ActorCritic, states: str, seed: int) -> Callable[[EnvBase, TensorDictBase], TensorDictBase]:
-    device, acting = next(policy.parameters()).device, policy.acting()
+def _deterministic(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, TensorDictBase], TensorDictBase]:
+    device, acting = next(policy.parameters()).device, PolicyModule(policy)
     generator = torch.Generator().manual_seed(seed)
 
     def act(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
@@ -144,7 +144,7 @@ def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, genera
 
 
 def memory_metrics(
-    config: EnvConfig, policy: ActorCritic, episodes: int, seed: int, stopped: Callable[[], bool] = never
+    config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = never
 ) -> dict[str, float]:
     """What the policy's memory is worth: its returns in the same episodes with its states zeroed, and shuffled.
 

@@ -10,7 +10,6 @@ ACTION_MASK = "action_mask"
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"
 
-FEATURES = "features"
 ACTION = "action"
 LOG_PROB = "action_log_prob"
 VALUE = "state_value"

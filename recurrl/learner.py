@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.advantage import COUNTED
+from recurrl.advantage import LOSS_MASK
 from recurrl.buffer import SliceBuffer
 from recurrl.compiling import Loss, compiled
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
-from recurrl.losses import make_algorithm
+from recurrl.losses import Losses, make_algorithm
 from recurrl.normalization import RewardScaler
-from recurrl.policy import OBSERVATION, ActorCritic
+from recurrl.policy import OBSERVATION, Policy
 from recurrl.schedule import annealed
 from recurrl.states import SliceStates
 
-LOSSES = ("loss_objective", "loss_critic", "loss_entropy", "loss_kl", "loss_kl_to_ref", "loss_kl_to_inference")
-DIAGNOSTICS = {
-    "loss_objective": "loss/objective",
-    "loss_critic": "loss/critic",
-    "loss_entropy": "loss/entropy",
-    "loss_kl": "loss/kl",
-    "loss_kl_to_ref": "loss/kl_to_ref",
-    "loss_kl_to_inference": "loss/kl_to_inference",
-    "entropy": "policy/entropy",
-    "kl_approx": "policy/kl_approx",
-    "kl": "policy/kl",
-    "kl_to_ref": "policy/kl_to_ref",
-    "kl_to_inference": "policy/kl_to_inference",
-    "clip_fraction": "policy/clip_fraction",
-    "ESS": "policy/effective_sample_size",
-    "value_clip_fraction": "value/clip_fraction",
-}
 # An adaptive learning rate changes by this factor when the KL of a step is twice or half of what is desired, within
 # these bounds (Schulman's rule, with the figures of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR = 1.5
@@ -66,7 +49,7 @@ class Learner:
 
     compile_time_s: float | None = None
 
-    def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
+    def __init__(self, config: TrainConfig, policy: Policy) -> None:
         device = torch.device(config.device)
         self.config = config
         self.policy = policy
@@ -96,7 +79,7 @@ class Learner:
         self.states.take(batch_NT)
         metrics = self.states.norms(batch_NT)
         metrics |= self._prepare(batch_NT, reward_NT)
-        if COUNTED in batch_NT and not batch_NT[COUNTED].any():
+        if LOSS_MASK in batch_NT and not batch_NT[LOSS_MASK].any():
             # A step would follow the optimizer's momentum alone.
             metrics["optim/steps"] = 0.0
         else:
@@ -139,31 +122,31 @@ class Learner:
         return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(len(steps))}
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
-        output, loss = self._gradient(minibatch)
+        losses, total = self._gradient(minibatch)
+        values = losses.logged()
         if self.config.lr_schedule == "adaptive" and not first:
             # The first step's minibatch comes from the policy itself: its KL of zero says nothing of the rate.
-            self._adapt_lr(float(output["kl"]))
+            self._adapt_lr(float(values["policy/kl"]))
         limit = self.config.algorithm.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self._parameters, float("inf") if limit is None else limit)
-        finite = loss.detach().isfinite() & norm.isfinite()
+        finite = total.isfinite() & norm.isfinite()
         # The fused optimizer leaves everything as it is where this is one, without asking the device for it.
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
-        values = {name: output[key].detach() for key, name in DIAGNOSTICS.items() if key in output}
         return {**values, "optim/grad_norm": norm, SKIPPED: (~finite).float()}
 
-    def _gradient(self, minibatch: TensorDictBase) -> tuple[Any, Tensor]:
-        """What the losses of a minibatch say, and their sum, whose gradient the parameters then have."""
+    def _gradient(self, minibatch: TensorDictBase) -> tuple[Losses, Tensor]:
+        """The losses of a minibatch, and their total, whose gradient the parameters then have."""
         began = time.perf_counter()
-        output: Any = self._loss(minibatch)
+        losses = self._loss(minibatch)
         for parameter in self._parameters:
             parameter.grad = None  # what zero_grad does, in a tenth of the time
-        loss: Any = sum(output[name] for name in LOSSES if name in output)
-        loss.backward()
+        total = losses.total
+        total.backward()
         if self.config.compile and self.compile_time_s is None:
             self.compile_time_s = time.perf_counter() - began
-        return output, loss
+        return losses, total.detach()
 
     def trial(self, batch_NT: TensorDictBase) -> Iterator[Trial]:
         """Goes over rows once more, as an epoch does, and changes nothing that is learnt.
@@ -175,10 +158,10 @@ class Learner:
         self.buffer.fill(batch_NT, self.algorithm.keys)
         for minibatch in self.buffer.epoch():
             self.states.enter(minibatch)
-            output, _ = self._gradient(minibatch)
-            losses = {DIAGNOSTICS[name]: float(output[name].detach()) for name in LOSSES if name in output}
+            losses, _ = self._gradient(minibatch)
+            terms = {f"loss/{name}": float(term.detach()) for name, term in losses.terms.items()}
             gradients = {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
-            yield Trial(losses, [name for name, gradient in gradients.items() if not gradient.isfinite().all()])
+            yield Trial(terms, [name for name, gradient in gradients.items() if not gradient.isfinite().all()])
 
     def _refuse_endless_skipping(self) -> None:
         skipped = int(self._skipped_in_a_row)

@@ -16,7 +16,7 @@ from torch import Tensor
 from recurrl.checkpoint import Stateful, components, files
 from recurrl.config import TrainConfig
 from recurrl.learner import Learner
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 from recurrl.resources import sentence
 
 FOLDER = "not_finite"
@@ -53,7 +53,7 @@ def keep(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, 
     return f"To see where its numbers end: recurrl-check --not-finite {path}"
 
 
-def examine(config: TrainConfig, policy: ActorCritic, path: Path) -> Iterator[str]:
+def examine(config: TrainConfig, policy: Policy, path: Path) -> Iterator[str]:
     """Goes over what :func:`keep` wrote, and says in lines where its numbers end.
 
     Args:

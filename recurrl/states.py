@@ -5,19 +5,16 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice, B 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torchrl.envs import ExplorationType, set_exploration_type
 
 from recurrl.buffer import segment_ends
 from recurrl.config import BURN_IN, REFRESH, ZERO, TrainConfig
-from recurrl.policy import VALUE, ActorCritic
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import OBSERVATION, VALUE, Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.recurrent.segments import Segments
 
@@ -42,17 +39,17 @@ class SliceStates:
         policy: whose states they are; a feed-forward one has none, and nothing is done.
     """
 
-    def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
+    def __init__(self, config: TrainConfig, policy: Policy) -> None:
         self._mode = config.state
         self._burn_in_len = config.burn_in_len or 0
         self._slice_len = config.slice_len
         self._slices_per_row = config.steps_per_row // config.slice_len
-        self._acting, self._trunks = policy.acting(), policy.trunks()
-        self._keys = policy.state_keys
+        self._policy, self._keys = policy, policy.state_keys
+        self._read = [OBSERVATION, IS_INIT, *self._keys] if self._keys else [OBSERVATION]
 
     def take(self, batch_NT: TensorDictBase) -> None:
         """Takes the rows of an iteration, as they were collected."""
-        inputs = batch_NT.select(*self._acting.in_keys)
+        inputs = batch_NT.select(*self._read)
         self._slices_SK = inputs.reshape(-1, self._slice_len)
         self._recorded_SK = batch_NT["next"].select(*self._keys).reshape(-1, self._slice_len)
 
@@ -79,21 +76,23 @@ class SliceStates:
         States are replaced where they are read: at the starts of slices, and where an episode or a row ends, for the
         bootstrap. Log-probabilities stay those of the policy that acted.
         """
-        rows_NT = batch_NT.select(*self._acting.in_keys).clone()
-        pieces: list[TensorDictBase] = []
+        rows_NT = batch_NT.select(*self._read).clone()
+        values: list[Tensor] = []
+        states: list[dict[NestedKey, Tensor]] = []
         for begin in range(0, rows_NT.batch_size[1], self._slice_len):
             slices_NK = rows_NT[:, begin : begin + self._slice_len]
-            if pieces:
-                self._enter(slices_NK, pieces[-1]["next"][:, -1])
-            pieces.append(self._run(slices_NK.copy(), self._acting).select(VALUE, "next", strict=False))
-        replayed_NT: TensorDictBase = torch.cat(pieces, 1)
+            if states:
+                self._enter(slices_NK, {key: state[:, -1] for key, state in states[-1].items()})
+            _, value_NK, state_NK = self._policy.sequence(*self._policy.inputs(slices_NK))
+            values += [] if value_NK is None else [value_NK]
+            states.append(state_NK)
         ends_NT = segment_ends(batch_NT, self._slice_len)
         for key in self._keys:
-            now, then = replayed_NT["next", key], batch_NT["next", key]
+            now, then = torch.cat([state[key] for state in states], 1), batch_NT["next", key]
             batch_NT.set(key, rows_NT[key])
             batch_NT.set(("next", key), torch.where(expand_as_right(ends_NT, now), now, then))
-        if VALUE in replayed_NT:
-            batch_NT.set(VALUE, replayed_NT[VALUE])
+        if values:
+            batch_NT.set(VALUE, torch.cat(values, 1))
 
     @torch.no_grad()
     def enter(self, slices_SK: TensorDictBase) -> None:
@@ -110,7 +109,8 @@ class SliceStates:
             # The slices of a row lie one after the other. All are run, also those that have none before them: a number
             # of rows that differs from call to call would be a new shape each time.
             before_SB = self._slices_SK[(index_S - 1).clamp_min(0)][:, -self._burn_in_len :]
-            warmed_S = self._run(before_SB, self._trunks)["next"][:, -1]
+            _, _, state_SB = self._policy.sequence(*self._policy.inputs(before_SB))
+            warmed_S = {key: state[:, -1] for key, state in state_SB.items()}
             self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
     def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
@@ -125,15 +125,17 @@ class SliceStates:
         if not self._keys:
             return {}
         # With gradients, though none are asked for: the computation that learning has just run, by the same backend.
-        now = self._run(slices_SK.select(*self._acting.in_keys), self._trunks)["next"].detach()
+        _, _, now = self._policy.sequence(*self._policy.inputs(slices_SK))
         then = self._recorded_SK[slices_SK["index"][:, 0]]
         starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
         ends = Segments.from_is_init(starts).ends_BT
-        difference = torch.cat([(now[key] - then[key])[ends].flatten() for key in self._keys])
+        difference = torch.cat([(now[key].detach() - then[key])[ends].flatten() for key in self._keys])
         recorded = torch.cat([then[key][ends].flatten() for key in self._keys])
         return {"state/drift": float(difference.norm() / recorded.norm())}
 
-    def _enter(self, slices_SK: TensorDictBase, entering_S: TensorDictBase, where_S: Tensor | None = None) -> None:
+    def _enter(
+        self, slices_SK: TensorDictBase, entering_S: Mapping[NestedKey, Tensor], where_S: Tensor | None = None
+    ) -> None:
         """Writes states into the first step of slices, but where an episode starts, or outside ``where_S``."""
         first_S = slices_SK[:, 0]
         write_S = ~first_S[IS_INIT].reshape(first_S.batch_size)
@@ -142,9 +144,3 @@ class SliceStates:
         for key in self._keys:
             stored = slices_SK[key][:, 0]
             slices_SK[key][:, 0] = torch.where(expand_as_right(write_S, stored), entering_S[key], stored)
-
-    @staticmethod
-    def _run(slices_SK: TensorDictBase, network: TensorDictModuleBase) -> Any:
-        """A network over slices, each from its first state; without a random number."""
-        with set_recurrent_mode(True), set_exploration_type(ExplorationType.DETERMINISTIC):
-            return network(slices_SK)

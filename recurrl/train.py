@@ -25,7 +25,7 @@ from recurrl.errors import ConfigError, EnvironmentFaultError, NonFiniteError, R
 from recurrl.evaluation import KEPT, StoppedError, evaluate, evaluation_metrics, memory_metrics, random_metrics
 from recurrl.garbage import start_up_spared
 from recurrl.learner import Learner
-from recurrl.policy import ACTION, ActorCritic, make_policy
+from recurrl.policy import ACTION, Policy, make_policy
 from recurrl.recurrent import precision
 from recurrl.replay_check import check_replay
 from recurrl.report import Report
@@ -135,7 +135,7 @@ def iterations(
 
 def evaluated(
     config: TrainConfig,
-    policy: ActorCritic,
+    policy: Policy,
     collector: BaseCollector | RestartingCollector,
     frames: int,
     path: Path | None,
@@ -229,7 +229,7 @@ def set_process_state(config: TrainConfig) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def make_policy_for(config: TrainConfig) -> ActorCritic:
+def make_policy_for(config: TrainConfig) -> Policy:
     """The configured policy for the configured environment, one copy of which is made and closed for its specs."""
     env = make_env(config.env, 1, config.seed)
     try:
@@ -238,13 +238,13 @@ def make_policy_for(config: TrainConfig) -> ActorCritic:
         env.close()
 
 
-def backend_in_use(policy: ActorCritic) -> str | None:
+def backend_in_use(policy: Policy) -> str | None:
     """The recurrent backend that ran last; None for a policy without a cell."""
     modules = recurrent_modules(policy)
     return modules[0].backend_in_use if modules else None
 
 
-def describe(config: TrainConfig, policy: ActorCritic) -> str:
+def describe(config: TrainConfig, policy: Policy) -> str:
     """One line on what is about to run."""
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     memory = "no memory (cell=none)"

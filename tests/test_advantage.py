@@ -13,8 +13,7 @@ from tensordict import TensorDict
 from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, next_values
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.policy import ActorCritic
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import Policy
 from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
@@ -49,8 +48,8 @@ class ValueOfObservation:
 
     state_keys: tuple[str, ...] = ()
 
-    def value(self, tensordict: TensorDict) -> torch.Tensor:
-        return tensordict["observation"]
+    def step(self, observation: torch.Tensor, *_: object, deterministic: bool) -> tuple[None, None, torch.Tensor, None]:
+        return None, None, observation, None
 
 
 @settings(max_examples=200, deadline=None)
@@ -109,16 +108,15 @@ def test_the_bootstrap_is_the_critics_value_of_what_followed(cell: str, compose:
                 kinds["terminated"] += 1
                 assert found[row, t] == 0
                 continue
-            alone = step.select("observation", *policy.state_keys).unsqueeze(0)
-            alone["is_init"] = torch.zeros(1, 1, dtype=torch.bool)
-            with set_recurrent_mode(False), torch.no_grad():
-                expected = policy.value(alone).squeeze()
-            torch.testing.assert_close(found[row, t], expected, rtol=1e-5, atol=1e-6)
+            state = {key: step[key].unsqueeze(0) for key in policy.state_keys}
+            with torch.no_grad():
+                _, _, expected, _ = policy.step(step["observation"].unsqueeze(0), state)
+            torch.testing.assert_close(found[row, t], expected.squeeze(), rtol=1e-5, atol=1e-6)
             kinds["truncated" if step["done"].item() else "row end" if t == batch.shape[1] - 1 else "within"] += 1
     assert min(kinds.values()) > 0, kinds
 
 
-def shift_state(policy: ActorCritic) -> None:
+def shift_state(policy: Policy) -> None:
     """Heads near zero would hide a wrong state: spread the values out."""
     with torch.no_grad():
         for parameter in policy.critic_head.parameters():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.advantage import ADVANTAGE, COUNTED, COUNTED_LENGTH, add_group_advantages
+from recurrl.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, add_group_advantages
 
 
 def rows_of(starts: list[list[int]], steps: int) -> TensorDict:
@@ -95,7 +95,7 @@ def test_group_advantages_equal_the_definition(
     batch = rows_of(starts, steps)
     add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), size, gamma, kind, std, drop)
     advantages, counted = plain(starts, rewards, size, gamma, kind, std, drop)
-    assert batch[COUNTED].squeeze(-1).tolist() == counted
+    assert batch[LOSS_MASK].squeeze(-1).tolist() == counted
     torch.testing.assert_close(
         batch[ADVANTAGE].squeeze(-1), torch.tensor(advantages, dtype=torch.float64), rtol=1e-9, atol=1e-9
     )
@@ -108,7 +108,7 @@ def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_d
         metrics = add_group_advantages(batch, reward, 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=drop)
         assert (metrics["group/groups"], metrics["group/without_spread"], metrics["group/dropped"]) == (2, 1, drop)
         assert batch[ADVANTAGE][:2].abs().max() == 0
-        assert batch[COUNTED].flatten(1)[:, 0].tolist() == [not drop, not drop, True, True]
+        assert batch[LOSS_MASK].flatten(1)[:, 0].tolist() == [not drop, not drop, True, True]
     half = math.sqrt(0.5)
     torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
 
@@ -117,15 +117,15 @@ def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others
     """The second episodes begin at 2 and 6 of 8 steps: both count for two steps, the first one's others do not."""
     batch = rows_of([[0, 2], [0, 6]], steps=8)
     add_group_advantages(batch, torch.ones(2, 8), 2, 1.0, "outcome", divide_by_std=False, drop_flat_groups=False)
-    assert batch[COUNTED].flatten(1).int().tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
+    assert batch[LOSS_MASK].flatten(1).int().tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
     assert batch[ADVANTAGE].flatten(1).tolist() == [[-2.0, -2.0] + [0.0] * 6, [2.0] * 6 + [0.0] * 2]
-    assert batch[COUNTED_LENGTH].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
+    assert batch[EPISODE_LOSS_STEPS].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
 
 
 def test_a_member_that_begins_late_is_left_out_where_it_would_cost_the_others_more() -> None:
     batch = rows_of([[0, 2], [0, 3], [0, 9]], steps=10)
     add_group_advantages(batch, torch.ones(3, 10), 3, 1.0, "outcome", divide_by_std=False, drop_flat_groups=False)
-    second = batch[COUNTED].flatten(1)[:, 2:].int().tolist()
+    second = batch[LOSS_MASK].flatten(1)[:, 2:].int().tolist()
     assert second == [[1] * 7 + [0], [1] * 8, [1] * 7 + [0]]
 
 
@@ -153,4 +153,4 @@ def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread() -> None:
     reward = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)
     metrics = add_group_advantages(batch, reward, 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)
     assert metrics["group/dropped"] == 1
-    assert not batch[COUNTED].any()
+    assert not batch[LOSS_MASK].any()

@@ -57,9 +57,9 @@ def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
 
 
 def outputs_and_gradients(learner: Learner, minibatch: TensorDictBase) -> tuple[dict[str, float], dict[str, Tensor]]:
-    output, _ = learner._gradient(minibatch)
+    losses, _ = learner._gradient(minibatch)
     gradients = {name: p.grad.clone() for name, p in learner.policy.named_parameters() if p.grad is not None}
-    return {name: float(value.detach()) for name, value in output.items()}, gradients
+    return {name: float(value.detach()) for name, value in losses.logged().items()}, gradients
 
 
 @pytest.mark.parametrize("overrides", [(), ("cell=lstm", *GRPO)], ids=["ppo", "grpo"])

@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tensordict.nn import TensorDictSequential
 from torch import nn
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.learner import Learner
-from recurrl.policy import OBSERVATION, VALUE
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import VALUE
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -42,9 +40,8 @@ def test_replayed_values_equal_the_rollouts_whatever_memory_the_critic_has(
     collector = make_collector(config, policy)
     batch = next(iter(collector))
     collector.shutdown()
-    slices = batch.select(OBSERVATION, "is_init", *policy.state_keys).reshape(16, 8)
-    with set_recurrent_mode(True), torch.no_grad():
-        replayed = TensorDictSequential(policy.trunk, policy.critic())(slices)[VALUE]
+    with torch.no_grad():
+        _, replayed, _ = policy.sequence(*policy.inputs(batch.reshape(16, 8)))
     torch.testing.assert_close(replayed, batch[VALUE].reshape(16, 8, 1), rtol=1e-5, atol=1e-5)
 
 
@@ -63,7 +60,7 @@ def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it
     learner.learn(next(iter(collector)), progress=0.0)
     collector.shutdown()
     learner.optimizer.zero_grad()
-    learner.algorithm.loss(next(learner.buffer.epoch()))["loss_critic"].backward()
+    learner.algorithm.loss(next(learner.buffer.epoch())).terms["critic"].backward()
     reached = {name.partition(".")[0] for name, p in learner.policy.named_parameters() if p.grad is not None}
     assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}
 

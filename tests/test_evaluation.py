@@ -22,7 +22,7 @@ from recurrl.collector.seeds import seed_process
 from recurrl.config import TrainConfig
 from recurrl.episodes import EpisodeStatistics
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 from recurrl.report import Report
 from recurrl.train import make_policy_for
 
@@ -46,7 +46,7 @@ class Cue(gymnasium.Env[Any, Any]):
 
 
 @pytest.fixture
-def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[TrainConfig, ActorCritic]:
+def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[TrainConfig, Policy]:
     """A policy, set by hand, that remembers the cue without fail."""
     config = compose(
         *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
@@ -55,12 +55,12 @@ def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[Train
     policy = make_policy_for(config)
     with torch.no_grad():
         # The gates r, z, n of a GRU: a cue closes z, which lets the candidate in; without one z stays open, and keeps.
-        cell = policy.trunk[1].layers
+        cell = policy.trunk.core.layers
         for parameter in cell.parameters():
             parameter.zero_()
         cell.weight_ih_l0[:, 0] = torch.tensor([0.0, 0.0, 9.0])
         cell.bias_ih_l0[:] = torch.tensor([0.0, 2.0, 0.0])
-        head = policy.actor_head.module
+        head = policy.actor_head.network
         assert isinstance(head, nn.Linear)
         head.weight[:, 0] = torch.tensor([-1.0, 1.0])
         # With no memory at all it names the first side.
@@ -68,7 +68,7 @@ def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[Train
     return config, policy
 
 
-def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering: tuple[TrainConfig, ActorCritic]) -> None:
+def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering: tuple[TrainConfig, Policy]) -> None:
     config, policy = remembering
     assert evaluate(config.env, policy, 40, 0) == [4.0] * 40
     zeroed = evaluate(config.env, policy, 40, 0, ZEROED)
@@ -81,7 +81,7 @@ def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering: tupl
     }
 
 
-def test_the_same_evaluation_gives_the_same_returns(remembering: tuple[TrainConfig, ActorCritic]) -> None:
+def test_the_same_evaluation_gives_the_same_returns(remembering: tuple[TrainConfig, Policy]) -> None:
     config, policy = remembering
     for states in (KEPT, ZEROED, SHUFFLED):
         first = evaluate(config.env, policy, 10, 3, states)
@@ -90,7 +90,7 @@ def test_the_same_evaluation_gives_the_same_returns(remembering: tuple[TrainConf
 
 
 def test_a_single_episode_is_shuffled_with_one_that_does_not_count(
-    remembering: tuple[TrainConfig, ActorCritic],
+    remembering: tuple[TrainConfig, Policy],
 ) -> None:
     config, policy = remembering
     assert len(evaluate(config.env, policy, 1, 0, SHUFFLED)) == 1
@@ -114,7 +114,7 @@ def test_a_policy_without_memory_has_nothing_to_lose(compose: Compose) -> None:
 
 
 def test_random_actions_are_worth_what_chance_gives_and_change_no_random_numbers(
-    remembering: tuple[TrainConfig, ActorCritic],
+    remembering: tuple[TrainConfig, Policy],
 ) -> None:
     config, _ = remembering
     torch.manual_seed(0)

@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
+from torch.distributions import Distribution
 
 from recurrl import checkpoint
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
 from recurrl.learner import Learner
+from recurrl.losses import Losses
+from recurrl.losses.ppo import PPOTerms
 from recurrl.schedule import annealed
 from recurrl.train import is_due, is_last, make_policy_for, set_process_state
 
@@ -64,8 +67,8 @@ def test_learning_rate_clip_range_and_entropy_follow_their_schedules(compose: Co
         progress=0.5,
     )
     assert metrics["optim/lr"] == pytest.approx(0.005)
-    assert learner.algorithm.loss.clip_epsilon_low.item() == pytest.approx(0.3)
-    assert learner.algorithm.loss.entropy_coeff.item() == pytest.approx(0.05)
+    assert learner.algorithm.loss.terms.clip_epsilon_low.item() == pytest.approx(0.3)
+    assert learner.algorithm.loss.terms.entropy_coeff.item() == pytest.approx(0.05)
 
 
 def test_every_minibatch_of_every_epoch_is_a_step(compose: Compose) -> None:
@@ -276,12 +279,12 @@ def _spoilt(learner: Learner, monkeypatch: pytest.MonkeyPatch, steps: int) -> No
     """Makes the loss of the next gradient steps NaN."""
     forward, left = learner.algorithm.loss.forward, [steps]
 
-    def spoilt(*arguments: object) -> TensorDictBase:
-        output = forward(*arguments)
+    def spoilt(*arguments: object) -> Losses:
+        losses = forward(*arguments)
         if left[0] > 0:
             left[0] -= 1
-            output["loss_objective"] = output["loss_objective"] * torch.nan
-        return output
+            losses.terms["objective"] = losses.terms["objective"] * torch.nan
+        return losses
 
     monkeypatch.setattr(learner.algorithm.loss, "forward", spoilt)
 
@@ -330,3 +333,32 @@ def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose
     _spoilt(second, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="The last 8 gradient steps"):
         second.learn(_batch(second), progress=0.5)
+
+
+class Plus(PPOTerms):
+    """PPO's terms with one more, and a metric of its own."""
+
+    def forward(self, distribution: Distribution, value: torch.Tensor, data: TensorDictBase) -> Losses:
+        losses = super().forward(distribution, value, data)
+        return Losses({**losses.terms, "foo": 3 * value.mean()}, {**losses.metrics, "policy/bar": value.detach().max()})
+
+
+def test_a_new_term_of_a_loss_is_minimised_and_logged_without_further_ado(compose: Compose) -> None:
+    config = compose(*SMALL, "epochs=1")
+    gradients, metrics = [], []
+    for new in (False, True):
+        set_process_state(config)
+        learner = Learner(config, make_policy_for(config))
+        if new:
+            learner.algorithm.loss.terms = Plus()
+        collector = make_collector(config, learner.policy)
+        batch = next(iter(collector))
+        collector.shutdown()
+        metrics.append(learner.learn(batch, progress=0.0))
+        minibatch = next(learner.buffer.epoch())
+        gradients.append(torch.autograd.grad(learner.algorithm.loss(minibatch).total, learner.policy.critic_head.bias))
+        terms = next(learner.trial(batch)).losses
+        assert ("loss/foo" in terms) == new
+    assert set(metrics[1]) - set(metrics[0]) == {"loss/foo", "policy/bar"}
+    assert metrics[1]["loss/foo"] != 0
+    assert not torch.equal(*(bias for (bias,) in gradients))

@@ -16,8 +16,7 @@ from recurrl.buffer import SliceBuffer
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.learner import Learner
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -33,7 +32,7 @@ SMALL = (
 )
 
 
-def make(config: TrainConfig) -> tuple[ActorCritic, Any]:
+def make(config: TrainConfig) -> tuple[Policy, Any]:
     set_process_state(config)
     policy = make_policy_for(config)
     with torch.no_grad():  # far from the initial zeros, so that a wrong state shows
@@ -63,11 +62,9 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: st
     assert mid_slice > 20
 
 
-def assert_replays(policy: ActorCritic, minibatch: Any) -> None:
-    with set_recurrent_mode(True), torch.no_grad():
-        replayed = minibatch.select(OBSERVATION, "is_init", *policy.state_keys)
-        distribution = policy.actor().get_dist(replayed)
-        value = policy.critic_head(policy.trunk(replayed.clone()))[VALUE]
+def assert_replays(policy: Policy, minibatch: Any) -> None:
+    with torch.no_grad():
+        distribution, value, _ = policy.sequence(*policy.inputs(minibatch))
     torch.testing.assert_close(distribution.log_prob(minibatch[ACTION]), minibatch[LOG_PROB], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
 

@@ -21,7 +21,7 @@ from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.envs import gymnasium as gymnasium_source
 from recurrl.errors import ReplayError
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy, PolicyModule
 from recurrl.replay_check import TOLERANCE, check_replay
 from recurrl.replay_check.network import check_network
 from recurrl.train import make_policy_for, set_process_state
@@ -41,7 +41,7 @@ def config(compose: Compose) -> TrainConfig:
     return compose(*SMALL)
 
 
-def make(config: TrainConfig) -> ActorCritic:
+def make(config: TrainConfig) -> Policy:
     """A policy far from its initial zeros, so that a wrong state shows."""
     set_process_state(config)
     policy = make_policy_for(config)
@@ -51,7 +51,7 @@ def make(config: TrainConfig) -> ActorCritic:
     return policy
 
 
-def collect(config: TrainConfig, policy: ActorCritic, *transforms: Transform) -> TensorDictBase:
+def collect(config: TrainConfig, policy: Policy, *transforms: Transform) -> TensorDictBase:
     collector = make_collector(config, policy)
     for transform in transforms:
         collector.env.append_transform(transform)
@@ -64,7 +64,7 @@ def first_batch(collector: Collector) -> TensorDictBase:
     return batch
 
 
-def complaint(config: TrainConfig, policy: ActorCritic, batch: TensorDictBase) -> str:
+def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str:
     with pytest.raises(ReplayError) as caught:
         check_replay(config, policy, batch)
     return str(caught.value)
@@ -109,9 +109,9 @@ def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_co
 def test_an_environment_without_an_init_tracker_is_caught(config: TrainConfig) -> None:
     policy = make(config)
     env = gymnasium_source.make(config.env, 4)
-    primer = policy.trunk[1].make_tensordict_primer()
+    primer = policy.trunk.core.make_tensordict_primer()
     # Without the entry the recurrent module does not run at all; here somebody has made it optional.
-    ignoring = TensorDictSequential(TensorDictModule(no_marks, ["observation"], ["is_init"]), policy.acting())
+    ignoring = TensorDictSequential(TensorDictModule(no_marks, ["observation"], ["is_init"]), PolicyModule(policy))
     collector = Collector(
         TransformedEnv(env, primer), ignoring, frames_per_batch=128, total_frames=-1, trust_policy=True
     )
@@ -126,18 +126,15 @@ def no_marks(observation: Tensor) -> Tensor:
     return torch.zeros(*observation.shape[:-1], 1, dtype=torch.bool)
 
 
-def test_an_environment_without_a_primer_is_caught(config: TrainConfig) -> None:
-    policy = make(config)
+def test_an_environment_without_a_primer_is_refused(config: TrainConfig) -> None:
     env = TransformedEnv(gymnasium_source.make(config.env, 4), InitTracker())
-    collector = Collector(
-        env,
-        policy.acting(),
-        frames_per_batch=128,
-        total_frames=-1,
-        trust_policy=True,
-        auto_register_policy_transforms=False,
-    )
-    sentence = complaint(config, policy, first_batch(collector))
+    with pytest.raises(KeyError, match=f"needs the entries .*{STATE}.*get_primers_from_module"):
+        PolicyModule(make(config))(env.reset())
+
+
+def test_a_batch_without_the_recurrent_state_is_caught(config: TrainConfig) -> None:
+    policy = make(config)
+    sentence = complaint(config, policy, collect(config, policy).exclude(STATE))
     assert f"the batch does not hold the recurrent state '{STATE}', so the policy acted without memory" in sentence
     assert "make_tensordict_primer()" in sentence
 
@@ -297,41 +294,38 @@ def test_dropout_that_is_on_is_caught(compose: Compose, where: str) -> None:
     config = compose(*SMALL, "cell.num_layers=2")
     policy = make(config)
     if where == "encoder":
-        policy.trunk[0].module.append(nn.Dropout(0.5))
+        policy.trunk.encoder.append(nn.Dropout(0.5))
     else:
-        policy.trunk[1].layers.dropout = 0.5
+        policy.trunk.core.layers.dropout = 0.5
     assert "dropout or another source of noise is on" in complaint(config, policy, collect(config, policy))
     policy.eval()
     check_replay(config, policy, collect(config, policy))
 
 
 class Noisy(nn.Module):
-    """Draws an action, whatever the mode of exploration."""
+    """A head whose distribution draws even its deterministic actions."""
 
-    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        distribution = torch.distributions.Categorical(logits=logits)
-        action = distribution.sample()
-        return action, distribution.log_prob(action)
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor, observation: Tensor) -> torch.distributions.Distribution:
+        distribution = torch.distributions.Categorical(logits=self.head(features, observation).logits)
+        distribution.deterministic_sample = distribution.sample()
+        return distribution
 
 
 def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config: TrainConfig) -> None:
     policy = make(config)
-    batch = collect(config, policy)
-    acting = TensorDictSequential(
-        policy.trunk,
-        policy.actor_head,
-        TensorDictModule(Noisy(), ["logits"], ["action", "action_log_prob"]),
-        policy.critic_head,
-    )
-    policy.acting = lambda: acting  # type: ignore[method-assign]
-    assert complaint(config, policy, batch).startswith("Evaluation would be a matter of luck")
+    policy.actor_head = Noisy(policy.actor_head)
+    assert complaint(config, policy, collect(config, policy)).startswith("Evaluation would be a matter of luck")
 
 
 def test_weights_that_changed_after_collection_are_caught(config: TrainConfig) -> None:
     policy = make(config)
     batch = collect(config, policy)
     with torch.no_grad():
-        policy.critic_head.module.bias += 0.5
+        policy.critic_head.bias += 0.5
     sentence = complaint(config, policy, batch)
     assert "'state_value' of environment 0, step 0, was " in sentence
     assert "The states are right, so the network around the cell has changed" in sentence
@@ -342,7 +336,7 @@ def test_a_sequence_that_computes_something_else_than_steps_is_caught(
 ) -> None:
     policy = make(config)
     batch = collect(config, policy)
-    cell = policy.trunk[1]
+    cell = policy.trunk.core
     right = cell._sequence
     monkeypatch.setattr(cell, "_sequence", lambda x, is_init, states: right(x, torch.zeros_like(is_init), states))
     sentence = complaint(config, policy, batch)

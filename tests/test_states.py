@@ -18,8 +18,7 @@ from recurrl.buffer import SliceBuffer
 from recurrl.collector import make_collector
 from recurrl.config import STATE_POLICIES, TrainConfig
 from recurrl.learner import Learner
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 from recurrl.states import SliceStates
 from recurrl.train import make_policy_for, set_process_state
 
@@ -42,7 +41,7 @@ class Rows(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["gru", "lstm"])
-def policy(request: pytest.FixtureRequest, compose: Compose) -> Iterator[tuple[TrainConfig, ActorCritic]]:
+def policy(request: pytest.FixtureRequest, compose: Compose) -> Iterator[tuple[TrainConfig, Policy]]:
     """A policy in float64, far from its initial zeros."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -64,7 +63,7 @@ def cut_rows(draw: st.DrawFn) -> tuple[int, int, int, int, list[bool]]:
     return rows, per_row, slice_len, draw(st.integers(1, slice_len - 1)), resets
 
 
-def rows_of(policy: ActorCritic, rows: int, per_row: int, slice_len: int, burn_in_len: int, resets: list[bool]) -> Rows:
+def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len: int, resets: list[bool]) -> Rows:
     steps = per_row * slice_len
     is_init = torch.tensor(resets).reshape(rows, steps, 1)
     done = torch.cat((is_init[:, 1:], torch.zeros(rows, 1, 1, dtype=torch.bool)), 1)
@@ -89,7 +88,7 @@ def rows_of(policy: ActorCritic, rows: int, per_row: int, slice_len: int, burn_i
     return Rows(batch, slice_len, burn_in_len)
 
 
-def slice_states(config: TrainConfig, policy: ActorCritic, state: str, rows: Rows) -> SliceStates:
+def slice_states(config: TrainConfig, policy: Policy, state: str, rows: Rows) -> SliceStates:
     config = replace(
         config,
         env=replace(config.env, num_envs=rows.batch.shape[0]),
@@ -101,18 +100,16 @@ def slice_states(config: TrainConfig, policy: ActorCritic, state: str, rows: Row
     return SliceStates(config, policy)
 
 
-def one_by_one(policy: ActorCritic, row: TensorDictBase, entering: States) -> tuple[list[TensorDictBase], States]:
+def one_by_one(policy: Policy, row: TensorDictBase, entering: States) -> tuple[list[TensorDictBase], States]:
     """Runs the steps of a row one after the other; an episode's start takes the state stored there."""
     done = []
     for t in range(row.shape[0]):
         step = row[t : t + 1].select(OBSERVATION, ACTION)
         stored = {key: row[key][t : t + 1] for key in policy.state_keys}
-        step.update(stored if t > 0 and bool(row["is_init"][t]) else entering)
-        step["is_init"] = torch.zeros(1, 1, dtype=torch.bool)
-        with set_recurrent_mode(False):
-            step = policy.critic_head(policy.actor_head(policy.trunk(step)))
+        state = stored if t > 0 and bool(row["is_init"][t]) else entering
+        distribution, step[VALUE], entering = policy.stepper()(step[OBSERVATION], state, None)
+        step[LOG_PROB], step["next"] = distribution.log_prob(step[ACTION]), TensorDict(entering, [1])
         done.append(step)
-        entering = {key: step["next", key] for key in policy.state_keys}
     return done, entering
 
 
@@ -120,11 +117,11 @@ def detached(states: States) -> States:
     return {key: state.detach() for key, state in states.items()}
 
 
-def stored_at(policy: ActorCritic, row: TensorDictBase, t: int) -> States:
+def stored_at(policy: Policy, row: TensorDictBase, t: int) -> States:
     return {key: row[key][t : t + 1] for key in policy.state_keys}
 
 
-def expected_start(policy: ActorCritic, state: str, rows: Rows, row: TensorDictBase, begin: int) -> States:
+def expected_start(policy: Policy, state: str, rows: Rows, row: TensorDictBase, begin: int) -> States:
     """The state that the slice beginning at step ``begin`` of a row starts from, by the definition of each policy."""
     stored = stored_at(policy, row, begin)
     if state == "zero":
@@ -135,20 +132,19 @@ def expected_start(policy: ActorCritic, state: str, rows: Rows, row: TensorDictB
     return one_by_one(policy, row[first:begin], stored_at(policy, row, first))[1]
 
 
-def plain_loss(policy: ActorCritic, steps: list[TensorDictBase]) -> Tensor:
+def plain_loss(steps: list[TensorDictBase]) -> Tensor:
     value = torch.cat([step[VALUE].flatten() for step in steps])
-    logits = torch.cat([step["logits"] for step in steps])
-    action = torch.cat([step[ACTION] for step in steps])
-    return (value**2).sum() + logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).sum()
+    log_prob = torch.cat([step[LOG_PROB].flatten() for step in steps])
+    return (value**2).sum() + log_prob.sum()
 
 
-def sequence_loss(policy: ActorCritic, slices: TensorDictBase) -> Tensor:
-    with set_recurrent_mode(True):
-        run = policy.critic_head(policy.actor_head(policy.trunk(slices)))
-    return plain_loss(policy, [run.flatten()])
+def sequence_loss(policy: Policy, slices: TensorDictBase) -> Tensor:
+    distribution, value, _ = policy.sequence(*policy.inputs(slices))
+    log_prob = distribution.log_prob(slices[ACTION])
+    return plain_loss([TensorDict({VALUE: value, LOG_PROB: log_prob}, slices.batch_size)])
 
 
-def gradients(policy: ActorCritic, loss: Tensor) -> list[Tensor]:
+def gradients(policy: Policy, loss: Tensor) -> list[Tensor]:
     # Those that the loss does not reach are none.
     return list(torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True, materialize_grads=True))
 
@@ -171,7 +167,7 @@ def epoch_of(states: SliceStates, rows: Rows) -> list[TensorDictBase]:
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
 def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_state(
-    policy: tuple[TrainConfig, ActorCritic], state: str, cut: tuple[int, int, int, int, list[bool]]
+    policy: tuple[TrainConfig, Policy], state: str, cut: tuple[int, int, int, int, list[bool]]
 ) -> None:
     config, network = policy
     rows = rows_of(network, *cut)
@@ -179,9 +175,7 @@ def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_sta
     for row in rows.batch.clone().unbind(0):
         for begin in range(0, row.shape[0], rows.slice_len):
             start = detached(expected_start(network, state, rows, row, begin))
-            expected = expected + plain_loss(
-                network, one_by_one(network, row[begin : begin + rows.slice_len], start)[0]
-            )
+            expected = expected + plain_loss(one_by_one(network, row[begin : begin + rows.slice_len], start)[0])
     (minibatch,) = epoch_of(slice_states(config, network, state, rows), rows)
     assert not any(minibatch[key].requires_grad for key in network.state_keys)
     found = sequence_loss(network, minibatch)
@@ -189,15 +183,14 @@ def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_sta
     torch.testing.assert_close(gradients(network, found), gradients(network, expected), rtol=1e-8, atol=1e-9)
 
 
-def test_a_gradient_through_the_burn_in_steps_would_be_seen(policy: tuple[TrainConfig, ActorCritic]) -> None:
+def test_a_gradient_through_the_burn_in_steps_would_be_seen(policy: tuple[TrainConfig, Policy]) -> None:
     """The test above can fail."""
     _, network = policy
     rows = rows_of(network, 1, 2, 3, 2, [False] * 6)
     row = rows.batch[0]
     start = expected_start(network, "burn_in", rows, row, 3)
     through, cut = (
-        gradients(network, plain_loss(network, one_by_one(network, row[3:], states)[0]))
-        for states in (start, detached(start))
+        gradients(network, plain_loss(one_by_one(network, row[3:], states)[0])) for states in (start, detached(start))
     )
     assert max(float((a - b).abs().max()) for a, b in zip(through, cut, strict=True)) > 1e-3
 
@@ -205,7 +198,7 @@ def test_a_gradient_through_the_burn_in_steps_would_be_seen(policy: tuple[TrainC
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
 def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
-    policy: tuple[TrainConfig, ActorCritic], cut: tuple[int, int, int, int, list[bool]]
+    policy: tuple[TrainConfig, Policy], cut: tuple[int, int, int, int, list[bool]]
 ) -> None:
     config, network = policy
     rows = rows_of(network, *cut)
@@ -240,7 +233,7 @@ SMALL = (
 MODES = {state: (f"state={state}", *(["burn_in_len=4"] if state == "burn_in" else [])) for state in STATE_POLICIES}
 
 
-def collected(config: TrainConfig) -> tuple[ActorCritic, TensorDictBase]:
+def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
@@ -304,7 +297,7 @@ def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(stat
 
 
 def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_to_those(
-    policy: tuple[TrainConfig, ActorCritic],
+    policy: tuple[TrainConfig, Policy],
 ) -> None:
     config, network = policy
     resets = [False, False, True, False, False, False, True, False, False]

@@ -18,7 +18,7 @@ from recurrl.config.keys import differences
 from recurrl.envs import recurrent_modules
 from recurrl.errors import ConfigError
 from recurrl.learner import Learner
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 from recurrl.recurrent.auto import Choices
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.tracking import Resumed
@@ -115,7 +115,7 @@ class Saved:
         is_own = self.frames == frames and self.path.resolve().parent == (run_dir / FOLDER).resolve()
         return self.path if is_own else None
 
-    def load_policy(self, policy: ActorCritic, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores the policy alone, its running statistics included.
 
         Args:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
 
 from recurrl.collector.restarts import RestartingCollector
 from recurrl.collector.seeds import seed_after
 from recurrl.config import TrainConfig
-from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
+from recurrl.policy import Policy
 
 
-def make_collector(config: TrainConfig, policy: ActorCritic, frames: int = 0) -> BaseCollector | RestartingCollector:
+def make_collector(config: TrainConfig, policy: Policy, frames: int = 0) -> BaseCollector | RestartingCollector:
     """The configured collector. Each batch holds ``frames_per_batch`` frames; episodes run on from one to the next.
 
     Its ``state_dict`` holds what it goes on from in another process, as far as its environments can give that.
@@ -44,10 +43,3 @@ def collection_metrics(collector: BaseCollector | RestartingCollector) -> dict[s
         return {**collection_metrics(collector.current), "collect/restarts": float(collector.restarts)}
     staleness = getattr(collector, "staleness", None)
     return {} if staleness is None else {"collect/staleness": staleness}
-
-
-def acting(policy: ActorCritic) -> TensorDictModuleBase:
-    """What a collector calls: the policy's acting, which leaves what learning needs and not what it passed through."""
-    module = policy.acting()
-    kept = [key for key in module.out_keys if key in (ACTION, LOG_PROB, VALUE) or isinstance(key, tuple)]
-    return module.select_out_keys(*kept)

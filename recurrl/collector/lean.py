@@ -1,4 +1,4 @@
-"""A collector that steps on plain tensors wherever it knows every part of the environment and of the policy.
+"""A collector that steps on plain tensors where the environment does.
 
 Shape legend: N environments, T steps.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache, reduce
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torch.distributions import Distribution
 from torchrl.collectors import Collector
 from torchrl.envs import (
     Compose,
@@ -29,23 +31,31 @@ from torchrl.envs import (
 from recurrl.collector import carry
 from recurrl.envs import EpisodeReturn, TensorEnv
 from recurrl.errors import NonFiniteError
-from recurrl.keys import LOG_PROB, path_of
-from recurrl.policy.on_tensors import Tensors, UnknownPartError, leaves, operations
+from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, path_of
+from recurrl.policy import Policy, PolicyModule
+from recurrl.policy.distributions import log_probs, sample
 
 logger = logging.getLogger(__name__)
 _TRAJECTORY = ("collector", "traj_ids")
 
 
-class LeanCollector(Collector):
-    """TorchRL's collector, several times as fast where it knows all parts; elsewhere TorchRL's own, and it says so.
+Tensors = dict[NestedKey, Tensor]
 
-    It is to be used as ``torchrl.collectors.Collector`` is, also as ``collector_class`` of the collectors of many
-    processes. Its fast rollout makes no TensorDict a step: it calls the policy's modules and the environment on plain
-    tensors, keeps episode starts, recurrent states, step counts and returns itself, and writes each entry of the batch
-    once. Batches are the same either way, bit for bit.
+
+class _NeedsTensorDictsError(Exception):
+    """Why a rollout on plain tensors is not possible."""
+
+
+class LeanCollector(Collector):
+    """TorchRL's collector, several times as fast for a :class:`PolicyModule` in an environment that steps on tensors.
+
+    Use it as ``torchrl.collectors.Collector``, also as ``collector_class`` of the collectors of many processes. Its
+    fast rollout makes no TensorDict a step: it calls the policy and the environment on plain tensors, keeps track of
+    episode starts, recurrent states, step counts and returns itself, and writes each entry of the batch once. Elsewhere
+    the rollout is TorchRL's own, and a warning says why. Batches are the same either way, bit for bit.
 
     Attributes:
-        why_general: why rollouts are TorchRL's own; None where they are fast.
+        why_general: the reason why rollouts are TorchRL's own; None where they are fast.
     """
 
     why_general: str | None
@@ -61,7 +71,7 @@ class LeanCollector(Collector):
             self.tensor_rollout = TensorRollout(self.env, self._wrapped_policy, self._final_rollout, self.policy_device)
             self.why_general = None
             logger.info("Collection steps on plain tensors.")
-        except UnknownPartError as reason:
+        except _NeedsTensorDictsError as reason:
             self.why_general = str(reason)
             logger.warning("Collection takes TorchRL's general path, which is slower: %s.", reason)
 
@@ -77,15 +87,17 @@ class LeanCollector(Collector):
         }
         asked = [name for name, is_asked in refused.items() if is_asked]
         if asked:
-            raise UnknownPartError(f"the collector was asked for {', '.join(asked)}")
+            raise _NeedsTensorDictsError(f"the collector was asked for {', '.join(asked)}")
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
-        """``frames_per_batch`` frames of rows ``[N, T]``, going on where the last rollout ended."""
+        """``frames_per_batch`` frames of rows ``[N, T]``, starting where the last rollout ended."""
         if _transforms(self.env) != self._transforms:
             self._choose_path()
-        if self.why_general is not None or self._should_use_random_frames() or self._autocasts():
-            return super().rollout()
+        if self.why_general is not None or self._should_use_random_frames():
+            batch_NT = super().rollout()
+            _check_log_probs(batch_NT)
+            return batch_NT
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.reset_at_each_iter:
@@ -99,17 +111,13 @@ class LeanCollector(Collector):
         return carry.episodes_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with them. Those that could not be given begin anew, and the log says why.
+        """Restores them. Those that could not be saved start again, and the log says why.
 
         Raises:
             UnsavableError: the environments are not made as those that were saved.
         """
         carry.warn_if_lost(state)
         carry.restore_episodes(self, state)
-
-    def _autocasts(self) -> bool:
-        # The recurrent layer's TensorDict module sees to its dtypes then.
-        return torch.is_autocast_enabled(self.tensor_rollout.policy_device.type)
 
     def _next_trajectories(self, ended: Tensors) -> Tensor:
         """The number of each environment's trajectory, after those that ended got new ones."""
@@ -123,49 +131,42 @@ class TensorRollout:
 
     Args:
         env: a :class:`TensorEnv` with transforms that mark episode starts, count steps, sum rewards and carry states.
-        policy: a sequence of TensorDict modules, see :mod:`recurrl.policy.on_tensors`.
+        module: the policy.
         batch_NT: the memory of one batch; its entries are what is stored.
         policy_device: where the policy lives; None for where the environment does.
-
-    Raises:
-        UnknownPartError: a part of another kind, or entries that are not what these parts give.
     """
 
-    def __init__(self, env: EnvBase, policy: Any, batch_NT: TensorDictBase, policy_device: torch.device | None) -> None:
+    def __init__(self, env: EnvBase, module: Any, batch_NT: TensorDictBase, policy_device: torch.device | None) -> None:
+        if type(module) is not PolicyModule:
+            raise _NeedsTensorDictsError(f"the policy is of type {type(module).__name__}, not a PolicyModule")
+        if type(module.policy).step is not Policy.step:
+            raise _NeedsTensorDictsError(f"the policy has a step of its own, {type(module.policy).__name__}.step")
+        self.policy = module.policy
         self.env, marks = _parts(env)
         self.batch_NT = batch_NT
         self.policy_device = policy_device or self.env.device
-        self.policy = policy
-        self.operations, self.later = operations(policy)
         self._moves = self.policy_device != self.env.device
         self.observation_keys = list(self.env.observation_spec.keys(True, True))
         self.init_key, self.count_key, self.return_key, self.state_keys = marks
-        self._check_entries(policy)
+        self.kept_keys = self._check_entries()
         shape = (*self.env.batch_size, 1)
         self._nobody = torch.zeros(shape, dtype=torch.bool, device=self.policy_device)
 
-    def _check_entries(self, policy: Any) -> None:
-        """What is read, carried and stored has to be what the loop gives."""
-        given: set[NestedKey] = {*self.observation_keys, self.init_key, self.count_key, self.return_key}
-        given |= set(self.state_keys)
-        for module in leaves(policy):
-            unknown = set(module.in_keys) - given
-            if unknown:
-                raise UnknownPartError(f"the policy reads {sorted(map(str, unknown))}, which the environment lacks")
-            given |= set(module.out_keys)
-        after = {*self.observation_keys, self.count_key, self.return_key, "reward", *self.env.done_keys}
-        following = {_next(key) for key in after}
-        given |= following
-        lost = {("next", key) for key in self.state_keys} - given
-        if lost:
-            raise UnknownPartError(f"the policy does not write {sorted(map(str, lost))}")
+    def _check_entries(self) -> list[NestedKey]:
+        """The entries of a step that are stored; what is carried and stored has to be what the loop gives."""
+        if set(self.state_keys) != set(self.policy.state_keys):
+            raise _NeedsTensorDictsError(
+                f"the environment carries the states {self.state_keys}, the policy has {self.policy.state_keys}"
+            )
+        observed = [*self.observation_keys, self.count_key, self.return_key]
+        after = {_next(key) for key in (*observed, "reward", *self.env.done_keys)}
+        acted = {*self.env.full_action_spec.keys(True, True), VALUE, *map(_next, self.state_keys)}
+        given = {*observed, self.init_key, *self.state_keys, *acted, _TRAJECTORY}
         stored = set(self.batch_NT.keys(True, True))
-        unknown = stored - given - {_TRAJECTORY, ("next", self.init_key), *self.env.done_keys}
+        unknown = stored - given - after - {LOG_PROB, _next(self.init_key), *self.env.done_keys}
         if unknown:
-            raise UnknownPartError(f"batches hold {sorted(map(str, unknown))}")
-        kept = {key for key in stored - following if key in given | {_TRAJECTORY}}
-        later = {each.writes for each in self.later}
-        self.kept_keys = list((kept - later).union(*[each.reads for each in self.later]))
+            raise _NeedsTensorDictsError(f"batches hold {sorted(map(str, unknown))}")
+        return list(stored & given)
 
     def run(self, carrier: TensorDictBase, next_trajectories: Callable[[Tensors], Tensor] | None) -> None:
         """Fills the batch.
@@ -174,42 +175,50 @@ class TensorRollout:
             carrier: what the first step starts from; afterwards, what the next batch's does.
             next_trajectories: numbers the trajectories after some have ended; None where nobody wants the numbers.
         """
-        # Anew, because somebody may have exchanged the policy's parameters.
-        self.operations, self.later = operations(self.policy)
+        # For each batch, because the policy's parameters may have been replaced.
+        self._step = self.policy.stepper()
         now = self._starting(carrier)
         if next_trajectories is not None:
             now[_TRAJECTORY] = carrier.get(_TRAJECTORY)
         steps: list[Tensors] = []
-        nexts: list[Tensors] = []
+        acted: list[tuple[Distribution, Any]] = []
         for _ in range(self.batch_NT.batch_size[-1]):
-            self.act(now)
-            action = now["action"]
+            distribution, action = self.act(now)
             after: Tensors = dict(self.env.step_tensors(action.to(self.env.device) if self._moves else action))
             after[self.count_key] = now[self.count_key] + 1
             after[self.return_key] = now[self.return_key] + after["reward"]
-            # Without what the policy passed through: memory that is free at once is still in the cache.
-            steps.append({key: now[key] for key in self.kept_keys})
-            nexts.append(after)
+            # Without what else the policy computed: memory that is free at once is still in the cache.
+            steps.append({key: now[key] for key in self.kept_keys} | {_next(key): after[key] for key in after})
+            acted.append((distribution, action))
             now = self._following(now, after, next_trajectories)
         # Copies, because a reset of the collector writes into the carrier.
         carrier.update({key: value.clone() for key, value in now.items()})
-        self.store(steps, nexts)
-        self.compute_later(steps)
-        self._check_log_probs()
+        self.store(steps)
+        self.batch_NT[LOG_PROB].copy_(log_probs(*zip(*acted, strict=True)))
+        _check_log_probs(self.batch_NT)
 
     def _starting(self, carrier: TensorDictBase) -> Tensors:
         """What the first step starts from."""
         now: Tensors = {key: carrier.get(key) for key in (*self.observation_keys, self.count_key, self.return_key)}
-        now.update(self._for_policy(now, self.observation_keys))
+        self._to_policy(now)
         now[self.init_key] = is_init = carrier.get(self.init_key).to(self.policy_device)
         for key in self.state_keys:
             now[key] = _reset(carrier.get(key).to(self.policy_device), is_init)
         return now
 
-    def act(self, now: Tensors) -> None:
-        """Adds what the policy writes."""
-        for operation in self.operations:
-            operation(now)
+    def act(self, now: Tensors) -> tuple[Distribution, Any]:
+        """Samples actions, and adds what the policy writes to ``now``, whose states are reset already."""
+        distribution, value, state = self._step(_nested(now, self.observation_keys), now, None)
+        action = sample(distribution)
+        if isinstance(action, Tensor):
+            now[ACTION] = action
+        else:
+            now.update({unravel_key((ACTION, key)): part for key, part in action.items(True, True)})
+        if value is not None:
+            now[VALUE] = value
+        for key in self.state_keys:
+            now["next", key] = state[key]
+        return distribution, action
 
     def _following(
         self, now: Tensors, after: Tensors, next_trajectories: Callable[[Tensors], Tensor] | None
@@ -231,32 +240,38 @@ class TensorRollout:
             if next_trajectories is not None:
                 following[_TRAJECTORY] = next_trajectories(after)
         following.update(states)
-        following.update(self._for_policy(following, self.observation_keys))
+        self._to_policy(following)
         return following
 
-    def _for_policy(self, data: Tensors, keys: Iterable[NestedKey]) -> Tensors:
-        return {key: data[key].to(self.policy_device) for key in keys} if self._moves else {}
+    def _to_policy(self, data: Tensors) -> None:
+        if self._moves:
+            data.update({key: data[key].to(self.policy_device) for key in self.observation_keys})
 
-    def store(self, steps: list[Tensors], nexts: list[Tensors]) -> None:
+    def store(self, steps: list[Tensors]) -> None:
         """Writes each entry of the batch from those of its steps. Flags that no step sets are zero from the start."""
         for key, out in self.batch_NT.items(True, True):
             if key in steps[0]:
                 _stack_into(out, [step[key] for step in steps])
-            elif isinstance(key, tuple) and key[0] == "next" and _rest(key) in nexts[0]:
-                _stack_into(out, [after[_rest(key)] for after in nexts])
 
-    def compute_later(self, steps: list[Tensors]) -> None:
-        """Writes the entries that could wait for all steps to be taken."""
-        for writes, reads, compute in self.later:
-            self.batch_NT[writes].copy_(compute(*[torch.stack([step[key] for step in steps], 1) for key in reads]))
 
-    def _check_log_probs(self) -> None:
-        log_probs_NT = self.batch_NT.get(LOG_PROB, None)
-        if log_probs_NT is not None and not log_probs_NT.isfinite().all():
-            raise NonFiniteError(
-                "The policy gave its actions probabilities that are not finite. A smaller lr or "
-                "algorithm.max_grad_norm may help; so may normalised or clipped observations."
-            )
+def _check_log_probs(batch_NT: TensorDictBase) -> None:
+    log_probs_NT = batch_NT.get(LOG_PROB, None)
+    if log_probs_NT is not None and not log_probs_NT.isfinite().all():
+        raise NonFiniteError(
+            "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may help; so "
+            "may normalised or clipped observations."
+        )
+
+
+def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
+    """The entry that these leaves are within: a tensor, or nested dicts."""
+    if OBSERVATION in leaves:
+        return leaves[OBSERVATION]
+    result: dict[str, Any] = {}
+    for key in keys:
+        *outer, last = path_of(key)
+        reduce(lambda inner, name: inner.setdefault(name, {}), outer, result)[last] = leaves[key]
+    return result[OBSERVATION]
 
 
 def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
@@ -264,12 +279,9 @@ def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
     return torch.where(is_init_N1.view(-1, *[1] * (state_N.ndim - 1)), 0.0, state_N)
 
 
+@cache
 def _next(key: NestedKey) -> tuple[str, ...]:
     return ("next", *path_of(key))
-
-
-def _rest(key: tuple[str, ...]) -> NestedKey:
-    return key[1] if len(key) == 2 else key[1:]
 
 
 def _stack_into(out_NT: Tensor, tensors_N: list[Tensor]) -> None:
@@ -283,20 +295,22 @@ def _parts(env: EnvBase) -> tuple[TensorEnv, tuple[NestedKey, NestedKey, NestedK
     """The environment within, and the keys its transforms write: starts, step count, return, states."""
     if not isinstance(env, TransformedEnv) or not isinstance(env.base_env, TensorEnv):
         kind = type(env.base_env if isinstance(env, TransformedEnv) else env).__name__
-        raise UnknownPartError(f"the environment is of type {kind}, which steps on TensorDicts")
+        raise _NeedsTensorDictsError(f"the environment is of type {kind}, which steps on TensorDicts")
     found: dict[type, Transform] = {}
     states: list[NestedKey] = []
     for transform in _transforms(env):
         cls: type = RewardSum if type(transform) is EpisodeReturn else type(transform)
         if not _is_known(transform) or cls in found:
-            raise UnknownPartError(f"the environment has the transform {transform}")
+            raise _NeedsTensorDictsError(f"the environment has the transform {transform}")
         if type(transform) is TensorDictPrimer:
             states += list(transform.primers.keys(True, True))
         else:
             found[cls] = transform
     missing = {InitTracker, StepCounter, RewardSum} - set(found)
     if missing:
-        raise UnknownPartError(f"the environment has no {' and no '.join(sorted(kind.__name__ for kind in missing))}")
+        raise _NeedsTensorDictsError(
+            f"the environment has no {' and no '.join(sorted(kind.__name__ for kind in missing))}"
+        )
     keys = (found[InitTracker].init_key, found[StepCounter].step_count_key, found[RewardSum].out_keys[0], states)
     return env.base_env, keys
 

@@ -20,7 +20,7 @@ from torchrl.collectors import MultiAsyncCollector
 from recurrl.collector import carry
 from recurrl.collector.workers import Workers
 from recurrl.config import TrainConfig
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 
 
 class Part(NamedTuple):
@@ -78,7 +78,7 @@ class AsyncCollector(Workers, MultiAsyncCollector):
         carry.warn_if_lost(state)
 
 
-def make(config: TrainConfig, policy: ActorCritic) -> AsyncCollector:
+def make(config: TrainConfig, policy: Policy) -> AsyncCollector:
     """The collector.
 
     Raises:

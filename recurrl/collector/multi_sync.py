@@ -15,7 +15,7 @@ from torchrl.collectors import MultiSyncCollector
 from recurrl.collector import carry
 from recurrl.collector.workers import Workers
 from recurrl.config import TrainConfig
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 
 
 class SyncCollector(Workers, MultiSyncCollector):
@@ -54,7 +54,7 @@ class SyncCollector(Workers, MultiSyncCollector):
             self._restore(state["workers"])
 
 
-def make(config: TrainConfig, policy: ActorCritic) -> SyncCollector:
+def make(config: TrainConfig, policy: Policy) -> SyncCollector:
     """The collector.
 
     Raises:

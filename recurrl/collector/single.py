@@ -5,17 +5,14 @@ from __future__ import annotations
 import torch
 from torchrl.collectors import Collector
 
-from recurrl.collector import acting
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.groups import Groups
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy, PolicyModule
 
 
-def make(
-    config: TrainConfig, policy: ActorCritic, kind: type[Collector] = LeanCollector, **options: object
-) -> Collector:
+def make(config: TrainConfig, policy: Policy, kind: type[Collector] = LeanCollector, **options: object) -> Collector:
     """A collector of all environments that acts with the policy itself, as it is at each step.
 
     Only an algorithm that compares the environments of a group has every batch begin with a reset of all.
@@ -40,4 +37,4 @@ def make(
     size = config.algorithm.group_size
     groups = None if size is None else Groups(size, config.steps_per_row, config.seed)
     env = make_env(config.env, config.env.num_envs, config.seed, policy, groups)
-    return kind(env, acting(policy), **(arguments | options))
+    return kind(env, PolicyModule(policy), **(arguments | options))

@@ -20,14 +20,14 @@ from torch import multiprocessing, nn
 from torchrl.checkpoint import GlobalRNGState
 from torchrl.collectors import MultiCollector
 
-from recurrl.collector import acting, carry
+from recurrl.collector import carry
 from recurrl.collector.faults import Alarms, Reports, Supervisor
 from recurrl.collector.lean import LeanCollector
 from recurrl.collector.seeds import seed_process, seeds
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy, PolicyModule
 from recurrl.signals import ignore_signals
 from recurrl.time_limit import time_limit
 
@@ -95,7 +95,7 @@ class WorkerCollector(LeanCollector):
     def __init__(
         self,
         *arguments: Any,
-        network: ActorCritic,
+        network: Policy,
         seed: int,
         weights: SharedWeights,
         reports: Reports,
@@ -108,7 +108,7 @@ class WorkerCollector(LeanCollector):
         self._time_limit = partial(time_limit, timeout_s, alarms.send(worker))
         own = deepcopy(network)
         options["create_env_kwargs"] = {"policy": own}
-        options["policy_factory"] = partial(options["policy_factory"], policy_factory=partial(acting, own))
+        options["policy_factory"] = partial(options["policy_factory"], policy_factory=partial(PolicyModule, own))
         # The workers would number them together, in the order in which episodes happen to end.
         options["track_traj_ids"] = False
         seed_process(seed + worker)
@@ -153,10 +153,10 @@ class Workers(MultiCollector):
         RunError: a worker raised something, or ended; no worker is left behind.
     """
 
-    def __init__(self, config: TrainConfig, policy: ActorCritic, **options: Any) -> None:
+    def __init__(self, config: TrainConfig, policy: Policy, **options: Any) -> None:
         workers = config.collector.num_workers
         self._device = torch.device(config.device)
-        self._learning = acting(policy)
+        self._learning = PolicyModule(policy)
         self.weights = SharedWeights(self._learning, workers)
         self._supervisor = Supervisor(config)
         self._rows: dict[int, TensorDictBase] = {}

@@ -11,15 +11,18 @@ from torch import Tensor
 
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.errors import ConfigError
-from recurrl.policy import ActorCritic
+from recurrl.losses._loss import Losses
+from recurrl.losses._loss_modules import GRPOLoss, PPOLoss
+from recurrl.policy import Policy
+
+__all__ = ["Algorithm", "GRPOLoss", "Losses", "PPOLoss", "algorithm_names", "check", "make_algorithm"]
 
 
 class Algorithm(Protocol):
     """What the learner asks of an algorithm.
 
     Attributes:
-        loss: a module over the policy's own parameters; called with a minibatch, it returns the entries ``loss_*``,
-            whose sum is to be minimised, and diagnostics, all of them scalars.
+        loss: a module over the policy's own parameters; called with a minibatch, it returns :class:`Losses`.
         keys: the entries of a batch that the loss reads.
     """
 
@@ -57,7 +60,7 @@ def check(config: AlgorithmConfig) -> None:
         raise ConfigError(f"algorithm={config.name} does not exist. Choose one of: {', '.join(algorithm_names())}.")
 
 
-def make_algorithm(config: TrainConfig, policy: ActorCritic) -> Algorithm:
+def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     """The configured algorithm, over the policy's own parameters.
 
     Raises:

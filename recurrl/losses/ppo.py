@@ -2,11 +2,12 @@
 
 Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
 
-Shape legend: N environments, T steps, S slices, K steps of a slice.
+Shape legend: N environments, T steps, B rows or slices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from torch.distributions import Distribution
 from torch.nn import functional
 
 from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
-from recurrl.config import AlgorithmConfig, TrainConfig, given
-from recurrl.importance import check_one_a_step, clipped_gain, effective_sample_fraction, kl_from_log_weight
-from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
-from recurrl.policy.on_tensors import Replay
+from recurrl.config import TrainConfig, given
+from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
+from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
+from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.schedule import anneal
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
@@ -28,26 +30,29 @@ KL_TOLERANCE = 1.5
 DISTANCES = {"l2": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
 
 
-class PPOLoss(nn.Module):
-    """PPO's losses of a minibatch of slices, over the policy's own parameters, which run once.
+class PPOTerms(nn.Module):
+    """PPO's losses from what a policy makes of a minibatch.
 
     For a step with advantage A, ratio ρ = π(a) / π_collecting(a), value V and value target R::
 
-        loss_objective  = −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)    objective "clip"
-                          −ρ A                                           objectives "plain" and "kl"
-        loss_kl         = kl_coeff · (ρ − 1 − log ρ)                     objective "kl"
-        loss_entropy    = −entropy_coeff · H(π)
-        loss_critic     = critic_coeff · d(V, R)
+        objective  = −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)    objective="clip"
+                     −ρ A                                           objective="plain" and "kl"
+        kl         = kl_coeff · (ρ − 1 − log ρ)                     objective="kl"
+        entropy    = −entropy_coeff · H(π)
+        critic     = critic_coeff · d(V, R)
 
-    each on average over the steps, with d by ``critic_loss``. With ``clip_value`` c, d is the larger of d(V, R) and
-    that of a value that moved from the stored one by c at most. The other outputs are diagnostics without a gradient.
+    each averaged over the steps, with d by ``critic_loss``. With ``clip_value`` c, d is the larger of d(V, R) and that
+    of a value that moved from the stored one by c at most.
 
     Args:
-        config: the algorithm's.
-        policy: the policy to improve, with a critic.
-
-    Raises:
-        UnknownPartError: the policy holds a module of a kind that is known on TensorDicts only.
+        objective: ``clip``, ``kl`` or ``plain``.
+        clip_epsilon: ε, or the pair (ε_low, ε_high).
+        entropy_coeff: weight of the entropy.
+        kl_coeff: weight of the KL penalty.
+        critic_coeff: weight of the critic's loss.
+        critic_loss: ``l2`` or ``smooth_l1``.
+        clip_value: c; None to leave values unclipped.
+        normalize_advantage: ``minibatch`` to standardise the advantages of each minibatch.
     """
 
     clip_epsilon_low: Tensor
@@ -55,82 +60,86 @@ class PPOLoss(nn.Module):
     entropy_coeff: Tensor
     kl_coeff: Tensor
 
-    def __init__(self, config: AlgorithmConfig, policy: ActorCritic) -> None:
+    def __init__(
+        self,
+        *,
+        objective: str = "clip",
+        clip_epsilon: float | tuple[float, float] = 0.2,
+        entropy_coeff: float = 0.0,
+        kl_coeff: float = 1.0,
+        critic_coeff: float = 0.5,
+        critic_loss: str = "l2",
+        clip_value: float | None = None,
+        normalize_advantage: str = "none",
+    ) -> None:
         super().__init__()
-        self._config = config
-        self._replay = Replay(policy)
-        self._distance = DISTANCES[given(config.critic_loss)]
-        low, high = config.clip_range
-        for name, value in (
-            ("clip_epsilon_low", low),
-            ("clip_epsilon_high", high),
-            ("entropy_coeff", config.entropy_coeff),
-            ("kl_coeff", given(config.kl_coeff)),
-        ):
-            # In double precision; a tensor of no dimensions leaves the losses in that of the network.
-            self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+        self.objective = objective
+        self.critic_coeff = critic_coeff
+        self.clip_value = clip_value
+        self._normalize = normalize_advantage == "minibatch"
+        self._asks_entropy = entropy_coeff != 0
+        self._distance = DISTANCES[critic_loss]
+        add_coefficients(self, clip_epsilon, entropy_coeff=entropy_coeff, kl_coeff=kl_coeff)
 
-    def forward(self, slices_SK: TensorDictBase) -> dict[str, Tensor]:
-        """The losses and diagnostics of a minibatch.
+    def forward(self, distribution: Distribution, value: Tensor, data: Mapping[str, Any] | TensorDictBase) -> Losses:
+        """The losses.
+
+        Args:
+            distribution: of the actions ``[B, T]``.
+            value: ``[B, T, 1]``.
+            data: what was collected, and its ``advantage`` and ``value_target``, ``[B, T, 1]``.
 
         Raises:
             KeyError: an entry is missing.
             ValueError: the policy gives more than one log-probability a step.
         """
-        advantage = slices_SK[ADVANTAGE]
-        if self._config.normalize_advantage == "minibatch":
+        advantage = data[ADVANTAGE]
+        if self._normalize:
             advantage = standardized(advantage)
-        distribution, value = self._replay(slices_SK)
-        assert value is not None
-        log_weight = (distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]).unsqueeze(-1)
-        check_one_a_step(log_weight, advantage.shape)
-        return {
-            **self._objective(log_weight, advantage),
-            **self._entropy(distribution),
-            **self._critic(value, slices_SK),
-            **_diagnostics(log_weight.detach()),
-        }
-
-    def _objective(self, log_weight: Tensor, advantage: Tensor) -> dict[str, Tensor]:
-        if self._config.objective == "clip":
-            gain, outside = clipped_gain(log_weight, advantage, self.clip_epsilon_low, self.clip_epsilon_high)
-            return {"loss_objective": -gain.mean(), "clip_fraction": outside.to(gain.dtype).mean()}
-        output = {"loss_objective": -(log_weight.exp() * advantage).mean()}
-        if self._config.objective == "kl":
-            output["loss_kl"] = self.kl_coeff * kl_from_log_weight(log_weight).mean()
-        return output
-
-    def _entropy(self, distribution: Distribution) -> dict[str, Tensor]:
-        # Without a weight the entropy is for the log, and spares its way back.
-        with torch.set_grad_enabled(self._config.entropy_coeff != 0):
+        log_ratio = (distribution.log_prob(data[ACTION]) - data[LOG_PROB]).unsqueeze(-1)
+        check_one_a_step(log_ratio, advantage.shape)
+        objective, clipped = self._objective(log_ratio, advantage)
+        kl = {"kl": self.kl_coeff * kl_from_log_ratio(log_ratio).mean()} if self.objective == "kl" else {}
+        # Without a weight the entropy is for the log, and needs no backward pass.
+        with torch.set_grad_enabled(self._asks_entropy and torch.is_grad_enabled()):
             entropy: Tensor = distribution.entropy().mean()
-        return {"loss_entropy": -self.entropy_coeff * entropy, "entropy": entropy.detach()}
+        critic, of_critic = self._critic(value, data)
+        return Losses(
+            {"objective": objective, "critic": critic, "entropy": -self.entropy_coeff * entropy, **kl},
+            {"policy/entropy": entropy.detach(), **_diagnostics(log_ratio.detach(), clipped), **of_critic},
+        )
 
-    def _critic(self, value: Tensor, slices_SK: TensorDictBase) -> dict[str, Tensor]:
-        target, limit = slices_SK[VALUE_TARGET], self._config.clip_value
+    def _objective(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.objective != "clip":
+            return -(log_ratio.exp() * advantage).mean(), {}
+        gain, outside = clipped_surrogate(log_ratio, advantage, self.clip_epsilon_low, self.clip_epsilon_high)
+        return -gain.mean(), {"policy/clip_fraction": outside.to(gain.dtype).mean()}
+
+    def _critic(self, value: Tensor, data: Mapping[str, Any] | TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        target, limit = data[VALUE_TARGET], self.clip_value
         if limit is None:
-            return {"loss_critic": given(self._config.critic_coeff) * self._distance(value, target)}
-        stored = slices_SK[VALUE]
+            return self.critic_coeff * self._distance(value, target), {}
+        stored = data[VALUE]
         moved = value - stored
         clipped = moved.clamp(-limit, limit)
         distance = torch.maximum(
             self._distance(value, target, reduction="none"), self._distance(stored + clipped, target, reduction="none")
         )
-        return {
-            "loss_critic": given(self._config.critic_coeff) * distance.mean(),
-            "value_clip_fraction": (clipped != moved).to(value.dtype).mean(),
-        }
+        fraction = (clipped != moved).to(value.dtype).mean()
+        return self.critic_coeff * distance.mean(), {"value/clip_fraction": fraction}
 
 
 @torch.no_grad()
-def _diagnostics(log_weight: Tensor) -> dict[str, Tensor]:
+def _diagnostics(log_ratio: Tensor, clipped: dict[str, Tensor]) -> dict[str, Tensor]:
     """``kl_approx`` is the mean of −log ρ; ``kl``, of ρ − 1 − log ρ, has less variance and is never negative (Schulman
     2020, http://joschu.net/blog/kl-approx.html).
     """
+    everywhere = torch.ones_like(log_ratio, dtype=torch.bool)
     return {
-        "kl_approx": -log_weight.mean(),
-        "kl": kl_from_log_weight(log_weight).mean(),
-        "ESS": effective_sample_fraction(log_weight, torch.ones_like(log_weight, dtype=torch.bool)),
+        "policy/kl_approx": -log_ratio.mean(),
+        "policy/kl": kl_from_log_ratio(log_ratio).mean(),
+        **clipped,
+        "policy/effective_sample_size": effective_sample_fraction(log_ratio, everywhere),
     }
 
 
@@ -142,12 +151,11 @@ class PPO:
         policy: the policy to improve, with a critic.
     """
 
-    def __init__(self, config: TrainConfig, policy: ActorCritic) -> None:
+    def __init__(self, config: TrainConfig, policy: Policy) -> None:
         algorithm = config.algorithm
         self.config, self._policy, self._desired_kl = algorithm, policy, config.desired_kl
-        read = (*policy.acting().in_keys, "is_init", ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET)
-        self.keys = list(dict.fromkeys(read))
-        self.loss = PPOLoss(algorithm, policy).to(config.device)
+        self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET]
+        self.loss = PolicyLoss(policy, PPOTerms(**options_of(PPOTerms, algorithm)).to(config.device))
         self._schedules = {"entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction)}
         if algorithm.objective == "clip":
             for name, start in zip(("clip_epsilon_low", "clip_epsilon_high"), algorithm.clip_range, strict=True):
@@ -155,7 +163,7 @@ class PPO:
 
     def begin_iteration(self, progress: float) -> None:
         """Sets clip range and entropy coefficient."""
-        anneal(self.loss, self._schedules, progress)
+        anneal(self.loss.terms, self._schedules, progress)
 
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets."""
@@ -178,20 +186,20 @@ class PPO:
         if self.config.objective != "kl":
             return
         if kl > self._desired_kl * KL_TOLERANCE:
-            self.loss.kl_coeff *= KL_COEFF_FACTOR
+            self.loss.terms.kl_coeff *= KL_COEFF_FACTOR
         elif kl < self._desired_kl / KL_TOLERANCE:
-            self.loss.kl_coeff /= KL_COEFF_FACTOR
+            self.loss.terms.kl_coeff /= KL_COEFF_FACTOR
 
     def state_dict(self) -> dict[str, Any]:
         """The weight of a KL penalty."""
-        return {"kl_coeff": self.loss.kl_coeff} if self.config.objective == "kl" else {}
+        return {"kl_coeff": self.loss.terms.kl_coeff} if self.config.objective == "kl" else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
         if self.config.objective == "kl":
-            self.loss.kl_coeff.copy_(state["kl_coeff"])
+            self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
 
 
-def make_algorithm(config: TrainConfig, policy: ActorCritic) -> PPO:
+def make_algorithm(config: TrainConfig, policy: Policy) -> PPO:
     """The configured variant of PPO."""
     return PPO(config, policy)

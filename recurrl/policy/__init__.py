@@ -1,12 +1,15 @@
 """The network: encoder → recurrent cell → actor and critic heads.
 
-``encoders`` (with ``images``) turns what is observed into one vector, ``memory`` puts the recurrent cell behind it,
-``heads`` makes ``distributions`` of actions from its features, and ``actor_critic`` puts them together.
+``policy`` has :class:`Policy`, whose ``step`` and ``sequence`` everything else calls. It is made of ``trunk`` (the
+``encoders`` of observations, with ``images``, and the recurrent cell) and ``heads`` (which make ``distributions`` of
+actions). ``tensordict_module`` lets TorchRL call it.
 """
 
 from __future__ import annotations
 
-from recurrl.keys import ACTION, FEATURES, LOG_PROB, OBSERVATION, VALUE
-from recurrl.policy.actor_critic import ActorCritic, make_policy
+from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
+from recurrl.policy.policy import Policy, make_policy
+from recurrl.policy.tensordict_module import PolicyModule
+from recurrl.policy.trunk import Trunk
 
-__all__ = ["ACTION", "FEATURES", "LOG_PROB", "OBSERVATION", "VALUE", "ActorCritic", "make_policy"]
+__all__ = ["ACTION", "LOG_PROB", "OBSERVATION", "VALUE", "Policy", "PolicyModule", "Trunk", "make_policy"]

@@ -23,8 +23,8 @@ QUADRATURE_POINTS = 64
 NO_SHAPE = Size()
 
 
-class Choice(Categorical):
-    """torch's distribution over K choices, normalised when it is asked, and by one operation where torch takes eight.
+class LazyCategorical(Categorical):
+    """torch's distribution over K choices, normalised on demand, and in one operation where torch takes eight.
 
     Args:
         unnormalized: ``[B, K]``, the logarithms of the probabilities with any constant added.
@@ -45,19 +45,30 @@ class Choice(Categorical):
         """``[B, K]``."""
         return functional.softmax(self.unnormalized, -1)
 
-    def expand(self, batch_shape: Size | Sequence[int], _instance: None = None) -> Choice:
+    def expand(self, batch_shape: Size | Sequence[int], _instance: None = None) -> LazyCategorical:
         """To more dimensions."""
-        return Choice(self.unnormalized.expand(*batch_shape, self._num_events))
+        return LazyCategorical(self.unnormalized.expand(*batch_shape, self._num_events))
+
+    def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
+        """Choices ``[B]``: the same as torch's, whose ``multinomial`` takes longer looks at the probabilities.
+
+        The smallest of exponential variables with the choices' probabilities as rates is each with its probability.
+        Where a probability is not finite, neither is the log-probability of the choice.
+        """
+        if sample_shape:
+            return super().sample(sample_shape)  # type: ignore[no-untyped-call]
+        probs = functional.softmax(self.unnormalized, -1)
+        return probs.div_(torch.empty_like(probs).exponential_()).argmax(-1)
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The likeliest choice."""
+        """The most probable choice."""
         return self.unnormalized.argmax(-1)
 
 
 def categorical(logits: Tensor, mask: Tensor | None = None) -> Distribution:
     """One choice of K from ``logits [B, K]``; where ``mask`` is zero the choice has probability zero."""
-    return Choice(allowed(logits, mask))
+    return LazyCategorical(allowed(logits, mask))
 
 
 def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> Distribution:
@@ -68,7 +79,7 @@ def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None 
         functional.pad(part, (0, widest - size), value=lowest)
         for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
     ]
-    return Independent(Choice(torch.stack(parts, -2)), 1, validate_args=False)
+    return Independent(LazyCategorical(torch.stack(parts, -2)), 1, validate_args=False)
 
 
 def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -227,6 +238,26 @@ def deterministic(distribution: Distribution) -> Any:
     """The action of a deterministic policy."""
     chosen = getattr(distribution, "deterministic_sample", None)
     return distribution.mode if chosen is None else chosen
+
+
+def sample(distribution: Distribution) -> Any:
+    """A random action; differentiable by the distribution's parameters where it can be."""
+    return distribution.rsample() if distribution.has_rsample else distribution.sample()
+
+
+def act(distribution: Distribution, deterministic_action: bool) -> tuple[Any, Tensor]:
+    """An action and its log-probability."""
+    action = deterministic(distribution) if deterministic_action else sample(distribution)
+    return action, distribution.log_prob(action)
+
+
+def log_probs(distributions: Sequence[Distribution], actions: Sequence[Any]) -> Tensor:
+    """Log-probabilities ``[B, T]`` of the actions of T steps, each ``[B]`` with a distribution of its own."""
+    first = distributions[0]
+    if isinstance(first, LazyCategorical):
+        unnormalized = torch.stack([each.unnormalized for each in distributions], 1)  # type: ignore[attr-defined]
+        return LazyCategorical(unnormalized).log_prob(torch.stack(list(actions), 1))  # type: ignore[no-untyped-call]
+    return torch.stack([each.log_prob(action) for each, action in zip(distributions, actions, strict=True)], 1)
 
 
 @register_kl(SquashedGaussian, SquashedGaussian)  # type: ignore[untyped-decorator]

@@ -5,89 +5,108 @@ Shape legend: B batch (any number of dimensions).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
 import torch
-from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.nn import functional
 from torchrl.data import Binary, Categorical, Composite, TensorSpec
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
 from recurrl.normalization import ObservationNormalizer
+from recurrl.policy.flat import flat
 from recurrl.policy.images import make_image_encoder
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.specs import choices, is_image
-
-ENCODED = "encoded"
 
 ONE_HOT_LIMIT = 1024
 """Discrete observations of more values than this are looked up in a table instead of multiplied as one-hot vectors."""
 
 
-class SideBySide(nn.Module):
-    """As many networks as inputs; their outputs concatenated along the last dimension."""
+class DictEncoder(nn.Module):
+    """One network for each entry of a nested observation; their outputs are concatenated along the last dimension.
 
-    def __init__(self, networks: list[nn.Module]) -> None:
+    Args:
+        networks: by the path of the entry within the observation. Entries without one are ignored.
+    """
+
+    def __init__(self, networks: dict[tuple[str, ...], nn.Module]) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(networks)
+        self.paths = list(networks)
+        self.networks = nn.ModuleList(networks.values())
 
-    def forward(self, *entries: Tensor) -> Tensor:
+    def forward(self, observation: Any) -> Tensor:
         """``[B, sum of sizes]``."""
-        return torch.cat([network(entry) for network, entry in zip(self.networks, entries, strict=True)], -1)
+        return self._run(self.networks, observation)
+
+    def flattened(self) -> Callable[[Any], Tensor]:
+        """See :func:`recurrl.policy.flat.flat`."""
+        return partial(self._run, [flat(network) for network in self.networks])
+
+    def _run(self, networks: Iterable[Callable[[Tensor], Tensor]], observation: Any) -> Tensor:
+        return torch.cat(
+            [network(_at(observation, path)) for path, network in zip(self.paths, networks, strict=True)], -1
+        )
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations to the running statistics of the networks that have any."""
+        for path, network in zip(self.paths, self.networks, strict=True):
+            observe(network, _at(observation, path))
 
 
-def make_encoder(config: TrainConfig, observation: TensorSpec, prefix: str) -> tuple[TensorDictModule, int]:
-    """The encoder of an unbatched observation, a tensor or a composite of them, and how wide its output is.
+def _at(observation: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        observation = observation[name]
+    return observation
 
-    It writes the entry ``<prefix>encoded``.
+
+def make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Module, int]:
+    """The encoder of an unbatched observation, a tensor or a composite of them, and the width of its output.
 
     Raises:
         ConfigError: an image is too small for its encoder, or there is nothing to encode.
     """
+    if not isinstance(observation, Composite):
+        return _make_network(config, (), observation)
     networks, width = {}, 0
-    for key, spec in entries(observation).items():
-        networks[key], size = _make_network(config, key, spec)
-        width += size
+    for key, spec in observation.items(include_nested=True, leaves_only=True):
+        if key != ACTION_MASK:
+            networks[path_of(key)], size = _make_network(config, path_of(key), spec)
+            width += size
     if not networks:
         raise ConfigError(
             "The observation holds an action mask and nothing else, so there is nothing for a policy to see. Make the "
             "environment show something, if only a constant."
         )
-    composite = isinstance(observation, Composite)
-    network = SideBySide(list(networks.values())) if composite else networks[OBSERVATION]
-    return TensorDictModule(network, in_keys=list(networks), out_keys=[prefix + ENCODED]), width
+    return DictEncoder(networks), width
 
 
-def observe(encoder: TensorDictModule, observation: Tensor | TensorDictBase) -> None:
-    """Takes observations into the running statistics of an encoder, where it has any."""
-    networks = encoder.module.networks if isinstance(encoder.module, SideBySide) else [encoder.module]
-    for key, network in zip(encoder.in_keys, networks, strict=True):
-        for module in network.modules():
-            if isinstance(module, ObservationNormalizer):
-                module.observe(observation if isinstance(observation, Tensor) else observation[path_of(key)[1:]])
+def observe(encoder: nn.Module, observation: Any) -> None:
+    """Adds observations to the running statistics of an encoder.
+
+    An encoder with a method ``observe`` does so itself; of others, every :class:`ObservationNormalizer` within does.
+    """
+    own: Any = getattr(encoder, "observe", None)
+    if own is not None:
+        own(observation)
+        return
+    for module in encoder.modules():
+        if isinstance(module, ObservationNormalizer):
+            module.observe(observation)
 
 
-def entries(observation: TensorSpec) -> dict[NestedKey, TensorSpec]:
-    """What of an observation is encoded, by key: all of it but the action mask."""
-    if not isinstance(observation, Composite):
-        return {OBSERVATION: observation}
-    found = {}
-    for path, spec in observation.items(include_nested=True, leaves_only=True):
-        if path != ACTION_MASK:
-            found[(OBSERVATION, *path_of(path))] = spec
-    return found
-
-
-def _make_network(config: TrainConfig, key: NestedKey, spec: TensorSpec) -> tuple[nn.Module, int]:
+def _make_network(config: TrainConfig, path: tuple[str, ...], spec: TensorSpec) -> tuple[nn.Module, int]:
     # Previous action and reward enter the cell as they are: the encoder is for what the environment shows.
-    if key == (OBSERVATION, PREVIOUS_ACTION):
+    if path == (PREVIOUS_ACTION,):
         return ToFloat(), spec.shape[-1]
-    if key == (OBSERVATION, PREVIOUS_REWARD):
+    if path == (PREVIOUS_REWARD,):
         return nn.Sequential(*_vector(config, spec)[0]), 1
     if is_image(spec):
-        return make_image_encoder(config.policy.image_encoder, ".".join(path_of(key)[1:]), spec)
+        return make_image_encoder(config.policy.image_encoder, ".".join(path), spec)
     layers, width = _entrance(config, spec)
     for size in config.policy.encoder_sizes:
         layers.append(linear(width, size, TANH_GAIN))

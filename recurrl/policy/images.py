@@ -41,7 +41,7 @@ def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> tuple[nn.Seque
                 "gymnasium.wrappers.ResizeObservation."
             )
         layers, features = _nature(channels, height, width)
-    return nn.Sequential(to_planes, OverBatch(nn.Sequential(*layers))), features
+    return nn.Sequential(to_planes, FlattenBatch(nn.Sequential(*layers))), features
 
 
 class ToPlanes(nn.Module):
@@ -72,8 +72,8 @@ class ToPlanes(nn.Module):
         return values.movedim(-1, -3) if self.channels_last else values
 
 
-class OverBatch(nn.Module):
-    """Applies a network of images to any number of batch dimensions: convolutions take one."""
+class FlattenBatch(nn.Module):
+    """Lets a network of images take any number of batch dimensions: convolutions take one."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

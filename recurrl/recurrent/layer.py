@@ -7,7 +7,7 @@ projection), L layers, D directions, X size of a state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -17,6 +17,9 @@ from torch.nn import functional
 from recurrl.recurrent.backends import LayerWeights, Options, load_backend, step
 from recurrl.recurrent.cells import Cell
 from recurrl.recurrent.segments import Segments
+
+Step = Callable[[Tensor, Tensor | None, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
+"""``(x_BI, is_init_B, states_BLX) -> (output, new states)``."""
 
 
 class Parameters(Protocol):
@@ -39,7 +42,7 @@ class Parameters(Protocol):
 class Stack(nn.Module):
     """Parameters of stacked layers of a cell that torch has no module for, initialised like torch's.
 
-    It has no forward: :func:`run_sequence` and :func:`run_step` read its parameters.
+    It has no forward: :func:`run_sequence` and :func:`make_step` read its parameters.
     """
 
     def __init__(
@@ -112,28 +115,44 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, int]]:
     return [(count, size) for size in state_sizes(cell, parameters)]
 
 
-def run_step(
-    cell: Cell, parameters: Parameters, x_BI: Tensor, is_init_B: Tensor, states_BLX: tuple[Tensor, ...]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Runs one step of every layer. ``is_init`` zeroes the incoming states.
+def make_step(cell: Cell, parameters: Parameters, fused: bool = False) -> Step:
+    """Returns a function that runs one step of every layer with the parameters as they are now.
 
-    Returns:
-        The last layer's output ``[B, D·O]`` and the new states, ``[B, L·D, X]`` each.
+    The function takes an input ``[B, I]``, ``is_init`` ``[B]``, which zeroes the incoming states (None: no resets), and
+    states ``[B, L·D, X]``; it returns the last layer's output ``[B, D·O]`` and the new states. With ``fused`` it may
+    call torch's single-step kernels, which round identically but do not support ``torch.vmap``.
     """
-    keep_B1 = ~is_init_B[:, None]
-    layer_input = x_BI
-    new_states: list[tuple[Tensor, ...]] = []
-    for layer in range(parameters.num_layers):
-        outputs = []
-        for direction in range(directions(parameters)):
-            weights = weights_of(cell, parameters, layer, direction)
+    # Not torch.gru_cell: it rounds some gates differently.
+    whole = torch.lstm_cell if fused and cell.TORCH is nn.LSTM and parameters.proj_size == 0 else None
+    per_layer = directions(parameters)
+    weights = [
+        [weights_of(cell, parameters, layer, direction) for direction in range(per_layer)]
+        for layer in range(parameters.num_layers)
+    ]
+
+    def one(weight: LayerWeights, x_BI: Tensor, states_BX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if whole is not None and x_BI.device.type == "cpu":
+            return whole(x_BI, states_BX, weight.w_ih, weight.w_hh, weight.b_ih, weight.b_hh)  # type: ignore[arg-type]
+        return step(cell, weight, functional.linear(x_BI, weight.w_ih, weight.b_ih), states_BX)
+
+    def run(
+        x_BI: Tensor, is_init_B: Tensor | None, states_BLX: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if is_init_B is not None:
             # where, not multiplication: a non-finite state must not survive its reset.
-            entering = tuple(torch.where(keep_B1, states[:, len(new_states)], 0.0) for states in states_BLX)
-            x_gates = functional.linear(layer_input, weights.w_ih, weights.b_ih)
-            new_states.append(step(cell, weights, x_gates, entering))
-            outputs.append(new_states[-1][0])
-        layer_input = _next_input(parameters, layer, outputs)
-    return layer_input, tuple(torch.stack(states, 1) for states in zip(*new_states, strict=True))
+            states_BLX = tuple(torch.where(is_init_B[:, None, None], 0.0, states) for states in states_BLX)
+        entering = zip(*[states.unbind(1) for states in states_BLX], strict=True)
+        layer_input = x_BI
+        new_states: list[tuple[Tensor, ...]] = []
+        for layer, of_layer in enumerate(weights):
+            new = [one(each, layer_input, next(entering)) for each in of_layer]
+            new_states += new
+            layer_input = _next_input(parameters, layer, [states[0] for states in new])
+        if len(new_states) == 1:
+            return layer_input, tuple([state.unsqueeze(1) for state in new_states[0]])
+        return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
+
+    return run
 
 
 def run_sequence(

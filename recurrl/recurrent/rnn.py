@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recurrl.recurrent.backends import LayerWeights, Options, step
 from recurrl.recurrent.cells import Cell, load_cell
-from recurrl.recurrent.layer import run_sequence, run_step, state_shapes
+from recurrl.recurrent.layer import make_step, run_sequence, state_shapes
 from recurrl.recurrent.segments import Segments
 
 
@@ -66,8 +66,8 @@ class _PythonRNN(nn.RNNBase):
         if states_LBX is None:
             states_LBX = tuple(x.new_zeros(count, rows, size) for count, size in state_shapes(self.cell, self))
         states_BLX = tuple(states.transpose(0, 1) for states in states_LBX)
-        no_reset = torch.zeros(rows, steps, dtype=torch.bool, device=x.device)
         if mask is None:
+            no_reset = torch.zeros(rows, steps, dtype=torch.bool, device=x.device)
             stored = tuple(states.unsqueeze(1).expand(-1, steps, -1, -1) for states in states_BLX)
             backend = "scan" if self.use_scan else "reference"
             segments = Segments.from_is_init(no_reset)
@@ -76,9 +76,9 @@ class _PythonRNN(nn.RNNBase):
         elif self.bidirectional:
             raise ValueError(f"{name} takes no mask when it is bidirectional. Drop the mask, or one direction.")
         else:
-            outputs = []
+            outputs, step = [], make_step(self.cell, self)
             for t in range(steps):
-                y, new = run_step(self.cell, self, x[:, t], no_reset[:, t], states_BLX)
+                y, new = step(x[:, t], None, states_BLX)
                 running = mask[:, t, None, None]
                 states_BLX = tuple(torch.where(running, n, old) for n, old in zip(new, states_BLX, strict=True))
                 outputs.append(torch.where(mask[:, t, None], y, 0.0))

@@ -12,9 +12,8 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl.config import TrainConfig
-from recurrl.policy import ActorCritic
+from recurrl.policy import OBSERVATION, Policy
 from recurrl.recurrent import precision
-from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.replay_check import network, recorded
 
 TOLERANCE = {"ieee": 1e-4, "tf32x3": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
@@ -25,7 +24,7 @@ A step and a sequence add the same products in another order. In float32, whose 
 """
 
 
-def check_replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictBase, goes_on: bool = False) -> str:
+def check_replay(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase, goes_on: bool = False) -> str:
     """Replays the first batch of a run, and returns one line on how near it comes to what collection recorded.
 
     Log-probabilities and values are replayed in sequence mode, in minibatches of slices from the states stored at their
@@ -45,7 +44,7 @@ def check_replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictB
     """
     device = torch.device(config.device)
     recorded.check_present(batch_NT, policy.state_keys)
-    keys = list(batch_NT.select(*policy.acting().in_keys).exclude(IS_INIT).keys(True, True))
+    keys = list(batch_NT.select(OBSERVATION, *policy.state_keys).keys(True, True))
     recorded.check_finite(batch_NT, keys)
     recorded.check_marks(batch_NT, goes_on)
     recorded.check_chain(batch_NT, keys, policy.state_keys)

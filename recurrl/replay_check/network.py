@@ -12,13 +12,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torchrl.envs import ExplorationType, set_exploration_type
 
 from recurrl.buffer import segment_ends
 from recurrl.config import TrainConfig
 from recurrl.errors import ReplayError
-from recurrl.policy import ACTION, LOG_PROB, VALUE, ActorCritic
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy
 from recurrl.replay_check.places import NOT_SEEN, first, place
 
 REPEATED = 1e-4
@@ -43,9 +41,7 @@ class _Comparison(NamedTuple):
     cause: str
 
 
-def check_network(
-    config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictBase, tolerance: float
-) -> dict[str, float]:
+def check_network(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase, tolerance: float) -> dict[str, float]:
     """Compares two replays with one another, then with what was recorded; returns the largest differences."""
     replayed_NT = _replay(config, policy, batch_NT)
     _check_repeats(replayed_NT, _replay(config, policy, batch_NT))
@@ -64,31 +60,30 @@ def check_network(
     return largest
 
 
-def _replay(config: TrainConfig, policy: ActorCritic, batch_NT: TensorDictBase) -> TensorDictBase:
+def _replay(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase) -> TensorDictBase:
     """What the policy gives for the recorded observations and states, in minibatches like those of the update.
 
     Returns:
-        ``log_prob`` of the recorded actions; in ``sequence`` actions, values, and the states where segments end, by
-        sequence mode; in ``step`` the states that a single step from each recorded state leads to.
+        In ``sequence`` the log-probabilities of the recorded actions, the values, and the states where segments end, by
+        :meth:`Policy.sequence`; in ``step`` the deterministic actions and the states that single steps from each
+        recorded state lead to.
     """
-    acting, actor = policy.acting(), policy.actor()
-    slices_SK = batch_NT.select(*acting.in_keys, ACTION).reshape(-1, config.slice_len)
+    slices_SK = batch_NT.reshape(-1, config.slice_len)
     replayed = []
     for chosen_SK in slices_SK.split(config.minibatch_slices):
-        inputs_SK = chosen_SK.select(*acting.in_keys)
         # With gradients, though none are asked for: the update's own computation, which may be by another backend.
-        with set_recurrent_mode(True), set_exploration_type(ExplorationType.DETERMINISTIC):
-            log_prob_SK = actor.get_dist(inputs_SK.copy()).log_prob(chosen_SK[ACTION]).detach()
-            sequence_SK = acting(inputs_SK.copy()).select(ACTION, VALUE, "next", strict=False).detach()
-        with set_recurrent_mode(False), set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
-            step = acting(inputs_SK.flatten()).select("next", strict=False)
-        entries = {"log_prob": log_prob_SK, "sequence": sequence_SK, "step": step.reshape(chosen_SK.batch_size)}
-        replayed.append(TensorDict(entries, chosen_SK.batch_size))
+        distribution, value, state = policy.sequence(*policy.inputs(chosen_SK))
+        sequence = {LOG_PROB: distribution.log_prob(chosen_SK[ACTION]), **({} if value is None else {VALUE: value})}
+        with torch.no_grad():
+            action, _, _, after = policy.step(*policy.inputs(chosen_SK.reshape(-1)), deterministic=True)
+        step = TensorDict({ACTION: action, "next": dict(after)}, [chosen_SK.numel()])
+        entries = {"sequence": {**sequence, "next": dict(state)}, "step": step.reshape(chosen_SK.batch_size)}
+        replayed.append(TensorDict(entries, chosen_SK.batch_size).detach())
     return torch.cat(replayed).reshape(batch_NT.batch_size)
 
 
 def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
-    """Whether the same input gives the same output, and the deterministic policy the same action."""
+    """Refuses a policy that gives other outputs for the same inputs, or another deterministic action."""
     differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
     if any(ACTION not in key for key in differing):
         raise ReplayError(
@@ -98,13 +93,13 @@ def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
     if differing:
         raise ReplayError(
             "Evaluation would be a matter of luck: asked twice for its most probable action, the policy gives two "
-            "different ones. Let the actor draw actions by a ProbabilisticTensorDictModule alone, which heeds "
-            "set_exploration_type(ExplorationType.DETERMINISTIC)."
+            "different ones. Let Policy.step(..., deterministic=True) draw no random numbers, nor the mode or "
+            "deterministic_sample of the actor's distribution."
         )
 
 
 def _comparisons(
-    policy: ActorCritic, batch_NT: TensorDictBase, replayed_NT: TensorDictBase, slice_len: int
+    policy: Policy, batch_NT: TensorDictBase, replayed_NT: TensorDictBase, slice_len: int
 ) -> Iterator[_Comparison]:
     sequence_NT = replayed_NT["sequence"]
     for key in policy.state_keys:
@@ -123,7 +118,7 @@ def _comparisons(
         "The states are right, so the network around the cell has changed since, or looks at more than one step: batch "
         "normalisation, for example, or running statistics that are updated when it is called."
     )
-    yield _Comparison("log-probability", LOG_PROB, replayed_NT["log_prob"], batch_NT[LOG_PROB], network)
+    yield _Comparison("log-probability", LOG_PROB, sequence_NT[LOG_PROB], batch_NT[LOG_PROB], network)
     if batch_NT.get(VALUE) is not None:
         yield _Comparison("value", VALUE, sequence_NT[VALUE], batch_NT[VALUE], network)
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
-from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.envs import GymEnv, RewardScaling, SerialEnv, StepCounter, TransformedEnv
 
@@ -21,8 +19,7 @@ from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import NonFiniteError
-from recurrl.keys import LOG_PROB
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -33,7 +30,7 @@ DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
 """Discrete observations; most episodes terminate, a few are truncated."""
 
 
-def make(config: TrainConfig, kind: type[Collector], **options: Any) -> tuple[Any, ActorCritic]:
+def make(config: TrainConfig, kind: type[Collector], **options: Any) -> tuple[Any, Policy]:
     """A collector of a kind, and the policy, whose actions are far from uniform."""
     set_process_state(config)
     policy = make_policy_for(config)
@@ -118,62 +115,24 @@ def test_either_way_goes_on_where_the_other_ended(compose: Compose) -> None:
         assert_identical(ours, theirs)
 
 
-class Surprised(nn.Module):
-    """Values that depend on how likely the action was."""
-
-    def __init__(self, head: nn.Module) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, features: Tensor, log_prob: Tensor) -> Tensor:
-        value: Tensor = self.head(features) - log_prob.unsqueeze(-1)
-        return value
-
-
-def test_a_module_may_read_the_log_probability_of_the_action_before_the_next_step(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = make_policy_for
-
-    def made(config: TrainConfig) -> ActorCritic:
-        policy = original(config)
-        head = policy.critic_head
-        assert head is not None
-        policy.critic_head = TensorDictModule(Surprised(head.module), [*head.in_keys, LOG_PROB], head.out_keys)
-        return policy
-
-    monkeypatch.setitem(globals(), "make_policy_for", made)
-    config = compose(*SMALL)
-    for ours, theirs in zip(batches(config, LeanCollector), batches(config, Collector), strict=True):
-        assert_identical(ours, theirs)
-
-
 def test_hooks_on_the_policys_networks_are_called(compose: Compose) -> None:
     collector, policy = make(compose(*SMALL), LeanCollector)
     called: list[str] = []
-    for name in ("actor_head", "critic_head"):
-        network = getattr(policy, name).module
+    networks = {"encoder": policy.trunk.encoder[-1], "actor": policy.actor_head.network, "critic": policy.critic_head}
+    for name, network in networks.items():
         network.register_forward_hook(lambda *_, name=name: called.append(name))
     next(iter(collector))
     collector.shutdown()
-    assert called == ["actor_head", "critic_head"] * 40
+    assert called == [*networks] * 40
 
 
 def test_a_policy_whose_probabilities_are_no_numbers_ends_the_collection(compose: Compose) -> None:
     collector, policy = make(compose(*SMALL), LeanCollector)
     with torch.no_grad():
-        policy.actor_head.module.bias[0] = float("nan")
-    with pytest.raises(NonFiniteError, match="gave its actions probabilities that are not finite"):
+        policy.actor_head.network.bias[0] = float("nan")
+    with pytest.raises(NonFiniteError, match="produced non-finite action probabilities"):
         next(iter(collector))
     collector.shutdown()
-
-
-class Doubled(TensorDictModule):
-    """A module that may do anything in its forward."""
-
-
-def doubled(policy: ActorCritic) -> None:
-    policy.critic_head = Doubled(policy.critic_head.module, policy.critic_head.in_keys, policy.critic_head.out_keys)
 
 
 def scaled_rewards(env: TransformedEnv) -> TransformedEnv:
@@ -190,20 +149,37 @@ def of_torchrl(env: TransformedEnv) -> TransformedEnv:
     return TransformedEnv(SerialEnv(env.batch_size[0], make), env.transform.clone())
 
 
+class Cautious(Policy):
+    """A step of its own."""
+
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        return super().step(*arguments[:3], deterministic=True)
+
+
+def test_a_policy_with_a_step_of_its_own_is_called_by_it(compose: Compose) -> None:
+    config = compose(*SMALL)
+    policy = make_policy_for(config)
+    policy.__class__ = Cautious
+    collector = single.make(config, policy)
+    assert collector.why_general == "the policy has a step of its own, Cautious.step"
+    batch = next(iter(collector))
+    collector.shutdown()
+    distribution, _, _ = policy.sequence(*policy.inputs(batch))
+    assert torch.equal(batch["action"], distribution.logits.argmax(-1))
+
+
 @pytest.mark.parametrize(
-    ("overrides", "change_env", "change_policy", "reason"),
+    ("overrides", "change_env", "reason"),
     [
-        (["env.mask=[]"], of_torchrl, None, "environment is of type SerialEnv"),
-        ([], scaled_rewards, None, "transform RewardScaling"),
-        ([], limited, None, "transform StepCounter"),
-        ([], None, doubled, "module of type Doubled"),
+        (["env.mask=[]"], of_torchrl, "environment is of type SerialEnv"),
+        ([], scaled_rewards, "transform RewardScaling"),
+        ([], limited, "transform StepCounter"),
     ],
-    ids=["environment", "transform", "option of a transform", "policy"],
+    ids=["environment", "transform", "option of a transform"],
 )
 def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     overrides: list[str],
     change_env: Callable[[TransformedEnv], TransformedEnv] | None,
-    change_policy: Callable[[ActorCritic], None] | None,
     reason: str,
     compose: Compose,
     monkeypatch: pytest.MonkeyPatch,
@@ -213,8 +189,6 @@ def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     if change_env is not None:
         monkeypatch.setattr(single, "make_env", lambda *arguments: change_env(make_env(*arguments)))
     policy = make_policy_for(config)
-    if change_policy is not None:
-        change_policy(policy)
     collector = single.make(config, policy)
     assert isinstance(collector, LeanCollector)
     assert collector.why_general is not None

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from recurrl.collector import acting
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
+from recurrl.policy import PolicyModule
 from recurrl.train import make_policy_for, set_process_state
 
 
@@ -42,7 +42,7 @@ def test_rays_processes_step_on_plain_tensors_with_the_weights_they_are_sent(
     with TemporaryDirectory() as folder:
         collector = RayCollector(
             [partial(make_env, config.env, 4, seed, policy) for seed in (0, 1)],
-            acting(policy),
+            PolicyModule(policy),
             collector_class=OnlyFast,
             frames_per_batch=2 * 4 * 8,
             total_frames=10**9,
@@ -65,7 +65,7 @@ def test_rays_processes_step_on_plain_tensors_with_the_weights_they_are_sent(
             with torch.no_grad():
                 for parameter in policy.parameters():
                     parameter.zero_()
-            collector.update_policy_weights_(acting(policy))
+            collector.update_policy_weights_(PolicyModule(policy))
             batch = next(batches)
             torch.testing.assert_close(batch["action_log_prob"].exp(), torch.full_like(batch["action_log_prob"], 0.5))
             assert batch["state_value"].eq(0).all()

@@ -14,7 +14,7 @@ from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.restarts import RestartingCollector
 from recurrl.config import TrainConfig
 from recurrl.errors import EnvironmentFaultError, RunError
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy
 from recurrl.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
 
@@ -33,7 +33,7 @@ FAULTS = [
 ]
 
 
-def failing(compose: Compose, *overrides: str, **how: object) -> tuple[TrainConfig, ActorCritic]:
+def failing(compose: Compose, *overrides: str, **how: object) -> tuple[TrainConfig, Policy]:
     """The configuration of environments that fail so, and a policy for them."""
     config = compose(*SMALL, *FAILING, *overrides)
     set_process_state(config)

@@ -18,7 +18,7 @@ import torch
 from recurrl.collector import collection_metrics, make_collector
 from recurrl.config import TrainConfig
 from recurrl.errors import EnvironmentFaultError
-from recurrl.policy import VALUE, ActorCritic
+from recurrl.policy import VALUE, Policy
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -27,14 +27,14 @@ SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_sli
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
 
-def value_everything(policy: ActorCritic, value: float) -> None:
+def value_everything(policy: Policy, value: float) -> None:
     """Makes the critic say the same of every state, so that batches tell with which weights they were collected."""
     with torch.no_grad():
-        policy.critic_head.module.weight.zero_()
-        policy.critic_head.module.bias.fill_(value)
+        policy.critic_head.weight.zero_()
+        policy.critic_head.bias.fill_(value)
 
 
-def make_policy(config: TrainConfig) -> ActorCritic:
+def make_policy(config: TrainConfig) -> Policy:
     set_process_state(config)
     policy = make_policy_for(config)
     value_everything(policy, 0.0)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from recurrl.config import TrainConfig
 from recurrl.losses import make_algorithm
-from recurrl.policy import ActorCritic
+from recurrl.policy import Policy, Trunk
+from recurrl.policy.heads import ActionHead
 from recurrl.recurrent import RecurrentModule
 
 B, T, H = 4, 6, 4
@@ -29,23 +29,12 @@ def sines(*shape: int, phase: float) -> Tensor:
     return torch.sin(phase + 0.7 * torch.arange(count, dtype=torch.float64)).reshape(shape)
 
 
-def make_policy(continuous: bool) -> ActorCritic:
+def make_policy(continuous: bool) -> Policy:
     """A cell and two heads, put together here so that the numbers stay when networks get other layers."""
-    cell = RecurrentModule("gru", 2, H, recurrent_backend="reference", in_key="observation", out_key="features")
-    keys = ["loc", "scale"] if continuous else ["logits"]
+    cell = RecurrentModule("gru", 2, H, recurrent_backend="reference", in_key="encoded", out_key="features")
     head = nn.Sequential(nn.Linear(H, 2), LocAndScale()) if continuous else nn.Linear(H, 2)
-    policy = ActorCritic(
-        TensorDictSequential(cell),
-        TensorDictModule(head, in_keys=["features"], out_keys=keys),
-        ProbabilisticTensorDictModule(
-            keys,
-            ["action"],
-            distribution_class=normal if continuous else Categorical,
-            return_log_prob=True,
-            log_prob_key="action_log_prob",
-        ),
-        TensorDictModule(nn.Linear(H, 1), in_keys=["features"], out_keys=["state_value"]),
-    ).double()
+    actor = ActionHead(head, normal if continuous else categorical)
+    policy = Policy(Trunk(nn.Identity(), cell), actor, nn.Linear(H, 1)).double()
     for i, parameter in enumerate(policy.parameters()):
         parameter.data = 0.5 * sines(*parameter.shape, phase=float(i))
     return policy
@@ -58,6 +47,10 @@ class LocAndScale(nn.Module):
 
 def normal(loc: Tensor, scale: Tensor) -> Distribution:
     return Independent(Normal(loc, scale), 1)
+
+
+def categorical(logits: Tensor) -> Distribution:
+    return Categorical(logits=logits)
 
 
 def found(compose: Callable[..., TrainConfig], actions: str, overrides: tuple[str, ...]) -> dict[str, float]:
@@ -75,17 +68,17 @@ def found(compose: Callable[..., TrainConfig], actions: str, overrides: tuple[st
             "advantage": sines(B, T, 1, phase=0.6),
             "value_target": sines(B, T, 1, phase=0.7),
             "state_value": sines(B, T, 1, phase=0.8),
-            "counted": sines(B, T, 1, phase=0.9) > -0.5,
-            "counted_length": torch.arange(1, B * T + 1).reshape(B, T, 1) % 5 + 1,
+            "loss_mask": sines(B, T, 1, phase=0.9) > -0.5,
+            "episode_loss_steps": torch.arange(1, B * T + 1).reshape(B, T, 1) % 5 + 1,
             "ref_log_prob": log_prob + 0.3 * sines(B, T, phase=1.0),
         },
         [B, T],
     )
-    output = make_algorithm(compose("device=cpu", *overrides), policy).loss(batch)
-    values = {name: value for name, value in output.items() if name.startswith("loss_")}
-    sum(values.values()).backward()
+    losses = make_algorithm(compose("device=cpu", *overrides), policy).loss(batch)
+    losses.total.backward()
     gradients = [parameter.grad.norm() for parameter in policy.parameters() if parameter.grad is not None]
-    return {**{name: value.item() for name, value in values.items()}, "gradient": torch.stack(gradients).norm().item()}
+    terms = {f"loss_{name}": term.item() for name, term in losses.terms.items()}
+    return {**terms, "gradient": torch.stack(gradients).norm().item()}
 
 
 GOLDEN: dict[tuple[str, ...], dict[str, float]] = {

@@ -16,7 +16,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal, 
 from torch.distributions.transforms import TanhTransform
 from torchrl.objectives import ClipPPOLoss
 
-from recurrl.losses.grpo import GRPOLoss
+from recurrl.losses import GRPOLoss
 
 B, T = 4, 6
 
@@ -58,8 +58,8 @@ def make_batch(actor: ProbabilisticTensorDictSequential, drift: float = 0.3) -> 
     batch["action_log_prob"] = log_prob + drift * torch.randn_like(log_prob)
     batch["ref_log_prob"] = log_prob + 0.5 * torch.randn_like(log_prob)
     batch["advantage"] = torch.randn(B, T, 1, dtype=torch.float64)
-    batch["counted"] = torch.rand(B, T, 1) < 0.7
-    batch["counted_length"] = torch.randint(1, 9, (B, T, 1))
+    batch["loss_mask"] = torch.rand(B, T, 1) < 0.7
+    batch["episode_loss_steps"] = torch.randint(1, 9, (B, T, 1))
     return batch
 
 
@@ -116,14 +116,14 @@ def by_formula(log_prob: Tensor, entropy: Tensor, batch: TensorDict, options: di
     diagnostics: dict[str, list[Tensor]] = defaultdict(list)
     weights, ratios = {}, []
     for place in product(range(B), range(T)):
-        if not batch["counted"][place].item():
+        if not batch["loss_mask"][place].item():
             continue
         old = batch["action_log_prob"][place]
         log_ratio = log_prob[place] - old
         ratios.append(log_ratio.detach().exp())
         kept = log_ratio**2 / 2 <= options.get("kl_mask_threshold", math.inf)
         if kept:
-            weights[place] = 1 / float(batch["counted_length"][place]) if "aggregation" in options else 1.0
+            weights[place] = 1 / float(batch["episode_loss_steps"][place]) if "aggregation" in options else 1.0
         step = of_a_step(
             log_prob[place], old, batch["ref_log_prob"][place], entropy[place], batch["advantage"][place][0], options
         )
@@ -176,7 +176,7 @@ def test_where_every_step_counts_it_is_torchrls_clipped_objective(
     clip_epsilon: float | tuple[float, float], kind: str
 ) -> None:
     actor = make_actor(kind)
-    batch = make_batch(actor).exclude("counted")
+    batch = make_batch(actor).exclude("loss_mask")
     ours = GRPOLoss(actor, clip_epsilon=clip_epsilon, entropy_coeff=0.25).double()(batch)
     theirs = ClipPPOLoss(actor, None, clip_epsilon=clip_epsilon, entropy_coeff=0.25, functional=False).double()(batch)
     for name in ("loss_objective", "loss_entropy", "entropy", "clip_fraction", "kl_approx"):
@@ -202,7 +202,7 @@ def test_an_entropy_without_a_closed_form_is_estimated_from_samples() -> None:
     normal = diagonal(*actor[0](batch.clone()).select("loc", "scale").values())
     u = normal.sample((2000,))
     jacobian = 2 * (torch.log(torch.tensor(2.0)) - u - nn.functional.softplus(-2 * u))
-    expected = (normal.entropy() + jacobian.sum(-1).mean(0))[batch["counted"].squeeze(-1)].mean()
+    expected = (normal.entropy() + jacobian.sum(-1).mean(0))[batch["loss_mask"].squeeze(-1)].mean()
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
@@ -215,11 +215,11 @@ def test_keys_can_be_set() -> None:
         "action": "b",
         "action_log_prob": "c",
         "ref_log_prob": "d",
-        "counted": "e",
-        "counted_length": "f",
+        "loss_mask": "e",
+        "episode_loss_steps": "f",
     }
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode", advantage_key="a")
-    loss.set_keys(action="b", sample_log_prob="c", ref_log_prob="d", counted="e", counted_length="f")
+    loss.set_keys(action="b", sample_log_prob="c", ref_log_prob="d", loss_mask="e", episode_loss_steps="f")
     renamed = batch.clone()
     for old, new in names.items():
         renamed.rename_key_(old, new)
@@ -229,7 +229,7 @@ def test_keys_can_be_set() -> None:
 
 def test_it_can_be_called_with_tensors_instead_of_a_tensordict() -> None:
     actor = make_actor("discrete")
-    batch = make_batch(actor).exclude("counted")
+    batch = make_batch(actor).exclude("loss_mask")
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")
     loss.select_out_keys("loss_objective", "ESS")
     objective, ess = loss(**{key: batch[key] for key in loss.in_keys})
@@ -240,7 +240,7 @@ def test_it_can_be_called_with_tensors_instead_of_a_tensordict() -> None:
 def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
     actor = make_actor("discrete")
     batch = make_batch(actor)
-    batch["counted"][:] = False
+    batch["loss_mask"][:] = False
     output = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
     gradient = torch.autograd.grad(total(output), list(actor.parameters()))
     assert all(value.isfinite().all() for value in output.values())

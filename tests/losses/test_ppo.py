@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional
@@ -15,10 +16,10 @@ from torchrl.objectives import ClipPPOLoss
 
 from recurrl.advantage import standardized
 from recurrl.config import TrainConfig
-from recurrl.losses import make_algorithm
+from recurrl.losses import Losses, PPOLoss, make_algorithm
 from recurrl.losses.ppo import PPO
-from recurrl.policy import ActorCritic
-from recurrl.recurrent import RecurrentModule, set_recurrent_mode
+from recurrl.policy import Policy, PolicyModule
+from recurrl.recurrent import RecurrentModule
 from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
@@ -27,7 +28,7 @@ B, T = 4, 6
 SMALL = ("cell.hidden_size=4", "policy.encoder_sizes=[4]", "backend=reference", "device=cpu")
 
 
-def make(compose: Compose, *overrides: str) -> tuple[PPO, ActorCritic, TensorDict]:
+def make(compose: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
     """Algorithm, policy and a fixed batch, with ratios within and without the clip range."""
     config = compose(*SMALL, *overrides)
     torch.manual_seed(0)
@@ -46,21 +47,19 @@ def make(compose: Compose, *overrides: str) -> tuple[PPO, ActorCritic, TensorDic
     )
     if config.algorithm.critic == "recurrent":
         batch["critic_recurrent_state"] = torch.randn(B, T, 1, 4, dtype=torch.float64)
-    with torch.no_grad(), set_recurrent_mode(True):
-        replayed = policy.acting()(batch.clone())
-    batch["action"] = replayed["action"]
-    batch["action_log_prob"] = replayed["action_log_prob"] + 0.3 * torch.randn(B, T, dtype=torch.float64)
-    batch["state_value"] = replayed["state_value"] + 0.5 * torch.randn(B, T, 1, dtype=torch.float64)
+    with torch.no_grad():
+        distribution, value, _ = policy.sequence(*policy.inputs(batch))
+        batch["action"] = distribution.sample()
+    log_prob = distribution.log_prob(batch["action"])
+    batch["action_log_prob"] = log_prob + 0.3 * torch.randn(B, T, dtype=torch.float64)
+    batch["state_value"] = value + 0.5 * torch.randn(B, T, 1, dtype=torch.float64)
     algorithm = make_algorithm(config, policy)
     assert isinstance(algorithm, PPO)
     return algorithm, policy, batch
 
 
-def by_formula(policy: ActorCritic, batch: TensorDict, config: Any) -> dict[str, Tensor]:
-    with set_recurrent_mode(True):
-        replayed = batch.clone()
-        distribution = policy.actor().get_dist(replayed)
-        value = policy.critic()(replayed)["state_value"]
+def by_formula(policy: Policy, batch: TensorDict, config: Any) -> dict[str, Tensor]:
+    distribution, value, _ = policy.sequence(*policy.inputs(batch))
     log_ratio = (distribution.log_prob(batch["action"]) - batch["action_log_prob"]).unsqueeze(-1)
     ratio, advantage = log_ratio.exp(), batch["advantage"]
     if config.normalize_advantage == "minibatch":
@@ -111,7 +110,7 @@ def test_each_objective_and_its_gradient_equal_the_formula(
     overrides: tuple[str, ...], objective: str, compose: Compose
 ) -> None:
     algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", *overrides)
-    output = algorithm.loss(batch)
+    output = flat(algorithm.loss(batch))
     expected = by_formula(policy, batch, algorithm.config)
     for name, value in expected.items():
         torch.testing.assert_close(output[name], value, rtol=1e-10, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
@@ -119,7 +118,17 @@ def test_each_objective_and_its_gradient_equal_the_formula(
         torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
 
 
-def gradients(output: Any, policy: ActorCritic) -> tuple[Tensor, ...]:
+def flat(losses: Losses) -> dict[str, Tensor]:
+    """Terms and metrics by TorchRL's names."""
+    metrics = {name.removeprefix("policy/").replace("/", "_"): value for name, value in losses.metrics.items()}
+    return {
+        **{f"loss_{name}": term for name, term in losses.terms.items()},
+        **metrics,
+        "ESS": metrics["effective_sample_size"],
+    }
+
+
+def gradients(output: Any, policy: Policy) -> tuple[Tensor, ...]:
     total = sum(output[name] for name in sorted(output.keys()) if name.startswith("loss_"))
     return torch.autograd.grad(total, list(policy.parameters()))
 
@@ -129,7 +138,7 @@ def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused(
     objective: str, compose: Compose
 ) -> None:
     algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", "env=cartpole_novel")
-    policy.sampler.distribution_class = lambda logits: Normal(logits, 1.0)
+    policy.actor_head.distribution = lambda logits: Normal(logits, 1.0)
     batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match="A loss needs one a step"):
         algorithm.loss(batch)
@@ -145,9 +154,39 @@ def test_encoder_and_cell_run_once_a_minibatch(
     monkeypatch.setattr(functional, "linear", lambda x, w, b: (calls.append(w), linear(x, w, b))[1])
     monkeypatch.setattr(RecurrentModule, "run", lambda *a, **k: (calls.append("cell"), run(*a, **k))[1])
     algorithm.loss(batch)
-    encoder = next(policy.trunk[0].parameters())
+    encoder = next(policy.trunk.encoder.parameters())
     assert sum(call is encoder for call in calls) == 1
     assert calls.count("cell") == 1
+
+
+class Critic(TensorDictModuleBase):
+    """A policy's critic, as TorchRL's losses call it."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+        self.in_keys, self.out_keys = PolicyModule(policy).in_keys, ["state_value"]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        _, value, _ = self.policy.sequence(*self.policy.inputs(tensordict))
+        return tensordict.set("state_value", value)
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "kl"}, {"objective": "plain", "clip_value": 0.25}], ids=str)
+def test_the_loss_module_gives_the_losses_of_the_tensors(options: dict[str, Any], compose: Compose) -> None:
+    overrides = [f"algorithm.{name}={value}" for name, value in options.items()]
+    algorithm, policy, batch = make(compose, "algorithm.entropy_coeff=0.25", *overrides)
+    module = PPOLoss(PolicyModule(policy), Critic(policy), entropy_coeff=0.25, **options)
+    output, expected = module(batch), algorithm.loss(batch)
+    assert set(output.keys()) == set(module.out_keys)
+    assert {f"loss_{name}" for name in expected.terms} == {name for name in module.out_keys if "loss_" in name}
+    for name, value in flat(expected).items():
+        if name in output:
+            assert torch.equal(output[name], value), name
+    renamed = batch.clone().rename_key_("value_target", "returns")
+    module.set_keys(value_target="returns")
+    assert "returns" in module.in_keys
+    assert torch.equal(module(renamed)["loss_critic"], output["loss_critic"])
 
 
 @pytest.mark.parametrize("discrete", [True, False])
@@ -167,8 +206,8 @@ def test_losses_and_gradients_are_those_of_torchrl(
         f"algorithm.clip_value={'null' if clip_value is None else clip_value}",
     )
     witness = ClipPPOLoss(
-        policy.actor(),
-        policy.critic(),
+        PolicyModule(policy),
+        Critic(policy),
         clip_epsilon=0.125,
         entropy_coeff=0.25,
         critic_coeff=0.5,
@@ -178,9 +217,7 @@ def test_losses_and_gradients_are_those_of_torchrl(
         functional=False,
     )
     witness.set_keys(value="state_value", sample_log_prob="action_log_prob")
-    found = algorithm.loss(batch)
-    with set_recurrent_mode(True):
-        expected = witness(batch)
+    found, expected = flat(algorithm.loss(batch)), witness(batch)
     for name in ("loss_objective", "loss_critic", "loss_entropy", "entropy", "kl_approx", "clip_fraction"):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
     for ours, theirs in zip(gradients(found, policy), gradients(expected, policy), strict=True):
@@ -192,7 +229,7 @@ def test_a_kl_penalty_is_doubled_above_its_target_and_halved_below(compose: Comp
     found = []
     for kl in (0.016, 0.014, 0.007, 0.006):
         algorithm.end_iteration(kl)
-        found.append(algorithm.loss.kl_coeff.item())
+        found.append(algorithm.loss.terms.kl_coeff.item())
     assert found == [2.0, 2.0, 2.0, 1.0]
 
 
@@ -200,7 +237,7 @@ def test_a_kl_penaltys_weight_is_part_of_a_checkpoint(compose: Compose) -> None:
     saved, loaded = (make(compose, "algorithm.objective=kl")[0] for _ in range(2))
     saved.end_iteration(1.0)
     loaded.load_state_dict(saved.state_dict())
-    assert loaded.loss.kl_coeff == saved.loss.kl_coeff == 2.0
+    assert loaded.loss.terms.kl_coeff == saved.loss.terms.kl_coeff == 2.0
 
 
 def test_standardized_advantages_have_mean_zero_and_deviation_one() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.policy import OBSERVATION, ActorCritic
+from recurrl.policy import OBSERVATION, Policy
 from recurrl.train import make_policy_for, set_process_state
 
 SMALL = (
@@ -43,10 +43,10 @@ def configure(compose: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]
 
 
 @pytest.fixture(scope="session")
-def collect() -> Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]:
+def collect() -> Callable[[TrainConfig], tuple[Policy, TensorDictBase]]:
     """The policy of a configuration, its heads far from zero so that a wrong input shows, and its second batch."""
 
-    def collect(config: TrainConfig) -> tuple[ActorCritic, TensorDictBase]:
+    def collect(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
         set_process_state(config)
         policy = make_policy_for(config)
         with torch.no_grad():

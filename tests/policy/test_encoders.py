@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.normalization import ObservationNormalizer
-from recurrl.policy.encoders import ENCODED, ONE_HOT_LIMIT, make_encoder, observe
+from recurrl.policy.encoders import ONE_HOT_LIMIT, make_encoder, observe
 from recurrl.policy.images import make_image_encoder
 
 Compose = Callable[..., TrainConfig]
@@ -27,8 +26,8 @@ def image(*shape: int) -> Unbounded:
 
 def encoded(config: TrainConfig, spec: TensorSpec, observation: Any) -> torch.Tensor:
     torch.manual_seed(0)
-    encoder, width = make_encoder(config, spec, prefix="")
-    result = encoder(TensorDict({OBSERVATION: observation}, [5]))[ENCODED]
+    encoder, width = make_encoder(config, spec)
+    result = encoder(observation)
     assert result.shape == (5, width)
     return result
 
@@ -64,13 +63,13 @@ def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_nu
 def test_an_image_that_is_too_small_is_refused_with_what_to_do(compose: Compose) -> None:
     spec = Composite(camera=Composite(left=image(35, 80, 3)))
     with pytest.raises(ConfigError) as caught:
-        make_encoder(compose(), spec, prefix="")
+        make_encoder(compose(), spec)
     assert str(caught.value) == (
         "The observation camera.left is an image of 35×80 points, too small for policy.image_encoder=nature, which "
         "needs 36×36. Choose policy.image_encoder=impala, which takes any size, or enlarge the images, for example by "
         "gymnasium.wrappers.ResizeObservation."
     )
-    make_encoder(compose("policy.image_encoder=impala"), spec, prefix="")
+    make_encoder(compose("policy.image_encoder=impala"), spec)
 
 
 @pytest.mark.parametrize(
@@ -111,19 +110,19 @@ DICT = Composite(
 
 def test_each_entry_of_a_dict_has_its_own_network_and_the_mask_has_none(compose: Compose) -> None:
     config = compose("policy.encoder_sizes=[16]")
-    encoder, width = make_encoder(config, DICT, prefix="")
+    encoder, width = make_encoder(config, DICT)
     assert width == 16 + 16 + 512 + 16 + 2 + 1
-    assert (OBSERVATION, ACTION_MASK) not in encoder.in_keys
-    assert {(OBSERVATION, PREVIOUS_ACTION), (OBSERVATION, PREVIOUS_REWARD)} < set(encoder.in_keys)
+    assert (ACTION_MASK,) not in encoder.paths
+    assert {(PREVIOUS_ACTION,), (PREVIOUS_REWARD,)} < set(encoder.paths)
 
 
 def test_a_mask_alone_is_nothing_to_see(compose: Compose) -> None:
     with pytest.raises(ConfigError, match="an action mask and nothing else"):
-        make_encoder(compose(), Composite(action_mask=Binary(3)), prefix="")
+        make_encoder(compose(), Composite(action_mask=Binary(3)))
 
 
 def test_statistics_are_of_vectors_only(compose: Compose) -> None:
-    encoder, _ = make_encoder(compose(), DICT, prefix="")
+    encoder, _ = make_encoder(compose(), DICT)
     sizes = [module.mean.numel() for module in encoder.modules() if isinstance(module, ObservationNormalizer)]
     assert sorted(sizes) == [1, 1, 3]  # the number, the previous reward and the vector
     seen = DICT.expand(7).zero()
@@ -134,9 +133,9 @@ def test_statistics_are_of_vectors_only(compose: Compose) -> None:
 
 
 def test_hidden_layers_are_orthogonal_with_gain_sqrt_2(compose: Compose) -> None:
-    encoder, _ = make_encoder(compose("policy.encoder_sizes=[8]"), image(36, 36, 1), prefix="")
+    encoder, _ = make_encoder(compose("policy.encoder_sizes=[8]"), image(36, 36, 1))
     weights = [module.weight.flatten(1) for module in encoder.modules() if isinstance(module, nn.Conv2d)]
-    vector, _ = make_encoder(compose("policy.encoder_sizes=[8]"), Unbounded((9,)), prefix="")
+    vector, _ = make_encoder(compose("policy.encoder_sizes=[8]"), Unbounded((9,)))
     weights += [module.weight for module in vector.modules() if isinstance(module, nn.Linear)]
     assert len(weights) == 4
     for weight in weights:

@@ -23,12 +23,11 @@ from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.learner import Learner
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, ActorCritic, make_policy
-from recurrl.recurrent import set_recurrent_mode
+from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy, make_policy
 from recurrl.train import make_policy_for, set_process_state
 
 Configure = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]
+Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 
 IMPALA = "policy.image_encoder=impala"
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
@@ -61,10 +60,8 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(
 ) -> None:
     policy, batch = collect(configure(env_id, *overrides, **kwargs))
     slices = batch.reshape(8, 8)
-    seen = slices.select(OBSERVATION, "is_init", *policy.state_keys)
-    with set_recurrent_mode(True), torch.no_grad():
-        distribution = policy.actor().get_dist(seen)
-        value = policy.critic()(seen)[VALUE]
+    with torch.no_grad():
+        distribution, value, _ = policy.sequence(*policy.inputs(slices))
     log_prob = distribution.log_prob(slices[ACTION])
     torch.testing.assert_close(log_prob, slices[LOG_PROB], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(value, slices[VALUE], rtol=1e-5, atol=1e-5)
@@ -77,7 +74,7 @@ def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...]
     check_env_specs(env)
 
 
-@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), [REPLAYED[i] for i in (1, 4, 6, -6, -2)])
+@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), [REPLAYED[i] for i in (1, 4, 6, 11, 12, 14, 15, -6, -2)])
 def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchrls(
     env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Configure
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tasks import CUE, MASKED
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
@@ -15,10 +15,10 @@ from recurrl.envs import check_seeds, make_env
 from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.evaluation import evaluate, random_metrics
 from recurrl.groups import Groups
-from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, ActorCritic, make_policy
+from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, Policy, make_policy
 
 Configure = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]
+Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 
 
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
@@ -48,9 +48,9 @@ def test_a_mask_changes_the_action_and_nothing_else(configure: Configure, collec
     other = batch.select(OBSERVATION, "is_init", *policy.state_keys)[:, 0].clone()
     other[OBSERVATION, "action_mask"] = 1 - other[OBSERVATION, "action_mask"]
     with torch.no_grad():
-        seen = policy.acting()(other)
-    torch.testing.assert_close(seen[VALUE], batch[VALUE][:, 0])
-    assert (seen[LOG_PROB] != batch[LOG_PROB][:, 0]).all()
+        _, log_prob, value, _ = policy.step(*policy.inputs(other))
+    torch.testing.assert_close(value, batch[VALUE][:, 0])
+    assert (log_prob != batch[LOG_PROB][:, 0]).all()
 
 
 def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(
@@ -88,6 +88,6 @@ def test_a_mask_that_does_not_go_with_the_action_is_refused(
 def test_the_first_policy_is_uniform_over_what_is_allowed(compose: Configure) -> None:
     observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=Binary(4)))
     policy = make_policy(compose("device=cpu", "cell=none"), observation, Categorical(4))
-    data = TensorDict({OBSERVATION: {"seen": torch.randn(9, 2), "action_mask": torch.tensor([[0, 1, 0, 1]] * 9)}}, [9])
-    probability = policy.actor().get_dist(data).probs
+    seen = {"seen": torch.randn(9, 2), "action_mask": torch.tensor([[0, 1, 0, 1]] * 9)}
+    probability = policy.stepper()(seen, {}, None)[0].probs
     torch.testing.assert_close(probability, torch.tensor([[0, 0.5, 0, 0.5]] * 9), rtol=0, atol=0.02)

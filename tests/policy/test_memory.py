@@ -3,49 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
 from tasks import CUE
 from tensordict import TensorDictBase
+from torch import Tensor
 from torch.nn import functional
 
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.policy import FEATURES, OBSERVATION, ActorCritic
-from recurrl.policy.encoders import ENCODED
-from recurrl.policy.memory import REMEMBERED
+from recurrl.policy import Policy, PolicyModule
 from recurrl.train import make_policy_for, set_process_state
 
 Configure = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]
+Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 
 
-def trunk_of(config: TrainConfig, collect: Collect) -> tuple[ActorCritic, TensorDictBase]:
+class Seen(NamedTuple):
+    """One step of a policy's trunk."""
+
+    policy: Policy
+    observation: Tensor
+    encoded: Tensor
+    rnn_output: Tensor
+    features: Tensor
+
+
+def trunk_of(config: TrainConfig, collect: Collect) -> Seen:
     policy, batch = collect(config)
+    trunk, (observation, state, is_init) = policy.trunk, policy.inputs(batch[:, 0])
     with torch.no_grad():
-        return policy, policy.trunk(batch[:, 0].select(OBSERVATION, "is_init", *policy.state_keys))
+        features, _ = trunk.stepper()(observation, state, is_init)
+        encoded = trunk.encoder(observation)
+        rnn_output, _ = trunk.core.run(encoded, is_init, tuple(state.values()), sequence=False)
+    return Seen(policy, observation, encoded, rnn_output, features)
 
 
 def test_a_residual_connection_adds_what_entered_the_cell(configure: Configure, collect: Collect) -> None:
-    _, seen = trunk_of(configure(CUE, "policy.residual=true"), collect)
-    torch.testing.assert_close(seen[FEATURES], seen[REMEMBERED] + seen[ENCODED])
+    seen = trunk_of(configure(CUE, "policy.residual=true"), collect)
+    torch.testing.assert_close(seen.features, seen.rnn_output + seen.encoded)
 
 
 def test_a_residual_connection_between_other_widths_is_linear(configure: Configure, collect: Collect) -> None:
-    policy, seen = trunk_of(configure(CUE, "policy.residual=true", "policy.encoder_sizes=[5]"), collect)
-    (shortcut,) = (p for name, p in policy.trunk.named_parameters() if "shortcut" in name)
-    torch.testing.assert_close(seen[FEATURES], seen[REMEMBERED] + seen[ENCODED] @ shortcut.T)
+    seen = trunk_of(configure(CUE, "policy.residual=true", "policy.encoder_sizes=[5]"), collect)
+    (shortcut,) = (p for name, p in seen.policy.trunk.named_parameters() if "shortcut" in name)
+    torch.testing.assert_close(seen.features, seen.rnn_output + seen.encoded @ shortcut.T)
 
 
 def test_layer_normalisation_normalises_the_encoders_layers_and_what_leaves_the_cell(
     configure: Configure, collect: Collect
 ) -> None:
-    policy, seen = trunk_of(configure(CUE, "policy.layer_norm=true", "env.normalize_observation=false"), collect)
-    torch.testing.assert_close(seen[FEATURES], functional.layer_norm(seen[REMEMBERED], [8]))
-    encoder = policy.trunk[0].module
-    layer = encoder[1](seen[OBSERVATION])
-    torch.testing.assert_close(seen[ENCODED], functional.layer_norm(layer, [8]).tanh())
+    seen = trunk_of(configure(CUE, "policy.layer_norm=true", "env.normalize_observation=false"), collect)
+    torch.testing.assert_close(seen.features, functional.layer_norm(seen.rnn_output, [8]))
+    layer = seen.policy.trunk.encoder[1](seen.observation)
+    torch.testing.assert_close(seen.encoded, functional.layer_norm(layer, [8]).tanh())
 
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
@@ -61,7 +74,7 @@ def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell: str, conf
             assert {parameter.dtype for parameter in policy.parameters()} == {torch.float64}
             env = make_env(config.env, 3, seed=0, policy=policy)
             with torch.no_grad():
-                outputs.append(env.rollout(7, policy.acting(), break_when_any_done=False))
+                outputs.append(env.rollout(7, PolicyModule(policy), break_when_any_done=False))
     finally:
         torch.set_default_dtype(torch.float32)
     assert outputs[0]["action_log_prob"].dtype == torch.float64

@@ -18,10 +18,10 @@ from recurrl.advantage import next_values
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
-from recurrl.policy import ACTION, OBSERVATION, VALUE, ActorCritic
+from recurrl.policy import ACTION, OBSERVATION, Policy
 
 Configure = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[ActorCritic, TensorDictBase]]
+Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 
@@ -67,16 +67,17 @@ def test_the_bootstrap_sees_the_step_that_was_cut_off(configure: Configure, coll
     truncated = batch["next", "truncated"].squeeze(-1)
     assert truncated.any()
     step = batch["next"].select(OBSERVATION, *policy.state_keys)[truncated]
-    step["is_init"] = torch.zeros(step.batch_size, dtype=torch.bool)
-    torch.testing.assert_close(next_values(batch, policy)[truncated], policy.value(step).detach())
-    blind = step.clone()
-    blind[OBSERVATION, "previous_action"] = torch.zeros_like(blind[OBSERVATION, "previous_action"])
-    assert (policy.value(blind) != step[VALUE]).any()
+    state = {key: step[key] for key in policy.state_keys}
+    value = policy.step(step[OBSERVATION], state)[2].detach()
+    torch.testing.assert_close(next_values(batch, policy)[truncated], value)
+    blind = step[OBSERVATION].clone()
+    blind["previous_action"] = torch.zeros_like(blind["previous_action"])
+    assert (policy.step(blind, state)[2] != value).any()
 
 
 def test_the_cell_takes_action_and_reward_as_they_are(configure: Configure, collect: Collect) -> None:
     policy, _ = collect(configure(CUE, *PREVIOUS, "cell=lstm", observation="discrete"))
-    assert policy.trunk[1].layers.weight_ih_l0.shape[1] == 8 + 4 + 1
+    assert policy.trunk.core.layers.weight_ih_l0.shape[1] == 8 + 4 + 1
 
 
 @pytest.mark.parametrize("key", ["previous_action", "previous_reward"])

@@ -189,3 +189,18 @@ def test_recomputation_is_refused_where_the_compiler_would_ignore_it():
     rows = TensorDict({"x": torch.randn(2, 5, 3), "is_init": torch.zeros(2, 5, 1, dtype=torch.bool)}, (2, 5))
     with set_recurrent_mode(True), pytest.raises(Exception, match="recompute=full is not possible with backend=scan"):
         torch.compile(layer, backend="eager", fullgraph=True)(rows)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", [GRUModule, LSTMModule])
+def test_a_fused_step_is_the_step_bit_for_bit(kind: type[RecurrentModule], dtype: torch.dtype, num_layers: int) -> None:
+    torch.manual_seed(0)
+    module = kind(7, 17, num_layers, in_key="x", out_key="y").to(dtype)
+    x, is_init = torch.randn(5, 7, dtype=dtype), torch.tensor([True, False, True, False, False])
+    states = tuple(torch.randn(5, num_layers, 17, dtype=dtype) for _ in module.state_keys)
+    for starts in (is_init, None):
+        output, new = module.stepper()(x, starts, states)
+        expected, expected_new = module.run(x, starts, states, sequence=False)
+        assert torch.equal(output, expected)
+        assert all(map(torch.equal, new, expected_new))

@@ -9,6 +9,7 @@ size of a state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -22,7 +23,7 @@ from torchrl.modules import recurrent_mode
 from recurrl.recurrent import auto, backends, precision, rnn, submodule
 from recurrl.recurrent.backends import Options, scan
 from recurrl.recurrent.cells import Cell, load_cell
-from recurrl.recurrent.layer import Parameters, run_sequence, run_step, state_shapes
+from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, state_shapes
 from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
 from recurrl.recurrent.module.keys import read_keys, written_keys
 from recurrl.recurrent.segments import Segments, in_transform
@@ -255,13 +256,13 @@ class RecurrentModule(TensorDictModuleBase):
         return tensordict
 
     def run(
-        self, x: Tensor, is_init: Tensor, states: tuple[Tensor, ...], sequence: bool
+        self, x: Tensor, is_init: Tensor | None, states: tuple[Tensor, ...], sequence: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Like ``forward``, on plain tensors.
 
         Args:
             x: ``[B, T, I]``, or ``[B, I]`` for one step.
-            is_init: ``[B, T]``, or ``[B]``.
+            is_init: ``[B, T]``; or ``[B]``, or None for no resets.
             states: stored states, ``[B, T, L·D, X]`` each, or ``[B, L·D, X]``.
             sequence: True for sequences, False for single steps.
 
@@ -271,7 +272,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: the backend cannot run here.
         """
-        compute = self._sequence if sequence else self._step
+        compute = self._sequence if sequence else make_step(self.cell, self.layers)
         device = x.device.type
         if not torch.is_autocast_enabled(device):
             return compute(x, is_init, states)
@@ -280,12 +281,16 @@ class RecurrentModule(TensorDictModuleBase):
         with torch.autocast(device, enabled=False):
             return compute(x.to(dtype), is_init, tuple(state.to(dtype) for state in states))
 
-    def _step(self, x_BI: Tensor, is_init_B: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return run_step(self.cell, self.layers, x_BI, is_init_B, states)
+    def stepper(self) -> Step:
+        """:meth:`run` for many steps with the parameters that there are now: ``(x, is_init, states)`` to the same."""
+        if torch.is_autocast_enabled(next(self.layers.named_parameters())[1].device.type):
+            return partial(self.run, sequence=False)
+        return make_step(self.cell, self.layers, fused=not self.python_based)
 
     def _sequence(
-        self, x_BTI: Tensor, is_init_BT: Tensor, states: tuple[Tensor, ...]
+        self, x_BTI: Tensor, is_init_BT: Tensor | None, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        assert is_init_BT is not None
         segments = Segments.from_is_init(is_init_BT)
         name, options = self.recurrent_backend, self.options
         if name == backends.AUTO:

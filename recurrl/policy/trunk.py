@@ -1,0 +1,152 @@
+"""From observations to features: an encoder, and the recurrent cell behind it or a network in its place.
+
+Shape legend: B rows, T steps, L layers, X size of a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from tensordict import NestedKey
+from torch import Tensor, nn
+from torchrl.data import TensorSpec
+
+from recurrl.config import NO_CELL, TrainConfig
+from recurrl.policy.encoders import make_encoder
+from recurrl.policy.flat import flat
+from recurrl.policy.initialization import TANH_GAIN, linear
+from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.layer import state_shapes
+
+State = Mapping[NestedKey, Tensor]
+NewState = dict[NestedKey, Tensor]
+
+
+class Trunk(nn.Module):
+    """Observations to features, with the states of a recurrent cell if there is one.
+
+    Args:
+        encoder: observations to vectors ``[B, ...]``, with any number of batch dimensions; any module.
+        core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
+        join: ``(core's output, encoder's output)`` to features; None for the core's output.
+    """
+
+    def __init__(self, encoder: nn.Module, core: nn.Module | None = None, join: nn.Module | None = None) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.core = nn.Identity() if core is None else core
+        self.join = join
+        self.state_keys: list[NestedKey] = core.state_keys if isinstance(core, RecurrentModule) else []
+
+    @property
+    def state_shapes(self) -> dict[NestedKey, tuple[int, int]]:
+        """The shape ``[L, X]`` of each state, by its name."""
+        core = self.core
+        if not isinstance(core, RecurrentModule):
+            return {}
+        return dict(zip(self.state_keys, state_shapes(core.cell, core.layers), strict=True))
+
+    def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None) -> tuple[Tensor, NewState]:
+        """Features and new states of sequences, as :meth:`recurrl.policy.Policy.sequence` describes them."""
+        core = partial(self.core.run, sequence=True) if isinstance(self.core, RecurrentModule) else self.core
+        return self._run(self.encoder, core, self.join, observation, state, is_init_BT)
+
+    def stepper(self) -> Callable[[Any, State, Tensor | None], tuple[Tensor, NewState]]:
+        """A function that does one step, as :meth:`recurrl.policy.Policy.stepper` describes it."""
+        core = self.core.stepper() if isinstance(self.core, RecurrentModule) else flat(self.core)
+        return partial(self._run, flat(self.encoder), core, None if self.join is None else flat(self.join))
+
+    def _run(
+        self,
+        encoder: Callable[[Any], Tensor],
+        core: Callable[..., Any],
+        join: Callable[[Tensor, Tensor], Tensor] | None,
+        observation: Any,
+        state: State,
+        is_init: Tensor | None,
+    ) -> tuple[Tensor, NewState]:
+        encoded = encoder(observation)
+        new_state: NewState = {}
+        if self.state_keys:
+            output, new = core(encoded, is_init, tuple([state[key] for key in self.state_keys]))
+            new_state = dict(zip(self.state_keys, new, strict=True))
+        else:
+            output = core(encoded)
+        return (output if join is None else join(output, encoded)), new_state
+
+
+class ResidualNorm(nn.Module):
+    """The core's output, plus its input (``residual``), normalised over the features (``layer_norm``).
+
+    Where the two differ in width, a linear map without bias brings the input to that of the output (He et al. 2016,
+    https://arxiv.org/abs/1512.03385, equation 2).
+    """
+
+    def __init__(self, width: int, hidden: int, residual: bool, layer_norm: bool) -> None:
+        super().__init__()
+        self.residual = residual
+        self.shortcut: nn.Module = nn.Identity()
+        if residual and width != hidden:
+            self.shortcut = linear(width, hidden, gain=1.0, bias=False)
+        self.norm: nn.Module = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
+
+    def forward(self, output: Tensor, encoded: Tensor) -> Tensor:
+        """Features ``[B, hidden]``."""
+        features: Tensor = self.norm(output + self.shortcut(encoded) if self.residual else output)
+        return features
+
+
+def make_trunk(config: TrainConfig, observation: TensorSpec, cell_name: str, prefix: str = "") -> Trunk:
+    """The configured trunk, with ``cell.hidden_size`` features.
+
+    Args:
+        config: the configuration.
+        observation: the spec of an unbatched observation.
+        cell_name: that of the cell.
+        prefix: put before the names of its states, which tells them from those of another trunk.
+
+    Raises:
+        ConfigError: the observation is of a kind that the configured encoders cannot handle.
+    """
+    encoder, width = make_encoder(config, observation)
+    join = None
+    if config.policy.residual or config.policy.layer_norm:
+        join = ResidualNorm(width, config.cell.hidden_size, config.policy.residual, config.policy.layer_norm)
+    core = _feedforward(config, width) if cell_name == NO_CELL else _make_cell(config, width, cell_name, prefix)
+    return Trunk(encoder, core, join)
+
+
+def _feedforward(config: TrainConfig, width: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for _ in range(config.cell.num_layers):
+        layers += [linear(width, config.cell.hidden_size, TANH_GAIN), nn.Tanh()]
+        width = config.cell.hidden_size
+    return nn.Sequential(*layers)
+
+
+def _make_cell(config: TrainConfig, width: int, cell_name: str, prefix: str) -> RecurrentModule:
+    cell = config.cell
+    states = [f"{prefix}recurrent_state{suffix}" for suffix in load_cell(cell_name).STATES]
+    module = RecurrentModule(
+        cell_name,
+        width,
+        cell.hidden_size,
+        cell.num_layers,
+        recurrent_backend=config.backend.name,
+        recurrent_recompute=config.recompute.name,
+        recurrent_chunk_len=config.recompute.chunk_len,
+        recurrent_matmul_precision=config.precision.name,
+        in_keys=["encoded", *states],
+        out_keys=["features", *(("next", state) for state in states)],
+        device=config.device,
+    )
+    for name, parameter in module.layers.named_parameters():
+        if name.startswith("weight"):
+            for gate in parameter.data.chunk(module.cell.GATES):
+                nn.init.orthogonal_(gate)
+        else:
+            nn.init.zeros_(parameter)
+    return module
