@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 UNFINISHED = ".recurrl-unfinished-"
-"""What the names of unfinished files and folders begin with. Nothing else is ever cleaned up."""
+_OURS = re.compile(rf"{re.escape(UNFINISHED)}.+-[0-9a-f]{{32}}", re.DOTALL)
+"""The names of unfinished files and folders. Nothing else is ever cleaned up."""
 
 
 def unfinished(path: Path) -> Path:
@@ -55,6 +57,11 @@ def sync(path: Path) -> None:
 
 def remove_unfinished(folder: Path) -> None:
     """Removes the files of writes in a folder that did not end, such as those of a killed process."""
-    for path in folder.glob(f"{UNFINISHED}*"):
+    for path in unfinished_in(folder):
         if path.is_file() and not path.is_symlink():
             path.unlink()
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    """The paths in a folder that have a name by :func:`unfinished`."""
+    return [path for path in folder.glob(f"{UNFINISHED}*") if _OURS.fullmatch(path.name)]

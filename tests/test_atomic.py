@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from recurrl.atomic import UNFINISHED, atomic_write, remove_unfinished
+from recurrl.atomic import UNFINISHED, atomic_write, remove_unfinished, unfinished
 
 
 def test_readers_see_the_old_contents_until_the_block_ends(tmp_path):
@@ -51,11 +51,12 @@ def test_a_link_is_replaced_and_not_what_it_points_to(tmp_path):
 
 
 def test_only_unfinished_files_of_our_own_are_removed(tmp_path):
-    (tmp_path / f"{UNFINISHED}metrics.csv-0").touch()
-    others = [tmp_path / name for name in (".metrics.csv.1.tmp", ".DS_Store", "recurrl-unfinished-x")]
+    unfinished(tmp_path / "metrics.csv").touch()
+    alike = (f"{UNFINISHED}x", f"{UNFINISHED}metrics.csv-0", f"{UNFINISHED}metrics.csv-{'g' * 32}")
+    others = [tmp_path / name for name in (".metrics.csv.1.tmp", ".DS_Store", "recurrl-unfinished-x", *alike)]
     for path in others:
         path.touch()
-    others += [tmp_path / f"{UNFINISHED}link", tmp_path / f"{UNFINISHED}folder"]
+    others += [unfinished(tmp_path / "link"), unfinished(tmp_path / "folder")]
     others[-2].symlink_to(others[0])
     others[-1].mkdir()
     remove_unfinished(tmp_path)

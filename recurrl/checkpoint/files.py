@@ -20,7 +20,7 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
-from recurrl.atomic import UNFINISHED, atomic_write, remove_unfinished, sync, unfinished
+from recurrl.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.errors import ConfigError, RunError
 from recurrl.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
@@ -273,12 +273,9 @@ def _damage_of_evaluation(path: Path) -> str | None:
         is_numbers = isinstance(values, dict) and all(type(value) is float for value in values.values())
         if is_numbers and _evaluation_text(values) == text:
             return None
-    except UnreadableError as error:
+    except (ValueError, KeyError, TypeError, RecursionError):  # UnreadableError among them
         if not os.path.lexists(path / EVALUATION):
             return None
-        return f"{EVALUATION} {error.reason}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
     return f"{EVALUATION} is not as it was written"
 
 
@@ -368,7 +365,7 @@ def _hand_over(replaced: Path, path: Path) -> None:
 
 def _remove_unfinished(folder: Path) -> None:
     """Removes what a write left that did not end, such as that of a killed process."""
-    for path in folder.glob(f"{UNFINISHED}*"):
+    for path in unfinished_in(folder):
         if path.is_dir() and not path.is_symlink():
             _remove_tree(path)
 

@@ -118,7 +118,7 @@ def test_an_evaluation_is_added_and_nothing_else_written(tmp_path):
 
 
 def test_what_a_process_killed_while_it_added_an_evaluation_left_does_no_harm(written):
-    (written / f".{files.EVALUATION}.7.tmp").write_text("{", encoding="utf-8")
+    unfinished(written / files.EVALUATION).write_text("{", encoding="utf-8")
     assert files.damage(written) is None
     files.add_evaluation(written, EVALUATION)
     assert not list(written.glob(".*"))
@@ -221,12 +221,15 @@ def test_saving_touches_nothing_of_others_in_the_folder(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     there = [*others(folder, tmp_path / "outside")]
-    for name in (f"{UNFINISHED}mine", "frames_mine"):
-        (folder / name).symlink_to(tmp_path / "outside" / "folder")
-    (folder / f"{UNFINISHED}frames_1").mkdir()
-    (folder / f"{UNFINISHED}frames_1" / "keep.txt").touch()
-    (folder / f"{UNFINISHED}frames_1" / "frames_1").symlink_to(tmp_path / "outside" / "folder")
-    before = {path: path.lstat() for path in [*there, *folder.glob(f"{UNFINISHED}*/*")]}
+    for path in (unfinished(folder / "mine"), folder / "frames_mine"):
+        path.symlink_to(tmp_path / "outside" / "folder")
+    stage = unfinished(folder / "frames_1")
+    stage.mkdir()
+    (stage / "keep.txt").touch()
+    (stage / "frames_1").symlink_to(tmp_path / "outside" / "folder")
+    (folder / f"{UNFINISHED}mine").mkdir()
+    before = {path: path.lstat() for path in [*there, *folder.glob(f"{UNFINISHED}*"), *stage.iterdir()]}
+    del before[stage]  # its time changes
     files.write(folder / "frames_1", {"policy": module()}, {})
     files.remove(folder / "frames_1")
     assert {path: path.lstat() for path in before} == before
