@@ -315,7 +315,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_noth
     learner, _ = learn(compose, "max_skipped_steps=3", "minibatch_slices=2")
     before, batch = _weights(learner), _batch(learner)
     _spoilt(learner, monkeypatch, steps=100)
-    with pytest.raises(NonFiniteError, match="gradient steps had a loss or a gradient that is not finite, and were"):
+    with pytest.raises(NonFiniteError, match="gradient steps had a non-finite loss or gradient and were"):
         learner.learn(batch, progress=0.5)
     assert torch.equal(_weights(learner), before)
 

@@ -162,7 +162,7 @@ class ZeroState(Transform):
 def test_a_state_zeroed_in_mid_episode_is_caught_where_it_happens(config: TrainConfig) -> None:
     policy = make(config)
     sentence = complaint(config, policy, collect(config, policy, ZeroState()))
-    assert f"('next', '{STATE}') of environment 2, step 4, was 0 when collected and is " in sentence
+    assert f"('next', '{STATE}') of environment 2, step 4, was 0 when collected but is " in sentence
     assert "zeroed" in sentence
 
 
@@ -223,7 +223,7 @@ def test_a_wrong_observation_after_resets_is_caught(compose: Compose, register: 
     config = compose(*OF_ONE, f"env.id={name}")
     policy = make(config)
     sentence = complaint(config, policy, collect(config, policy))
-    assert "resets the observation ['observation'] is the last one of the episode before, bit for bit" in sentence
+    assert "resets the observation ['observation'] equals the last one of the previous episode, bit for bit" in sentence
     assert "switch off automatic resets" in sentence
 
 
@@ -318,7 +318,7 @@ class Noisy(nn.Module):
 def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config: TrainConfig) -> None:
     policy = make(config)
     policy.actor_head = Noisy(policy.actor_head)
-    assert complaint(config, policy, collect(config, policy)).startswith("Evaluation would be a matter of luck")
+    assert complaint(config, policy, collect(config, policy)).startswith("Evaluation would be random")
 
 
 def test_weights_that_changed_after_collection_are_caught(config: TrainConfig) -> None:
@@ -341,7 +341,7 @@ def test_a_sequence_that_computes_something_else_than_steps_is_caught(
     monkeypatch.setattr(cell, "_sequence", lambda x, is_init, states: right(x, torch.zeros_like(is_init), states))
     sentence = complaint(config, policy, batch)
     assert sentence.endswith(
-        "In sequence mode the cell computes something else than step by step. Choose another backend."
+        "The cell computes different results in sequence mode and step by step. Choose another backend."
     )
 
 
