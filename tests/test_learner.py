@@ -331,7 +331,7 @@ def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose
     second = Learner(config, make_policy_for(config))
     checkpoint.Saved(path).load(checkpoint.components(second))
     _spoilt(second, monkeypatch, steps=100)
-    with pytest.raises(NonFiniteError, match="The last 8 gradient steps"):
+    with pytest.raises(NonFiniteError, match="the last 8 gradient steps"):
         second.learn(_batch(second), progress=0.5)
 
 
