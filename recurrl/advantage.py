@@ -20,7 +20,7 @@ VALUE_TARGET = "value_target"
 LOSS_MASK = "loss_mask"
 """True where a step counts in the loss."""
 EPISODE_LOSS_STEPS = "episode_loss_steps"
-"""How many steps of its episode count in the loss."""
+"""The number of steps of its episode that count in the loss."""
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def standardized(advantage: Tensor) -> Tensor:
 
 
 def advantage_metrics(advantage: Tensor) -> dict[str, float]:
-    """What to log of advantages; of none, NaN."""
+    """Metrics of advantages; NaN if there are none."""
     if not advantage.numel():
         return {f"advantage/{name}": math.nan for name in ("mean", "std", "min", "max")}
     return {
@@ -130,8 +130,8 @@ def add_group_advantages(
     is_init_NT = batch_NT["is_init"].squeeze(-1)
     if not is_init_NT[:, 0].all():
         raise ValueError(
-            "Advantages relative to a group need rows that begin with a reset, but some go on with an episode. Have "
-            "the collector reset all environments before each batch."
+            "Group-relative advantages need rows that begin with a reset, but some begin mid-episode. Have the "
+            "collector reset all environments before each batch."
         )
     compared = _comparisons(is_init_NT, group_size)
     to_go_NT = _rewards_to_go(torch.where(compared.mask_NT, reward_NT, 0.0), is_init_NT, gamma)

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _OURS = re.compile(rf"{re.escape(UNFINISHED)}.+-[0-9a-f]{{32}}", re.DOTALL)
 
 
 def unfinished(path: Path) -> Path:
-    """A new name beside ``path``, for what takes its place once it is whole."""
+    """A new name beside ``path``, for the file that replaces it once complete."""
     return path.with_name(f"{UNFINISHED}{path.name}-{uuid.uuid4().hex}")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives the name of a file to write, which takes the place of ``path`` when the block ends.
+    """Yields the name of a file to write, which replaces ``path`` when the block ends.
 
-    Whoever reads ``path`` meanwhile, or after a crash, finds the old contents or the new ones, never a part. When the
-    block raises, the old contents stay. A symbolic link is replaced itself, not what it points to.
+    Readers of ``path`` see the old or the new contents, never a part, even after a crash. If the block raises, the old
+    contents stay. A symbolic link itself is replaced, not its target.
 
     Raises:
         OSError: the directory does not exist, cannot be written to, or is full.
@@ -41,13 +41,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[TextIO]:
-    """Opens a text file that takes the place of ``path`` when the block ends, see :func:`replacing`."""
+    """Opens a text file that replaces ``path`` when the block ends, see :func:`replacing`."""
     with replacing(path) as temporary, temporary.open("x", encoding="utf-8", newline="") as file:
         yield file
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk."""
+    """Flushes a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -56,7 +56,7 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the files of writes in a folder that did not end, such as those of a killed process."""
+    """Removes the files of interrupted writes in a folder, such as those of a killed process."""
     for path in unfinished_in(folder):
         if path.is_file() and not path.is_symlink():
             path.unlink()

@@ -26,7 +26,7 @@ class SliceBuffer:
 
     def __init__(self, slices: int, slice_len: int, minibatch_slices: int) -> None:
         if slices % minibatch_slices != 0:
-            raise ValueError(f"{slices} slices do not divide into minibatches of {minibatch_slices}.")
+            raise ValueError(f"{slices} slices cannot be split into minibatches of {minibatch_slices}.")
         self.slice_len = slice_len
         self._minibatch_slices = minibatch_slices
 
@@ -34,7 +34,7 @@ class SliceBuffer:
         """Replaces the content by the given entries of rows ``[N, T]``, which are not copied."""
         rows, steps = batch_NT.batch_size
         if steps % self.slice_len != 0:
-            raise ValueError(f"Rows of {steps} steps do not divide into slices of {self.slice_len}.")
+            raise ValueError(f"Rows of {steps} steps cannot be split into slices of {self.slice_len}.")
         self._slices_SK = batch_NT.select(*keys).reshape(rows * (steps // self.slice_len), self.slice_len)
 
     def epoch(self) -> Iterator[TensorDictBase]:

@@ -1,4 +1,4 @@
-"""The loss of an algorithm as a program that ``torch.compile`` makes of it."""
+"""Compiles an algorithm's loss with ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ Loss = Callable[[TensorDictBase], Any]
 
 
 def compiled(loss: nn.Module, device: torch.device) -> Loss:
-    """A loss that is compiled whole at its first call, and its gradient at the first backward pass.
+    """A loss compiled as one graph at its first call, and its gradient at the first backward pass.
 
-    Minibatches have to be of one shape: another one is compiled anew.
+    Minibatches should have one shape: each other shape is compiled again.
 
     Raises:
         ConfigError: this version of torch cannot compile a scan on ``device``.
     """
-    # What an earlier job of a sweep compiled counts towards torch's limit of programs for one function.
+    # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
     try:
         prepare_for_compile(device)
     except RuntimeError as error:
-        raise ConfigError(f"compile=true is not possible here: {error} Leave compile out.") from error
-    logger.info("The first update compiles the loss, which takes half a minute or so.")
+        raise ConfigError(f"compile=true does not work here: {error} Leave compile out.") from error
+    logger.info("The first update compiles the loss, which takes about half a minute.")
     made: Loss = torch.compile(loss.forward, fullgraph=True, dynamic=False)
     return made
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why nothing can be compiled for a device here, and what to do; None where it can."""
+    """The reason why nothing can be compiled for a device here, and what to do; None if it can."""
     compiler = os.environ.get("CXX", "g++")
     if device.type != "cpu" or shutil.which(compiler) is not None:
         return None
     return (
-        f"compile=true needs a C++ compiler, and {compiler} is not on the path. Install one (apt-get install g++), "
-        "name another in the environment variable CXX, or leave compile out."
+        f"compile=true needs a C++ compiler, but {compiler} is not on PATH. Install one (apt-get install g++), name "
+        "another in the environment variable CXX, or leave compile out."
     )

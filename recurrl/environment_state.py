@@ -1,8 +1,8 @@
-"""The state of a Gymnasium environment as plain values, to go on with it in another process.
+"""The state of a Gymnasium environment as plain values, to continue it in another process.
 
-Gymnasium has no way to ask for it. What an environment knows is in its attributes and those of its wrappers; where all
-of these are plain (numbers, text, arrays, generators, containers and objects of these), they are the state. Where one
-is not, a simulator's handle say, the environment cannot be saved, and the reason names the attribute.
+Gymnasium has no API for this. The state is the attributes of the environment and its wrappers, if all of them are plain
+(numbers, text, arrays, generators, containers and objects of these). Otherwise, with a simulator's handle for example,
+the environment cannot be saved, and the reason names the attribute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 
 Environment = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
 
-# What an episode does not change.
+# Attributes that an episode does not change.
 _CONSTANTS = (
     gymnasium.Space,
     EnvSpec,
@@ -67,11 +67,11 @@ def state_of(env: Environment) -> dict[str, Any]:
     except UnsavableError:
         raise
     except Exception as error:  # see _Walk.encoded
-        raise UnsavableError(f"{path} raised {type(error).__name__} when it was looked at") from error
+        raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
 
 def restore(env: Environment, state: Mapping[str, Any]) -> None:
-    """Gives an environment that was made alike the state that :func:`state_of` returned.
+    """Restores the state that :func:`state_of` returned in an environment constructed the same way.
 
     Raises:
         UnsavableError: the environment is not made like the one that was saved.
@@ -80,7 +80,7 @@ def restore(env: Environment, state: Mapping[str, Any]) -> None:
 
 
 class _Walk:
-    """Encodes what an environment holds, as far as it is plain and not too much.
+    """Encodes an environment's attributes if they are plain and not too large.
 
     Attributes:
         within: ids of the objects and containers that hold the one looked at.
@@ -102,7 +102,7 @@ class _Walk:
         except UnsavableError:
             raise
         except Exception as error:  # objects of environments may raise anything when they are looked at
-            raise UnsavableError(f"{path} raised {type(error).__name__} when it was looked at") from error
+            raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
     def _encoded(self, value: Any, path: str) -> Any:
         # By its type: what it says of its class need not be true.
@@ -150,13 +150,13 @@ class _Walk:
         if values and all(item is _CONSTANT for item in values):
             return _CONSTANT
         for item, what in zip(items, encoded, strict=True):
-            # What is held is made anew, and neither a constant nor an object can be made of plain values.
+            # Contents are rebuilt, and neither a constant nor an object can be rebuilt from plain values.
             if what is _CONSTANT or what[0] == "object":
                 raise UnsavableError(f"{path} holds a {type(item).__qualname__}, which is not a plain value")
         return (kind, encoded, value.maxlen if kind == "deque" else None)
 
     def _object(self, value: Any, path: str) -> Any:
-        # A larger instance holds something beside its attributes: slots, or what its C code knows.
+        # A larger instance holds more than its attributes: slots, or state of C code.
         if hasattr(value, "__dict__") and type(value).__basicsize__ <= _PLAIN_SIZE:
             return ("object", type(value).__qualname__, self.attributes(value, path))
         return None
@@ -164,7 +164,7 @@ class _Walk:
     @contextmanager
     def _entered(self, holder: object, path: str) -> Iterator[None]:
         if id(holder) in self.within:
-            raise UnsavableError(f"{path} refers back to what holds it")
+            raise UnsavableError(f"{path} is a reference cycle")
         if len(self.within) == MOST_NESTED:
             raise UnsavableError(f"{path[:100]}… is nested more than {MOST_NESTED} deep")
         self.within.append(id(holder))
@@ -174,7 +174,7 @@ class _Walk:
     def _spend(self, count: int, path: str) -> None:
         self.bytes -= count
         if self.bytes < 0:
-            raise UnsavableError(f"with {path} the state of one environment is larger than {MOST_BYTES >> 20} MiB")
+            raise UnsavableError(f"with {path}, the state of one environment exceeds {MOST_BYTES >> 20} MiB")
 
 
 _CONSTANT = object()

@@ -16,7 +16,7 @@ class EpisodeStatistics:
     """Returns and lengths of the last episodes, unscaled and undiscounted.
 
     Args:
-        window: how many episodes the means are over.
+        window: number of episodes that the means cover.
     """
 
     def __init__(self, window: int = 100) -> None:
@@ -25,7 +25,7 @@ class EpisodeStatistics:
         self.count = 0
 
     def update(self, batch_NT: TensorDictBase) -> None:
-        """Takes the episodes that ended within a batch into account, in order of time."""
+        """Adds the episodes that ended within a batch, in order of time."""
         after = batch_NT["next"].transpose(0, 1)
         ended = after["done"].squeeze(-1)
         self._extend(after[EPISODE_RETURN][ended].flatten().tolist(), after[EPISODE_LENGTH][ended].flatten().tolist())
@@ -41,7 +41,7 @@ class EpisodeStatistics:
         return fmean(self.returns) if self.returns else math.nan
 
     def metrics(self) -> dict[str, float]:
-        """What to log."""
+        """The metrics to log."""
         return {
             "train/return_mean": self.return_mean,
             "train/episode_length_mean": fmean(self.lengths) if self.lengths else math.nan,

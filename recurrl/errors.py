@@ -1,17 +1,17 @@
-"""The errors that are meant for the person at the keyboard."""
+"""Errors addressed to the user."""
 
 from __future__ import annotations
 
 
 class ConfigError(ValueError):
-    """Something was asked for that cannot be honoured. The message says what, why, and what to do instead.
+    """A request that cannot be honoured. The message says what was asked, why it cannot be, and what to do instead.
 
-    The command line prints it as one sentence, without a traceback.
+    The command line prints only the message, without a traceback.
     """
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuses what was asked for unless ``condition`` holds.
+    """Raises unless ``condition`` holds.
 
     Raises:
         ConfigError: with the message.
@@ -21,19 +21,19 @@ def require(condition: bool, message: str) -> None:
 
 
 class ReplayError(ConfigError):
-    """What the rollout recorded is not what the update would see, so learning would be wrong."""
+    """The rollout recorded something other than the update would see, so learning would be wrong."""
 
 
 class RunError(RuntimeError):
-    """A run cannot go on; the message says why and what to do.
+    """A run cannot continue; the message says why and what to do.
 
-    The command line prints it as one sentence, without a traceback; with HYDRA_FULL_ERROR=1 with one.
+    The command line prints only the message; with HYDRA_FULL_ERROR=1 also the traceback.
     """
 
 
 class NonFiniteError(RunError):
-    """Learning yields no numbers any more."""
+    """Training produced NaN or Inf."""
 
 
 class EnvironmentFaultError(RunError):
-    """An environment does what it must not; the message says which one, and at which of its steps."""
+    """An environment misbehaved; the message says which one and at which step."""

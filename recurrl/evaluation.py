@@ -1,4 +1,4 @@
-"""What a policy is worth: whole episodes with its most probable actions."""
+"""Evaluation of a policy: complete episodes with its most probable actions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ MOST_RANDOM_STEPS = 10_000
 
 logger = logging.getLogger(__name__)
 
-# What becomes of the recurrent states between two steps of an evaluation: with either of the latter two the policy has
-# to do without its memory, or with another episode's.
+# The recurrent states between two steps of an evaluation: the policy's own, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
@@ -37,7 +36,7 @@ class StoppedError(Exception):
 
 
 def never() -> bool:
-    """The default of those who ask whether an evaluation is to end."""
+    """The default for ``stopped``."""
     return False
 
 
@@ -52,8 +51,8 @@ def evaluate(
 ) -> list[float]:
     """Undiscounted, unscaled returns of ``episodes`` deterministic episodes.
 
-    Each episode has an environment of its own and counts once, so that short episodes are not counted more often than
-    long ones.
+    Each episode has its own environment and counts once, so that short episodes are not counted more often than long
+    ones.
 
     Args:
         config: the environment.
@@ -62,7 +61,7 @@ def evaluate(
         seed: of the environments, to which an offset is added.
         states: ``kept`` is the policy as it is. ``zeroed`` sets its recurrent states to zero before each step.
             ``shuffled`` gives each environment the states of another one, of which there are at least two.
-        stopped: asked before each step whether to end.
+        stopped: called before each step; True ends the evaluation.
 
     Raises:
         StoppedError: ``stopped`` said so.
@@ -74,7 +73,7 @@ def evaluate(
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """What is trained must not depend on when it is evaluated, nor on whether a resumed run evaluates again."""
+    """Isolates training from evaluation, so that it depends neither on its timing nor on its repetition on resume."""
     state = GlobalRNGState().state_dict()
     try:
         yield
@@ -125,8 +124,8 @@ def _deterministic(policy: Policy, states: str, seed: int) -> Callable[[EnvBase,
 
 def _warn_of_endless(config: EnvConfig, endless: int, episodes: int, most_steps: int) -> None:
     logger.warning(
-        "%d of %d evaluation episodes of %s had not ended after %d steps, and count with the return they had by then. "
-        "Give env.max_episode_steps.",
+        "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are counted. Give "
+        "env.max_episode_steps.",
         *(endless, episodes, config.id, most_steps),
     )
 
@@ -137,7 +136,7 @@ def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, genera
             current_N[key] = torch.zeros_like(current_N[key])
     elif states == SHUFFLED:
         count = current_N.batch_size[0]
-        # A rotation: everybody has somebody else's states, and all states of one environment stay together.
+        # A rotation: each environment gets another one's states, and all states of one environment stay together.
         by = int(torch.randint(1, count, (), generator=generator))
         for key in keys:
             current_N[key] = current_N[key].roll(by, 0)
@@ -146,7 +145,7 @@ def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, genera
 def memory_metrics(
     config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = never
 ) -> dict[str, float]:
-    """What the policy's memory is worth: its returns in the same episodes with its states zeroed, and shuffled.
+    """The returns without the policy's memory: in the same episodes with its states zeroed, and shuffled.
 
     A policy that uses its memory does worse without; one that does not returns the same. Empty for a policy that has
     none.
@@ -163,7 +162,7 @@ def memory_metrics(
 def random_metrics(
     config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = never
 ) -> dict[str, float]:
-    """What a policy has to be better than: the returns of random actions in the environments of its evaluation."""
+    """The baseline: the returns of random actions in the environments of the evaluation."""
     with _random_numbers_kept():
         torch.manual_seed(seed)
         returns = _returns(config, None, episodes, seed, KEPT, stopped)
@@ -171,7 +170,7 @@ def random_metrics(
 
 
 def evaluation_metrics(returns: list[float]) -> dict[str, float]:
-    """What to log of an evaluation."""
+    """The metrics of an evaluation."""
     return {
         "eval/return_mean": fmean(returns),
         "eval/return_std": pstdev(returns),

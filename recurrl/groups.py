@@ -9,15 +9,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Groups:
-    """Neighbouring environments, ``size`` of them a group, whose episodes start alike.
+    """Groups of ``size`` neighbouring environments whose episodes start from the same states.
 
-    Every row begins with a reset. The j-th episode of a row has the same reset seed in all members of a group, and
-    another one in every other group, row and j.
+    Every row begins with a reset. The j-th episode of a row has the same reset seed in all members of a group, and a
+    different one in every other group, row and j.
 
     Attributes:
         size: members of a group.
         steps_per_row: T, the steps each environment takes between two resets of all.
-        seed: where all reset seeds come from.
+        seed: the seed of all reset seeds.
     """
 
     size: int
@@ -32,11 +32,11 @@ class Groups:
 class EpisodeSeeds:
     """The reset seed of each episode, known from the steps taken and the episodes begun in this row.
 
-    It is asked once or twice for the first episode of a row: when an episode ends with the row before, and when all
-    environments are reset. Asked again without a step in between, it gives the same seed again.
+    The first episode of a row may ask twice: when an episode ends with the previous row, and when all environments are
+    reset. Without a step in between, both get the same seed.
 
     Args:
-        seed: where all reset seeds come from.
+        seed: the seed of all reset seeds.
         group: index of the group.
         steps_per_row: T.
     """

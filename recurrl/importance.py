@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def check_one_a_step(log_ratio: Tensor, shape: Sequence[int]) -> None:
-    """Refuses a policy with several log-probabilities an action: its ratio would be that of no action.
+    """Rejects a policy with several log-probabilities an action: its ratio would be that of no action.
 
     Args:
         log_ratio: of a minibatch.
@@ -23,8 +23,8 @@ def check_one_a_step(log_ratio: Tensor, shape: Sequence[int]) -> None:
     """
     if tuple(log_ratio.shape) != tuple(shape):
         raise ValueError(
-            f"The policy gives log-probabilities of shape {tuple(log_ratio.shape[:-1])} for steps of shape "
-            f"{tuple(shape[:-1])}. A loss needs one a step: sum those of an action's parts, for example by torch's "
+            f"The policy returns log-probabilities of shape {tuple(log_ratio.shape[:-1])} for steps of shape "
+            f"{tuple(shape[:-1])}. A loss needs one per step: sum over an action's parts, for example with torch's "
             "Independent."
         )
 

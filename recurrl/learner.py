@@ -1,4 +1,4 @@
-"""How one batch improves the policy: advantages, epochs of minibatches, loss, clipped step, schedules."""
+"""Updates the policy from one batch: advantages, epochs of minibatches, loss, clipped step, schedules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SKIPPED = "optim/skipped_steps"
 
 
 class Trial(NamedTuple):
-    """What a minibatch comes to without a step: its losses, and the parameters whose gradient is not finite."""
+    """A minibatch evaluated without a step: its losses, and the parameters with a non-finite gradient."""
 
     losses: dict[str, float]
     not_finite: list[str]
@@ -167,8 +167,9 @@ class Learner:
         skipped = int(self._skipped_in_a_row)
         if skipped >= self.config.max_skipped_steps:
             raise NonFiniteError(
-                f"The last {skipped} gradient steps had a loss or a gradient that is not finite, and were skipped. A "
-                "smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped observations and rewards."
+                f"Training produced NaN or Inf: the last {skipped} gradient steps had a non-finite loss or gradient "
+                "and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped "
+                "observations and rewards."
             )
 
     def _begin_iteration(self, progress: float) -> None:
@@ -190,7 +191,7 @@ class Learner:
 
 
 def _means(steps: list[dict[str, Tensor]]) -> dict[str, float]:
-    """What steps say, on average over those that were not skipped, and how many were.
+    """The mean metrics of the steps that were not skipped, and the number of skipped ones.
 
     Shape legend: S steps, M values of a step.
     """

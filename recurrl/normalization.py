@@ -56,8 +56,8 @@ def _place_of_largest(samples: Tensor) -> str:
     names = ("environment", "step") if samples.ndim == 3 else ()
     place = " and ".join(f"{name} {int(i)}" for name, i in zip(names, at, strict=False))
     return (
-        f"Running statistics were given the value {float(samples[at])}{f' of {place} of the batch' if place else ''}, "
-        "which would spoil them for good. Let the environment clip what it shows and rewards."
+        f"Running statistics received the value {float(samples[at])}{f' of {place} of the batch' if place else ''}, "
+        "which would corrupt them permanently. Have the environment clip its observations and rewards."
     )
 
 

@@ -1,4 +1,4 @@
-"""What learning was given when it yielded no numbers any more: kept, and gone over again to see where they end.
+"""Saves the batch that made training produce NaN or Inf, and diagnoses where they appear.
 
 Shape legend: N environments, T steps.
 """
@@ -17,7 +17,7 @@ from recurrl.checkpoint import Stateful, components, files
 from recurrl.config import TrainConfig
 from recurrl.learner import Learner
 from recurrl.policy import Policy
-from recurrl.resources import sentence
+from recurrl.resources import os_error_message
 
 FOLDER = "not_finite"
 ROWS = "rows"
@@ -40,29 +40,29 @@ class Rows:
         self.batch_NT = TensorDict(dict(state), batch_size=shape)
 
 
-def keep(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, Stateful]) -> str:
-    """Writes rows, as learning had prepared them, and what learnt from them, and says how to look at them.
+def save_batch(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, Stateful]) -> str:
+    """Saves rows as prepared for learning, and the learner, and returns how to diagnose them.
 
-    Where they cannot be written, it says why; the run's error is still that learning yielded no numbers.
+    If they cannot be written, it returns why; the run's error stays the NaN or Inf.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
     try:
         files.write(path, {**of, ROWS: Rows(batch_NT)}, {"frames": frames})
     except OSError as error:
-        return f"The batch could not be kept. {sentence(error)}"
-    return f"To see where its numbers end: recurrl-check --not-finite {path}"
+        return f"The batch could not be saved. {os_error_message(error)}"
+    return f"To find where they appear: recurrl-check --not-finite {path}"
 
 
-def examine(config: TrainConfig, policy: Policy, path: Path) -> Iterator[str]:
-    """Goes over what :func:`keep` wrote, and says in lines where its numbers end.
+def diagnose(config: TrainConfig, policy: Policy, path: Path) -> Iterator[str]:
+    """Replays the batch that :func:`save_batch` wrote, and yields lines that locate NaN and Inf.
 
     Args:
         config: the run's configuration.
-        policy: made for it; its weights are replaced by those that were kept.
-        path: what ``keep`` wrote.
+        policy: made for it; its weights are replaced by the saved ones.
+        path: the path that :func:`save_batch` wrote.
 
     Raises:
-        ConfigError: nothing is kept there, it is damaged, or it does not fit the configuration.
+        ConfigError: no batch is saved there, it is damaged, or it does not fit the configuration.
     """
     learner, rows = Learner(config, policy), Rows()
     files.read(path, {**components(learner), ROWS: rows})
@@ -72,7 +72,7 @@ def examine(config: TrainConfig, policy: Policy, path: Path) -> Iterator[str]:
         yield from _said_of(" ".join(key) if isinstance(key, tuple) else key, batch_NT[key])
     for number, (losses, not_finite) in enumerate(learner.trial(batch_NT), start=1):
         told = ", ".join(f"{name} {value:g}" for name, value in losses.items())
-        where = f"not finite in {', '.join(not_finite)}" if not_finite else "finite"
+        where = f"non-finite in {', '.join(not_finite)}" if not_finite else "finite"
         yield f"minibatch {number}: {told}; gradient {where}"
 
 

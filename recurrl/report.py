@@ -1,4 +1,4 @@
-"""What a run came to: the content of ``summary.json``."""
+"""The results of a run: the content of ``summary.json``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Report:
-    """A run's summary, filled in as things become known, so that it is right whenever the run ends.
+    """A run's summary, updated as the run proceeds, so that it is correct whenever the run ends.
 
     Attributes:
         started: when the process or job began, seconds since the epoch; not part of the summary.
@@ -34,7 +34,7 @@ class Report:
         eval_return_mean_shuffled_state: of the last evaluation with the recurrent states of another environment.
         eval_return_mean_random: of random actions in the environments of the last evaluation, like the next one.
         best_eval_return_mean: the best of all evaluations, those before a resume included.
-        restarts: how often environments were made anew after a fault.
+        restarts: how often environments were recreated after a fault.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
     """
@@ -78,13 +78,13 @@ class Report:
 
     @contextmanager
     def starting_up(self) -> Iterator[None]:
-        """Adds the time a block takes to what starting up took."""
+        """Adds the time a block takes to the start-up time."""
         began = time.perf_counter()
         yield
         self.startup_time_s = (self.startup_time_s or 0.0) + time.perf_counter() - began
 
     def compiled(self, seconds: float | None) -> None:
-        """Takes what compiling took out of the learning that it was part of, once."""
+        """Moves the compile time out of the learning time, once."""
         if seconds is None or self.compile_time_s is not None:
             return
         self.compile_time_s = seconds
@@ -115,7 +115,7 @@ class Report:
 
     @property
     def no_better_than_random(self) -> bool:
-        """Whether the last evaluation is above random actions by less than a standard error of the difference."""
+        """True if the last evaluation beats random actions by less than a standard error of the difference."""
         mean, random = self.eval_return_mean, self.eval_return_mean_random
         if mean is None or random is None:
             return False
@@ -123,7 +123,7 @@ class Report:
         return mean <= random + deviation / math.sqrt(self.eval_episodes or 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: what a run that goes on needs of the parts before it."""
+        """For a checkpoint: the totals that a resumed run continues from."""
         return {"best_eval_return_mean": self.best_eval_return_mean, "backend": self.backend}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the machine lacks or refuses, such as space on a disk, memory or a permission, as a sentence."""
+"""Error messages for missing resources: disk space, memory, permissions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
-"""How torch's error begins, without a class of its own, where memory runs out on the CPU."""
+"""The beginning of torch's plain RuntimeError when memory runs out on the CPU."""
 
 
 @contextmanager
-def shortages_as_sentences() -> Iterator[None]:
-    """Raises an error of the operating system, or one for lack of memory, as one that is printed as a sentence.
+def resource_errors_as_messages() -> Iterator[None]:
+    """Converts errors of the operating system and of memory to errors printed without a traceback.
 
     Raises:
         RunError: such an error.
@@ -27,7 +27,7 @@ def shortages_as_sentences() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(sentence(error)) from error
+        raise RunError(os_error_message(error)) from error
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise RunError(_too_large(error)) from error
     except RuntimeError as error:
@@ -36,17 +36,20 @@ def shortages_as_sentences() -> Iterator[None]:
         raise RunError(_too_large(error)) from error
 
 
-def sentence(error: OSError) -> str:
-    """What the operating system reports, and what to do."""
+def os_error_message(error: OSError) -> str:
+    """The operating system's error, and what to do."""
     reason = error.strerror or str(error)
     where = f" for {error.filename}" if error.filename else ""
     if error.errno in _FULL:
         return (
-            f"The disk is full: {reason}{where}. Checkpoints written before are whole. Free some space, then go on "
-            "with resume=auto in the same hydra.run.dir."
+            f"The disk is full: {reason}{where}. Earlier checkpoints are intact. Free some space, then continue with "
+            "resume=auto in the same hydra.run.dir."
         )
     if error.errno in _FORBIDDEN:
-        return f"The operating system refuses it: {reason}{where}. Give a directory to write to with hydra.run.dir=..."
+        return (
+            f"Permission denied by the operating system: {reason}{where}. Give a writable directory with "
+            "hydra.run.dir=..."
+        )
     if error.errno in _IN_THE_WAY:
         return (
             f"Something is in the way: {reason}{where}. Move it away, or give another directory with hydra.run.dir=..."
@@ -57,6 +60,6 @@ def sentence(error: OSError) -> str:
 def _too_large(error: Exception) -> str:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return (
-        f"There is not enough memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, "
-        "cell.hidden_size, policy.encoder_sizes or env.num_envs; recompute=full also needs less."
+        f"Out of memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, cell.hidden_size, "
+        "policy.encoder_sizes or env.num_envs; recompute=full also needs less."
     )

@@ -1,4 +1,4 @@
-"""The directory of a run: how it is found, and how files are read from it that anybody may have put there."""
+"""The directory of a run: finding it, and safely reading files that anybody may have put there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from recurrl.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
-"""The run's whole configuration, that of the run it resumed included."""
+"""The run's whole configuration, including that of the run it resumed."""
 
 FILES = (CONFIG_FILE, "summary.json", "metrics.csv", "learning_curve.png", "recurrl.log")
 FOLDERS = ("checkpoints", "not_finite", "tensorboard", "wandb", ".hydra")
-"""What a run writes in its directory. A folder may be a symbolic link, to another disk say; a file may not, nor may
-``.hydra``, whose files another program may have written.
+"""Entries that a run writes. A folder may be a symbolic link, for example to another disk; files and ``.hydra``, whose
+files another program may have written, may not.
 """
 
 _CHECKPOINT = re.compile(r"frames_[0-9]+")
@@ -26,7 +26,7 @@ class UnreadableError(ConfigError):
     """A file cannot be read.
 
     Attributes:
-        reason: what follows its name in a message.
+        reason: the message after the file's name.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -38,20 +38,19 @@ def run_directory_of(path: Path) -> Path:
     """The run directory a resume or evaluation path points into: itself, or the one its checkpoint lies in.
 
     Raises:
-        ConfigError: the path is no run directory and no checkpoint of one.
+        ConfigError: the path is neither a run directory nor a checkpoint in one.
     """
     for candidate in (path, path.parent.parent):
         if os.path.lexists(candidate / CONFIG_FILE):
             return candidate
     what = "is neither a run directory nor a checkpoint in one" if os.path.lexists(path) else "does not exist"
     raise ConfigError(
-        f"{path} {what}. Give a directory that a training run wrote (it holds config.yaml and checkpoints/), or "
-        "one of the checkpoints in it."
+        f"{path} {what}. Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
     )
 
 
 def read_text(path: Path, most_bytes: int | None = None) -> str:
-    """The text of an ordinary file. Reading never waits, as that of a pipe would.
+    """The text of a regular file. Reading never blocks, as a pipe would.
 
     Raises:
         UnreadableError: it is missing, something other than a file, larger than ``most_bytes``, or not UTF-8.
@@ -59,9 +58,9 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise UnreadableError(path, "is not an ordinary file")
+            raise UnreadableError(path, "is not a regular file")
         if most_bytes is not None and found.st_size > most_bytes:
-            raise UnreadableError(path, f"has {found.st_size} bytes, and no run writes more than {most_bytes}")
+            raise UnreadableError(path, f"has {found.st_size} bytes, but runs never write more than {most_bytes}")
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
         raise UnreadableError(path, "is missing") from error
@@ -72,7 +71,7 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
 
 
 def looks_like_checkpoint(path: Path) -> bool:
-    """Whether a path has the name and the parts of a checkpoint, whole or damaged."""
+    """True if a path has the name and the parts of a checkpoint, intact or damaged."""
     return (
         _CHECKPOINT.fullmatch(path.name) is not None
         and path.is_dir()
@@ -81,19 +80,19 @@ def looks_like_checkpoint(path: Path) -> bool:
 
 
 def check_writable_places(run_dir: Path) -> None:
-    """Refuses a directory in which something is where a run is to write, before it trains for hours.
+    """Rejects a directory in which something blocks the run's files, before it trains for hours.
 
     Raises:
-        ConfigError: with what is in the way.
+        ConfigError: with the offending path.
     """
     for name in FILES:
         path = run_dir / name
         if path.is_symlink() or (os.path.lexists(path) and not path.is_file()):
-            raise _in_the_way(path, "a symbolic link" if path.is_symlink() else "not an ordinary file")
+            raise _in_the_way(path, "a symbolic link" if path.is_symlink() else "not a regular file")
     for name in FOLDERS:
         path = run_dir / name
         if os.path.lexists(path) and (not path.is_dir() or (name == ".hydra" and path.is_symlink())):
-            raise _in_the_way(path, "not a folder of the run's own")
+            raise _in_the_way(path, "not a folder that belongs to the run")
     for path in (run_dir / "checkpoints").glob(f"frames_{12 * '[0-9]'}"):
         if not looks_like_checkpoint(path):
             raise _in_the_way(path, "not a checkpoint")
@@ -101,6 +100,6 @@ def check_writable_places(run_dir: Path) -> None:
 
 def _in_the_way(path: Path, what: str) -> ConfigError:
     return ConfigError(
-        f"{path} is {what}, and the run is to write there. Move it away, or give the run a directory of its own with "
+        f"{path} is {what}, but the run must write there. Move it away, or give the run a directory of its own with "
         "hydra.run.dir=..."
     )

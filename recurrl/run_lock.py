@@ -1,8 +1,8 @@
 """Keeps a run directory to one process at a time.
 
-The lock is the operating system's, on a file in the directory: it ends with the process that holds it, however that
-ends, and works across machines wherever the network file system passes locks on (NFS does; Lustre if mounted with
-``flock``). The file says who holds it.
+The operating system's lock on a file in the directory is released when its process ends, however that happens, and
+works across machines if the network file system supports locks (NFS does; Lustre if mounted with ``flock``). The file
+names the holder.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Holds the lock of a run directory, which exists, while the block runs.
+    """Holds the lock of an existing run directory while the block runs.
 
-    On a file system without locks nothing is held, and a warning says so.
+    On a file system without locks it logs a warning instead.
 
     Raises:
         ConfigError: another process holds it; the message says which.
@@ -46,7 +46,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while still held: whoever opened the file before sees in `_acquired` that it is gone.
+        # Removed while still held: a process that has opened it sees in `_acquired` that it is gone.
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
@@ -54,7 +54,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 def _acquired(path: Path) -> int:
     """The descriptor of the locked file. Closing any descriptor of that file would release the lock."""
     while True:
-        # Without blocking: what is there may be a pipe, whose opening waits for a writer.
+        # Non-blocking, because the path may be a pipe, whose opening waits for a writer.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -72,7 +72,7 @@ def _acquired(path: Path) -> int:
 
 def _lock(descriptor: int, path: Path) -> None:
     try:
-        # POSIX locks, because child processes do not inherit them: one that outlives a killed run holds nothing.
+        # POSIX locks are not inherited, so a child that outlives a killed run does not hold the lock.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _HELD:
@@ -83,7 +83,7 @@ def _lock(descriptor: int, path: Path) -> None:
         if error.errno not in _NO_LOCKS:
             raise
         logger.warning(
-            "The file system of %s has no locks (%s): nothing keeps a second run out of the directory.",
+            "The file system of %s does not support locks (%s): a second run could use the directory at the same time.",
             *(path.parent, error.strerror),
         )
 
@@ -111,5 +111,5 @@ def _holder(descriptor: int) -> str:
         found = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
         return f"process {found['process']} on {found['host']} since {found['since']} ({found['command']})"
     except (ValueError, TypeError, KeyError):
-        # The other process has taken the lock, and has not yet written who it is.
+        # The other process holds the lock but has not written its name yet.
         return "another process"

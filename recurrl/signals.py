@@ -1,4 +1,4 @@
-"""How a run is asked to end: by SIGINT (Ctrl-C), SIGTERM (a scheduler) or SIGUSR1 (SLURM's early warning)."""
+"""Stop requests by signals: SIGINT (Ctrl-C), SIGTERM (a scheduler) or SIGUSR1 (SLURM's early warning)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Interrupted(KeyboardInterrupt):
     """The run was asked to end.
 
     Attributes:
-        exit_code: 128 and the signal's number, as shells have it.
+        exit_code: 128 plus the signal's number, as in shells.
     """
 
     def __init__(self, number: int) -> None:
@@ -25,10 +25,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether the run was asked to end.
+    """A request to end the run.
 
-    A signal raises :class:`Interrupted`, but not within :meth:`held`: there the first one is only noted, so that what
-    is under way can be finished; the second one raises.
+    A signal raises :class:`Interrupted`, except within :meth:`held`: there the first one is only recorded, so that the
+    current work can finish; the second one raises.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class StopRequest:
 
     @property
     def made(self) -> bool:
-        """Whether a signal is noted."""
+        """True once a signal was recorded."""
         return self._number is not None
 
     @contextmanager
     def held(self, notice: str = "") -> Iterator[None]:
-        """Holds the first signal back while the block runs, and raises it after that.
+        """Defers the first signal until the block ends.
 
         Args:
             notice: printed to standard error, after the signal's name, when the signal comes.
@@ -68,7 +68,7 @@ class StopRequest:
             self._print(f"{signal.Signals(number).name}: {self._notice}\n")
 
     def _print(self, line: str) -> None:
-        # Past sys.stderr, in whose midst the signal may have come. The progress line of a terminal has no end yet.
+        # Not through sys.stderr, which the signal may have interrupted. A terminal's progress line has no newline yet.
         with suppress(OSError):
             os.write(2, (b"\n" if os.isatty(2) else b"") + line.encode())
 
@@ -77,7 +77,7 @@ class StopRequest:
 def stop_request() -> Iterator[StopRequest]:
     """Handles the signals while the block runs.
 
-    Only the main thread of a process may; elsewhere the signals stay with it.
+    In other threads than the main one it does nothing.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -92,6 +92,6 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 def ignore_signals() -> None:
-    """For a process that helps another one, which handles the signals: a terminal sends them to both."""
+    """For worker processes: a terminal sends signals to them too, but the main process handles them."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

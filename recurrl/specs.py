@@ -1,4 +1,4 @@
-"""What kind of observation or action one of TorchRL's specs stands for."""
+"""The kinds of observations and actions that TorchRL's specs describe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorS
 
 
 def choices(spec: TensorSpec) -> tuple[int, ...] | None:
-    """How many values each entry of a multi-discrete observation or action has; None for other kinds."""
+    """The number of values of each entry of a multi-discrete observation or action; None for other kinds."""
     if isinstance(spec, MultiCategorical):
         return tuple(int(size) for size in spec.nvec)
     if isinstance(spec, Categorical) and not isinstance(spec, Binary) and len(spec.shape) == 1:
@@ -17,7 +17,7 @@ def choices(spec: TensorSpec) -> tuple[int, ...] | None:
 
 
 def is_image(spec: TensorSpec) -> bool:
-    """Whether an observation is an image: bytes of two or three dimensions, or three of numbers from 0 to 1."""
+    """True for images: bytes with two or three dimensions, or numbers from 0 to 1 with three."""
     dims = len(spec.shape)
     if spec.dtype == torch.uint8:
         return dims in (2, 3)
@@ -27,7 +27,7 @@ def is_image(spec: TensorSpec) -> bool:
 
 
 def is_bounded(action: TensorSpec) -> bool:
-    """Whether every entry of a continuous action has a lower and an upper bound."""
+    """True if every entry of a continuous action has a lower and an upper bound."""
     if not isinstance(action, Bounded):
         return False
     return bool(action.space.low.isfinite().all() and action.space.high.isfinite().all())

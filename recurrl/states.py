@@ -66,7 +66,7 @@ class SliceStates:
 
     @property
     def refreshes(self) -> bool:
-        """Whether states, and with them values and advantages, are computed anew before each epoch."""
+        """True if states, and with them values and advantages, are recomputed before each epoch."""
         return self._mode == REFRESH
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class SliceStates:
             self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
     def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
-        """How far the states of the current weights are from those the rollout recorded, ``‖now − then‖ / ‖then‖``.
+        """The drift of the current weights' states from the recorded ones, ``‖now − then‖ / ‖then‖``.
 
         Measured where the segments of these slices end, after running them from the states they start from. Empty for
         a policy without states.

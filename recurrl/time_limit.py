@@ -1,4 +1,4 @@
-"""How long a call may take: an environment that hangs must not hang the run."""
+"""Time limits for calls: an environment that hangs must not hang the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _LATE_S = 1.0
-"""An alarm that comes so late found the process stopped, as Ctrl-Z or a scheduler does; that time does not count."""
+"""An alarm this late means that the process was stopped (Ctrl-Z, a scheduler); that time does not count."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +29,16 @@ class TimeLimitError(RunError):
 
 
 class _Limit:
-    """The limit of this process: there is one timer in it.
+    """The limit of this process, which has one timer.
 
-    The timer is not set anew by every call, which would cost two system calls each: it goes off at most once in so many
-    seconds, and only then it is looked at when the call under way is due.
+    Calls do not set the timer, which would cost two system calls each: it fires at most once per limit, and only then
+    checks when the current call is due.
 
     Attributes:
         seconds: a call may take; 0 for any time.
-        due: when the call under way must have come back; infinity without one.
+        due: deadline of the current call; infinity without one.
         running: whether the timer is set.
-        noticed: called when Python gets to know of an alarm, which native code can hold up.
+        noticed: called when Python handles an alarm, which native code can delay.
     """
 
     seconds = 0.0
@@ -73,8 +73,8 @@ class _Limit:
             signal.setitimer(signal.ITIMER_REAL, self.due - now)
             return
         raise TimeLimitError(
-            f"nothing came back for {self.seconds:g} s, the limit by collector.timeout_s. If it may take so long, give "
-            "a larger one, or null for none"
+            f"no response within collector.timeout_s={self.seconds:g} s. If its steps may take longer, give a larger "
+            "limit, or null for none"
         )
 
 
@@ -88,11 +88,11 @@ def time_limit(seconds: float | None, noticed: Callable[[], object] | None = Non
     A call that takes longer raises :class:`TimeLimitError` from within, wherever it is in Python. Native code is not
     interrupted, but raises it as soon as it returns, or where it waits for the operating system.
 
-    Only the main thread of a process can have a limit; elsewhere there is none, and a warning.
+    Only the main thread of a process can have a limit; other threads log a warning.
 
     Args:
         seconds: None for no limit.
-        noticed: called when Python gets to know of an alarm, which native code can hold up.
+        noticed: called when Python handles an alarm, which native code can delay.
     """
     if seconds is None:
         yield

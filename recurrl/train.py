@@ -37,8 +37,8 @@ from recurrl.tracking.progress import Progress
 logger = logging.getLogger(__name__)
 _DEFAULT_THREADS = torch.get_num_threads()
 _STOP_NOTICE = (
-    "the iteration under way is finished and saved; an evaluation ends, and a resumed run repeats it. A second signal "
-    "ends the run at once. To resume: recurrl-train resume={}"
+    "finishing and saving the current iteration; an evaluation stops and is repeated on resume. A second signal ends "
+    "the run immediately. To resume: recurrl-train resume={}"
 )
 
 
@@ -56,9 +56,9 @@ def train(
         config: a checked configuration.
         run_dir: where everything is written.
         settings: the whole configuration as plain values, for the trackers.
-        report: filled in on the way.
-        request: to end after the iteration under way, with a checkpoint; an evaluation ends between two steps.
-        start: the checkpoint to go on from; None to begin.
+        report: updated during the run.
+        request: ends the run after the current iteration, with a checkpoint; an evaluation stops between two steps.
+        start: the checkpoint to resume from; None for a new run.
 
     Raises:
         ConfigError: the environment or the checkpoint cannot be used as asked.
@@ -75,9 +75,9 @@ def train(
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         report.frames = 0 if start is None else start.frames
         collector = make_collector(config, policy, report.frames)
-        # Environments that failed may not close either, which must not hide why.
+        # Failed environments may also fail to close, which must not hide the first error.
         stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
-        parts = checkpoint.components(learner, episodes=episodes, report=report, carry=collector)
+        parts = checkpoint.components(learner, episodes=episodes, report=report, collector_state=collector)
         if start is not None:
             resume(start, run_dir, parts, settings, report, collector)
         progress = Progress(config.total_frames)
@@ -86,7 +86,7 @@ def train(
 
         stack.enter_context(request.held(_STOP_NOTICE.format(run_dir)))
         stack.enter_context(start_up_spared())
-        # Of a checkpoint whose evaluation did not end, the row is yet to be logged.
+        # The row of a checkpoint whose evaluation was interrupted is yet to be logged.
         unlogged = [start.metrics] if start is not None and start.evaluation is None else []
         for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, collector, report)):
             path = None if start is None else start.path_in(run_dir, report.frames)
@@ -117,7 +117,7 @@ def iterations(
     collector: BaseCollector | RestartingCollector,
     report: Report,
 ) -> Iterator[dict[str, float]]:
-    """Collects and learns, as long as there are frames left; the metrics of each iteration."""
+    """Collects and learns while frames are left, and yields the metrics of each iteration."""
     batches = iter(collector)
     while not is_last(config, report.frames):
         with report.timing("collect"):
@@ -125,7 +125,7 @@ def iterations(
         if config.replay_check and report.frames_here == 0:
             with report.starting_up():
                 logger.info(check_replay(config, learner.policy, batch, goes_on=report.frames > 0))
-        with report.timing("learn"), kept(run_dir, report.frames, batch, checkpoint.components(learner)):
+        with report.timing("learn"), save_batch_on_nan(run_dir, report.frames, batch, checkpoint.components(learner)):
             metrics = learner.learn(batch, progress=config.progress(report.frames))
         report.compiled(learner.compile_time_s)
         report.backend = backend_in_use(learner.policy)
@@ -143,11 +143,11 @@ def evaluated(
 ) -> dict[str, float] | None:
     """The metrics of an evaluation if one is due; None if the run was asked to end meanwhile.
 
-    Where collection survives faults of environments, so does this, in new environments with other seeds.
+    If collection survives faults of environments, so does this, in new environments with other seeds.
 
     Raises:
         EnvironmentFaultError: an environment failed.
-        RunError: as many restarts in a row as are worth trying did not help.
+        RunError: too many restarts in a row failed.
     """
     if not is_due(config, frames, config.evaluation.every_frames):
         return {}
@@ -183,7 +183,7 @@ def resume(
     report: Report,
     collector: BaseCollector | RestartingCollector,
 ) -> None:
-    """Loads a checkpoint, and what the evaluation after it came to."""
+    """Loads a checkpoint, and the result of the evaluation after it."""
     start.load(parts, settings)
     if start.path_in(run_dir, start.frames) is not None:
         report.checkpoint = f"{checkpoint.FOLDER}/{start.path.name}"
@@ -194,34 +194,36 @@ def resume(
 
 
 @contextmanager
-def kept(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, checkpoint.Stateful]) -> Iterator[None]:
-    """Keeps what was learnt from if it yields no numbers, and says in the error how to look at it."""
+def save_batch_on_nan(
+    run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, checkpoint.Stateful]
+) -> Iterator[None]:
+    """Saves the batch if learning produces NaN or Inf, and adds to the error how to diagnose it."""
     try:
         yield
     except NonFiniteError as error:
-        raise NonFiniteError(f"{error} {not_finite.keep(run_dir, frames, batch_NT, of)}") from error
+        raise NonFiniteError(f"{error} {not_finite.save_batch(run_dir, frames, batch_NT, of)}") from error
 
 
 def is_saved(config: TrainConfig, frames: int, ending: bool) -> bool:
-    """Whether a checkpoint follows the iteration that ended at ``frames``, as before an evaluation and at the end."""
+    """True if a checkpoint follows the iteration that ended at ``frames``, as before an evaluation and at the end."""
     periods = (config.checkpoint.every_frames, config.evaluation.every_frames)
     return ending or any(is_due(config, frames, every_frames) for every_frames in periods)
 
 
 def is_last(config: TrainConfig, frames: int) -> bool:
-    """Whether another iteration would exceed the frames asked for."""
+    """True if another iteration would exceed ``total_frames``."""
     return frames + config.frames_per_batch > config.total_frames
 
 
 def is_due(config: TrainConfig, frames: int, every_frames: int | None) -> bool:
-    """Whether the iteration that ended at ``frames`` reached a multiple of ``every_frames``, or was the last."""
+    """True if the iteration that ended at ``frames`` reached a multiple of ``every_frames``, or was the last."""
     if is_last(config, frames) or every_frames is None:
         return is_last(config, frames)
     return frames // every_frames > (frames - config.frames_per_batch) // every_frames
 
 
 def set_process_state(config: TrainConfig) -> None:
-    """Sets what the whole process shares, so that a sweep's jobs do not inherit it from one another."""
+    """Sets process-wide state, so that a sweep's jobs do not inherit it from one another."""
     seed_process(config.seed)
     torch.set_num_threads(config.num_threads or _DEFAULT_THREADS)
     tf32 = precision.resolve(config.precision.name, torch.device(config.device)) == "tf32"
@@ -245,7 +247,7 @@ def backend_in_use(policy: Policy) -> str | None:
 
 
 def describe(config: TrainConfig, policy: Policy) -> str:
-    """One line on what is about to run."""
+    """A one-line description of the run."""
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:

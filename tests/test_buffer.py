@@ -70,8 +70,8 @@ def test_minibatches_come_in_another_order_each_epoch() -> None:
 
 
 def test_what_does_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="10 slices do not divide into minibatches of 4"):
+    with pytest.raises(ValueError, match="10 slices cannot be split into minibatches of 4"):
         SliceBuffer(10, 4, 4)
     buffer = SliceBuffer(2, 4, 1)
-    with pytest.raises(ValueError, match="Rows of 6 steps do not divide into slices of 4"):
+    with pytest.raises(ValueError, match="Rows of 6 steps cannot be split into slices of 4"):
         buffer.fill(rows_of_episodes([5], 2, 6), ("frame",))

@@ -124,6 +124,5 @@ def test_a_torch_that_cannot_compile_a_scan_is_a_sentence(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError) as refused:
         compiling.compiled(nn.Identity(), torch.device("cpu"))
     assert str(refused.value) == (
-        "compile=true is not possible here: backend=scan cannot be compiled on cpu: its sums are off. Leave "
-        "compile out."
+        "compile=true does not work here: backend=scan cannot be compiled on cpu: its sums are off. Leave compile out."
     )

@@ -67,6 +67,5 @@ def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it
 
 def test_a_recurrent_critic_needs_a_cell(refusal: Callable[[dict[str, object]], str]) -> None:
     assert refusal({"algorithm.critic": "recurrent", "cell.name": "none"}) == (
-        "algorithm.critic=recurrent gives the critic a cell of its own, but cell=none. Choose a cell, or "
-        "algorithm.critic=feedforward."
+        "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward."
     )

@@ -195,7 +195,7 @@ def test_what_cannot_be_saved_is_named_whatever_it_does_when_it_is_looked_at(mak
 def test_an_environment_that_refers_to_itself_cannot_be_saved():
     env = Simulated(None)
     env.held = env
-    with pytest.raises(UnsavableError, match="refers back to what holds it"):
+    with pytest.raises(UnsavableError, match="is a reference cycle"):
         state_of(env)
 
 

@@ -136,8 +136,8 @@ def test_an_environment_that_ignores_reset_seeds_is_refused(hidden: bool, when: 
         make_collector(config, make_policy_for(config))
     assert str(caught.value) == (
         "env.id=Lottery-v0 ignores reset seeds: two copies with the same seeds and actions differ in 'observation' "
-        f"{when}. algorithm=grpo compares episodes that start from the same state. Let the environment draw from the "
-        "generator that reset(seed=...) makes (Gymnasium's self.np_random), or choose algorithm=ppo."
+        f"{when}. algorithm=grpo compares episodes that start from the same state. Have the environment draw from the "
+        "generator seeded by reset(seed=...) (Gymnasium's self.np_random), or choose algorithm=ppo."
     )
 
 

@@ -162,7 +162,7 @@ class ZeroState(Transform):
 def test_a_state_zeroed_in_mid_episode_is_caught_where_it_happens(config: TrainConfig) -> None:
     policy = make(config)
     sentence = complaint(config, policy, collect(config, policy, ZeroState()))
-    assert f"('next', '{STATE}') of environment 2, step 4, was 0 when collected and is " in sentence
+    assert f"('next', '{STATE}') of environment 2, step 4, was 0 when collected but is " in sentence
     assert "zeroed" in sentence
 
 
@@ -171,8 +171,8 @@ def test_a_state_zeroed_between_two_steps_is_caught_where_it_happens(config: Tra
     batch = collect(config, policy)
     batch[STATE][1, 3] = 0
     sentence = complaint(config, policy, batch)
-    assert f"'{STATE}' of environment 1, step 3, is not what the step before led to" in sentence
-    assert "for example zeroed" in sentence
+    assert f"'{STATE}' of environment 1, step 3, is not what the previous step of the episode led to" in sentence
+    assert "zeroed, for example" in sentence
 
 
 def test_a_state_that_outlives_its_episode_is_caught(config: TrainConfig) -> None:
@@ -223,8 +223,8 @@ def test_a_wrong_observation_after_resets_is_caught(compose: Compose, register: 
     config = compose(*OF_ONE, f"env.id={name}")
     policy = make(config)
     sentence = complaint(config, policy, collect(config, policy))
-    assert "resets the observation ['observation'] is the last one of the episode before, bit for bit" in sentence
-    assert "switch off automatic resets" in sentence
+    assert "resets the observation ['observation'] equals the last one of the previous episode, bit for bit" in sentence
+    assert "disable automatic resets" in sentence
 
 
 def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_the_batch(
@@ -275,7 +275,7 @@ def test_an_observation_that_changes_between_two_steps_is_caught(config: TrainCo
     batch = collect(config, policy)
     batch["observation"][2, 1, 0] += 0.25
     sentence = complaint(config, policy, batch)
-    assert "'observation' of environment 2, step 1, is not what the step before led to" in sentence
+    assert "'observation' of environment 2, step 1, is not what the previous step of the episode led to" in sentence
     assert "(difference 0.25)" in sentence
 
 
@@ -297,7 +297,7 @@ def test_dropout_that_is_on_is_caught(compose: Compose, where: str) -> None:
         policy.trunk.encoder.append(nn.Dropout(0.5))
     else:
         policy.trunk.core.layers.dropout = 0.5
-    assert "dropout or another source of noise is on" in complaint(config, policy, collect(config, policy))
+    assert "dropout or another source of noise is active" in complaint(config, policy, collect(config, policy))
     policy.eval()
     check_replay(config, policy, collect(config, policy))
 
@@ -318,7 +318,7 @@ class Noisy(nn.Module):
 def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config: TrainConfig) -> None:
     policy = make(config)
     policy.actor_head = Noisy(policy.actor_head)
-    assert complaint(config, policy, collect(config, policy)).startswith("Evaluation would be a matter of luck")
+    assert complaint(config, policy, collect(config, policy)).startswith("Evaluation would be random")
 
 
 def test_weights_that_changed_after_collection_are_caught(config: TrainConfig) -> None:
@@ -328,7 +328,7 @@ def test_weights_that_changed_after_collection_are_caught(config: TrainConfig) -
         policy.critic_head.bias += 0.5
     sentence = complaint(config, policy, batch)
     assert "'state_value' of environment 0, step 0, was " in sentence
-    assert "The states are right, so the network around the cell has changed" in sentence
+    assert "The states are correct, so the network around the cell has changed" in sentence
 
 
 def test_a_sequence_that_computes_something_else_than_steps_is_caught(
@@ -341,7 +341,7 @@ def test_a_sequence_that_computes_something_else_than_steps_is_caught(
     monkeypatch.setattr(cell, "_sequence", lambda x, is_init, states: right(x, torch.zeros_like(is_init), states))
     sentence = complaint(config, policy, batch)
     assert sentence.endswith(
-        "In sequence mode the cell computes something else than step by step. Choose another backend."
+        "The cell computes different results in sequence mode and step by step. Choose another backend."
     )
 
 

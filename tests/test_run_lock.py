@@ -115,4 +115,4 @@ def test_a_file_system_without_locks_is_said_to_be_one(tmp_path, monkeypatch, ca
     monkeypatch.setattr(fcntl, "lockf", lockf)
     with locked(tmp_path):
         pass
-    assert "nothing keeps a second run out of the directory" in caplog.text
+    assert "a second run could use the directory at the same time" in caplog.text

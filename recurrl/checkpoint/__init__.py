@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what they hold, which are kept, and how they are found again by their frames."""
+"""Checkpoints of a run: their contents, which ones are kept, and how they are found."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ FOLDER = "checkpoints"
 AUTO = "auto"
 RETURN_MEAN = "eval/return_mean"
 """The metric by which the best checkpoint is found."""
-EPISODES = "carry"
-"""The component of the episodes that were under way."""
+EPISODES = "collector_state"
+"""The component that holds the unfinished episodes."""
 NOT_OF_EPISODES = (
     *("env.reward_scale", "env.normalize_observation", "env.normalize_reward"),
     *("collector.timeout_s", "collector.on_fault"),
 )
-"""Settings of environments and collectors that do not change how episodes are gone on with."""
+"""Settings of environments and collectors that unfinished episodes do not depend on."""
 SHAPING = ("env.", "cell.", "policy.", "algorithm.")
-"""The groups of settings that say which components there are, and of which shapes."""
+"""The groups of settings that determine the components and their shapes."""
 
 logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold."""
+    """A component of a checkpoint."""
 
     def state_dict(self) -> Any:
         """Tensors and plain values."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Goes on from there."""
+        """Restores them."""
 
 
 class Saved:
-    """A checkpoint to go on from. That every byte is as it was written is checked once, when it is opened.
+    """A checkpoint of a run. Its checksums are verified once, when it is opened.
 
     Args:
         path: of the checkpoint.
 
     Attributes:
         path: likewise.
-        frames: how many had been seen when it was written.
+        frames: frames seen when it was written.
         settings: the configuration of the run that wrote it, as plain values.
-        resumed: what the metrics of a run that goes on from it go on from.
-        metrics: of the iteration that it was written after, without those of an evaluation.
-        evaluation: the metrics that the evaluation after it added, if one was due; None if the run ended before that,
-            so that the row of the iteration is yet to be logged.
+        resumed: the tracking state that a resumed run continues from.
+        metrics: the metrics of its iteration, without those of an evaluation.
+        evaluation: the metrics of the evaluation after it, if one was due; None if the run ended before it, so that the
+            iteration is yet to be logged.
 
     Raises:
         ConfigError: it is damaged.
@@ -77,10 +77,10 @@ class Saved:
         of_their_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
         if type(frames) is not int or not 0 <= frames < 10**18 or not of_their_types:
             raise ConfigError(
-                f"The checkpoint {path} is not from a run: its values are of other types. Give another one."
+                f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
             )
         self.frames: int = frames
-        # Those written before checkpoints held settings have none; they are refused when they are loaded.
+        # Checkpoints of older versions have no settings; loading them is an error.
         self.settings: dict[str, Any] = settings
         self.resumed = Resumed(self.frames, ids)
         self.metrics: dict[str, float] = metrics
@@ -89,7 +89,7 @@ class Saved:
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores what :func:`save` wrote.
 
-        Environments that are made in another way than they were begin new episodes, and the log says so.
+        Environments whose settings have changed begin new episodes, and the log says so.
 
         Args:
             into: the :func:`components` of the run.
@@ -106,17 +106,17 @@ class Saved:
         }
         if changes:
             told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
-            logger.warning("The episodes that were under way begin anew: %s.", told)
+            logger.warning("Unfinished episodes are restarted: %s.", told)
             into = {name: component for name, component in into.items() if name != EPISODES}
         files.load(self.path, into, self._shaping(settings))
 
     def path_in(self, run_dir: Path, frames: int) -> Path | None:
-        """Its path, if it is a run's own of so many frames."""
+        """Its path, if it is ``run_dir``'s own checkpoint of ``frames`` frames."""
         is_own = self.frames == frames and self.path.resolve().parent == (run_dir / FOLDER).resolve()
         return self.path if is_own else None
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Restores the policy alone, its running statistics included.
+        """Restores only the policy, including its running statistics.
 
         Args:
             policy: made as ``settings`` say.
@@ -128,7 +128,7 @@ class Saved:
         files.load(self.path, {"policy": policy}, self._shaping(settings))
 
     def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """The changes of settings by which a checkpoint may not fit."""
+        """The changed settings that may keep a checkpoint from fitting."""
         changes = differences(self.settings, settings) if self.settings and settings else {}
         return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
 
@@ -138,7 +138,7 @@ def _are(kind: type, values: Any) -> bool:
 
 
 def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
-    """Everything that a run changes: what learns, random numbers, and the others given by name."""
+    """The whole state of a run: the learner's parts, random numbers, and ``others`` by name."""
     modules = recurrent_modules(learner.policy)
     return {
         "policy": learner.policy,
@@ -160,18 +160,18 @@ def save(
     tracker_ids: Mapping[str, str] = MappingProxyType({}),
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Writes a checkpoint, and returns where. :func:`add_evaluation` completes it.
+    """Writes a checkpoint and returns its path. :func:`add_evaluation` completes it.
 
     Args:
         run_dir: the run's directory.
-        frames: how many have been seen.
-        metrics: of the last iteration, as far as they are known before its evaluation.
+        frames: frames seen so far.
+        metrics: of the last iteration, without its evaluation.
         of: the :func:`components` of the run.
-        tracker_ids: under which destinations of metrics find the run again.
+        tracker_ids: the run's ids at destinations of metrics.
         settings: the run's whole configuration as plain values.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to. The checkpoints before are whole.
+        OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
     values = {"frames": frames, "metrics": dict(metrics)}
@@ -180,7 +180,7 @@ def save(
 
 
 def add_evaluation(path: Path, metrics: Mapping[str, float]) -> None:
-    """Records with a checkpoint that its iteration is logged, and the metrics of its evaluation, if one was due.
+    """Records in a checkpoint that its iteration is logged, and the metrics of its evaluation, if one was due.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -189,7 +189,7 @@ def add_evaluation(path: Path, metrics: Mapping[str, float]) -> None:
 
 
 def prune(run_dir: Path, keep_last: int | None) -> None:
-    """Removes all checkpoints older than the last ``keep_last`` whole ones (None: none) but the best evaluated one."""
+    """Keeps the last ``keep_last`` intact checkpoints (None: all) and the best evaluated one; removes older ones."""
     found = files.checkpoints_in(run_dir / FOLDER)
     if keep_last is None or len(found) <= keep_last:
         return
@@ -203,14 +203,14 @@ def prune(run_dir: Path, keep_last: int | None) -> None:
 
 
 def to_resume(resume: object, run_dir: Path) -> Saved | None:
-    """The checkpoint a run goes on from: for ``auto`` the newest of its own directory, None if there is none there.
+    """The checkpoint to resume from: for ``auto`` the newest in the run's own directory, or None without one.
 
     Args:
         resume: as configured: None to begin, ``auto``, a run directory or a checkpoint.
-        run_dir: of the run that goes on.
+        run_dir: the directory of the resuming run.
 
     Raises:
-        ConfigError: the path that ``resume`` gives is no run, the run has written no checkpoint, or it is damaged.
+        ConfigError: ``resume`` is not the path of a run, or the run has no checkpoint or a damaged one.
     """
     if resume is None:
         return None
@@ -235,52 +235,52 @@ def find(path: Path) -> Path:
     found = newest(run_dir)
     if found is None:
         raise ConfigError(
-            f"{run_dir} holds no checkpoint to go on from: its run ended before it wrote one. Choose another run, or "
-            "start anew without resume."
+            f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
+            "without resume."
         )
     return found
 
 
 def is_alone(path: Path) -> bool:
-    """Whether a path is a checkpoint that is not in the directory of its run, which also holds the configuration."""
+    """True for a checkpoint outside its run directory, which also holds the configuration."""
     return files.is_checkpoint(path) and not os.path.lexists(path.parent.parent / CONFIG_FILE)
 
 
 def is_complete(config: TrainConfig, start: Saved) -> bool:
-    """Whether the run to resume has nothing left to do, not even its last evaluation."""
+    """True if the run to resume has nothing left to do, not even its last evaluation."""
     return start.evaluation is not None and start.frames + config.frames_per_batch > config.total_frames
 
 
 def check_resume(config: TrainConfig, start: Saved | None) -> None:
-    """Refuses to resume a run that is complete.
+    """Rejects resuming a complete run.
 
     Raises:
         ConfigError: with what to do.
     """
     if start is not None and is_complete(config, start):
         raise ConfigError(
-            f"resume={config.resume} has seen {start.frames} frames already, so total_frames={config.total_frames} "
-            f"leaves nothing to do. Give total_frames of at least {start.frames + config.frames_per_batch}."
+            f"resume={config.resume} is already at {start.frames} frames, so total_frames={config.total_frames} leaves "
+            f"nothing to do. Give total_frames of at least {start.frames + config.frames_per_batch}."
         )
 
 
 def check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
-    """Refuses changes of settings in whose place a run that goes on has what its checkpoint holds.
+    """Rejects changes of settings that a resumed run takes from its checkpoint.
 
     Args:
-        config: the run that goes on.
-        changes: of each setting that is not as it was, what it was and what it is.
+        config: the resumed run.
+        changes: old and new value of each changed setting.
 
     Raises:
         ConfigError: with what to do.
     """
-    held = {"seed": "its random numbers go on where they were"}
+    held = {"seed": "its random number generators are restored"}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
-        held["lr"] = "lr_schedule=adaptive goes on from the rate that it had come to"
+        held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
     if config.algorithm.objective == "kl" and "algorithm.objective" not in changes:
-        held["algorithm.kl_coeff"] = "algorithm.objective=kl goes on from the weight that it had come to"
+        held["algorithm.kl_coeff"] = "algorithm.objective=kl resumes from its last weight"
     for key in held.keys() & changes.keys():
         raise ConfigError(
-            f"{key}={changes[key][1]} would change nothing in a run that goes on, where it was {changes[key][0]}: "
-            f"{held[key]}. Leave it out, or start anew without resume."
+            f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {held[key]}. "
+            "Leave it out, or start a new run without resume."
         )

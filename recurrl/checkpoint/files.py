@@ -28,14 +28,14 @@ PREFIX = "frames_"
 CHECKSUMS = "checksums.json"
 MANIFEST = "manifest.json"
 EVALUATION = "evaluation.json"
-"""Written after the others, and therefore with a checksum of its own."""
+"""Written after the others, so it has its own checksum."""
 _OURS = re.compile(r"checksums\.json|manifest\.json|evaluation\.json|components/[0-9]{4}-[^/]+/state\.pt")
-"""The files a checkpoint is made of. All others in its directory are somebody else's."""
+"""The files of a checkpoint. All others in its directory are foreign."""
 _MOST_BYTES = 2**24
 
 
 class _Written:
-    """A file for ``torch.save``, whose writer reports a full disk as "unexpected pos" and drops what was raised."""
+    """A file for ``torch.save``, whose writer reports a full disk as "unexpected pos" and drops the OSError."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -78,7 +78,7 @@ class _StateAdapter(StateDictAdapter):
 
 
 class _Fitting:
-    """A component whose error for a state of other shapes is one line and not the names of all its tensors."""
+    """A component that reports a shape mismatch in one line instead of naming all its tensors."""
 
     def __init__(self, component: Any) -> None:
         self._component = component
@@ -95,22 +95,22 @@ class _Fitting:
 
 
 def write(path: Path, components: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Writes the components' states into the directory ``path``, which is there only when everything is on the disk.
+    """Writes the components' states into the directory ``path``, which appears only when everything is on disk.
 
     Args:
-        path: the directory; a checkpoint that is there already is replaced.
+        path: the directory; an existing checkpoint is replaced.
         components: objects with ``state_dict`` and ``load_state_dict``, by name.
         metadata: plain values.
 
     Raises:
-        OSError: the disk is full, the folder cannot be written to, or something else is in the place of the
-            checkpoint. What was there before is still there.
+        OSError: the disk is full, the folder is not writable, or ``path`` exists and is not a checkpoint. Previous
+            contents stay.
     """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(folder)
     if os.path.lexists(path) and not _is_ours(path):
-        raise FileExistsError(errno.EEXIST, "there is something that is not a checkpoint", str(path))
+        raise FileExistsError(errno.EEXIST, "the path exists and is not a checkpoint", str(path))
     stage = unfinished(path)
     stage.mkdir()
     try:
@@ -129,7 +129,7 @@ def write(path: Path, components: Mapping[str, Any], metadata: Mapping[str, Any]
 
 
 def read(path: Path, components: Mapping[str, Any]) -> None:
-    """Gives each component its state from the checkpoint, whose other components are left alone.
+    """Restores the given components from the checkpoint, and ignores its others.
 
     Raises:
         ConfigError: the checkpoint is damaged, or does not fit the components.
@@ -139,12 +139,12 @@ def read(path: Path, components: Mapping[str, Any]) -> None:
 
 
 def load(path: Path, components: Mapping[str, Any], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:
-    """The same of a checkpoint that is known to be whole.
+    """The same for a checkpoint that is known to be intact.
 
     Args:
         path: the checkpoint.
         components: likewise.
-        changes: of each setting that shapes them and is not as it was, what it was and what it is.
+        changes: old and new value of each changed setting that affects their shapes.
 
     Raises:
         ConfigError: the checkpoint does not fit the configuration.
@@ -159,13 +159,13 @@ def load(path: Path, components: Mapping[str, Any], changes: Mapping[str, tuple[
         if changes:
             reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
         raise ConfigError(
-            f"The checkpoint {path} does not fit this configuration: {reason}. Resume with the settings its run had "
-            "(network, environment), or start anew without resume."
+            f"The checkpoint {path} does not fit this configuration: {reason}. Resume with its run's settings "
+            "(network, environment), or start a new run without resume."
         ) from error
 
 
 def metadata(path: Path) -> dict[str, Any]:
-    """What ``write`` was given beside the components.
+    """The metadata that ``write`` received.
 
     Raises:
         ConfigError: the checkpoint is damaged.
@@ -180,7 +180,7 @@ def _unverified_metadata(path: Path) -> dict[str, Any]:
 
 
 def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
-    """Adds the evaluation of a checkpoint's policy to it, whole or not at all. Its other files stay as they are.
+    """Adds the evaluation of a checkpoint's policy atomically. Its other files stay unchanged.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
@@ -191,7 +191,7 @@ def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
 
 
 def evaluation(path: Path) -> dict[str, float] | None:
-    """The values that were added to a whole checkpoint; None if none were."""
+    """The evaluation added to an intact checkpoint; None without one."""
     try:
         values: dict[str, float] = json.loads((path / EVALUATION).read_text(encoding="utf-8"))["values"]
     except FileNotFoundError:
@@ -204,7 +204,7 @@ def _evaluation_text(values: Any) -> str:
 
 
 def remove(path: Path) -> None:
-    """Removes a checkpoint, at once. One that is a symbolic link, or holds files of others, stays."""
+    """Removes a checkpoint atomically, unless it is a symbolic link or holds foreign files."""
     if not _is_ours(path) or next(_foreign(path), None) is not None:
         return
     hidden = unfinished(path)
@@ -219,50 +219,50 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is a checkpoint, damaged or not."""
+    """True if a path is a checkpoint, damaged or not."""
     return path.is_dir() and (path.name.startswith(PREFIX) or os.path.lexists(path / CHECKSUMS))
 
 
 def verify(path: Path) -> None:
-    """Checks that a checkpoint's files are those that were written, byte for byte.
+    """Verifies the checksums of a checkpoint's files.
 
     Raises:
-        ConfigError: with what is wrong, and the newest checkpoint beside it that is whole.
+        ConfigError: with the damage, and the newest intact checkpoint beside it.
     """
     found = damage(path)
     if found is None:
         return
     others = [other for other in checkpoints_in(path.parent) if other != path and damage(other) is None]
     advice = (
-        f"The newest one beside it that is whole is {others[-1]}." if others else "There is no whole one beside it."
+        f"The newest intact checkpoint beside it is {others[-1]}." if others else "There is no intact one beside it."
     )
     raise ConfigError(f"The checkpoint {path} is damaged: {found}. Nothing of it was loaded. {advice}")
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None. Files of others within it are neither looked at nor loaded."""
+    """The damage to a checkpoint's files, or None. Foreign files within it are neither read nor loaded."""
     try:
         text = read_text(path / CHECKSUMS, _MOST_BYTES)
         expected = json.loads(text)
-        # One text for one content: a byte that is lost or changed shows wherever it is.
+        # Compare canonical text, so that any lost or changed byte shows.
         if not isinstance(expected, dict) or _canonical(expected) != text:
-            return f"{CHECKSUMS} is not as it was written"
+            return f"{CHECKSUMS} was modified or corrupted"
         found = {name: file for file in _files(path) if (name := file.relative_to(path).as_posix()) in expected}
         for name in sorted(expected.keys() | {MANIFEST}):
             if name not in found:
                 return f"{name} is missing"
             if expected[name] != _checksum(found[name]):
-                return f"{name} is not as it was written"
+                return f"{name} was modified or corrupted"
         if not isinstance(_unverified_metadata(path), dict):
-            return f"{MANIFEST} is not as a run writes it"
+            return f"{MANIFEST} is not in the format that runs write"
     except UnreadableError as error:
         return f"{CHECKSUMS} {error.reason}"
     except OSError as error:
         return f"it cannot be read ({error})"
     except (CheckpointError, AttributeError, KeyError, TypeError):
-        return f"{MANIFEST} is not as a run writes it"
+        return f"{MANIFEST} is not in the format that runs write"
     except (ValueError, RecursionError):
-        return f"{CHECKSUMS} is not as it was written"
+        return f"{CHECKSUMS} was modified or corrupted"
     return _damage_of_evaluation(path)
 
 
@@ -276,7 +276,7 @@ def _damage_of_evaluation(path: Path) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):  # UnreadableError among them
         if not os.path.lexists(path / EVALUATION):
             return None
-    return f"{EVALUATION} is not as it was written"
+    return f"{EVALUATION} was modified or corrupted"
 
 
 def _checkpoint(components: Mapping[str, Any]) -> Checkpoint:
@@ -314,7 +314,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _misfit(saved: Any, here: Mapping[str, Any]) -> str | None:
-    """In which shapes two states differ; None if in none."""
+    """The difference in shapes between two states; None without one."""
     if not isinstance(saved, Mapping):
         return None
     shapes, ours = _shapes(saved), _shapes(here)
@@ -323,7 +323,7 @@ def _misfit(saved: Any, here: Mapping[str, Any]) -> str | None:
         return None
     name = differing[0]
     was, now = shapes.get(name, "missing"), ours.get(name, "missing")
-    return f"{len(differing)} of its tensors have other shapes, the first of them {was} in it and {now} here ({name})"
+    return f"{len(differing)} of its tensors differ in shape; the first, {name}, is {was} in it and {now} here"
 
 
 def _shapes(state: Mapping[Any, Any]) -> dict[Any, str]:
@@ -334,16 +334,16 @@ def _shapes(state: Mapping[Any, Any]) -> dict[Any, str]:
     }
 
 
-# What is removed
+# Removal
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a path is a checkpoint and not a symbolic link to one."""
+    """True if a path is a checkpoint and not a symbolic link to one."""
     return not path.is_symlink() and looks_like_checkpoint(path)
 
 
 def _foreign(path: Path) -> Iterator[Path]:
-    """What lies within a checkpoint that :func:`write` did not put there."""
+    """The entries of a checkpoint that :func:`write` did not put there."""
     unreadable: list[OSError] = []
     for folder, folders, names in os.walk(path, onerror=unreadable.append):
         here = Path(folder)
@@ -355,7 +355,7 @@ def _foreign(path: Path) -> Iterator[Path]:
 
 
 def _hand_over(replaced: Path, path: Path) -> None:
-    """Moves what others had put into a checkpoint that is replaced into the new one, each to where it was."""
+    """Moves foreign entries of a replaced checkpoint to the same places in the new one."""
     for entry in list(_foreign(replaced)) if replaced.exists() else ():
         place = path / entry.relative_to(replaced)
         if not os.path.lexists(place):
@@ -364,19 +364,19 @@ def _hand_over(replaced: Path, path: Path) -> None:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Removes what a write left that did not end, such as that of a killed process."""
+    """Removes the remains of interrupted writes, such as those of a killed process."""
     for path in unfinished_in(folder):
         if path.is_dir() and not path.is_symlink():
             _remove_tree(path)
 
 
 def _is_part(file: Path, path: Path) -> bool:
-    """Whether a file is one of those that the checkpoint ``path`` is made of."""
+    """True if a file belongs to the checkpoint ``path``."""
     return _OURS.fullmatch(file.relative_to(path).as_posix()) is not None and _is_ordinary(file)
 
 
 def _remove_tree(path: Path) -> None:
-    """Removes the parts of a checkpoint, or of those that a stage holds, and each folder that is empty then."""
+    """Removes the files of a checkpoint, or of those within a stage, and then each empty folder."""
     for checkpoint in (*(inner for inner in path.iterdir() if not inner.is_symlink()), path):
         for folder, _, names in os.walk(checkpoint, topdown=False):
             for name in names:
@@ -385,6 +385,6 @@ def _remove_tree(path: Path) -> None:
             try:
                 os.rmdir(folder)
             except OSError as error:
-                # Somebody else's file is in it, or one that a network file system keeps until nobody has it open.
+                # It holds a foreign file, or one that a network file system keeps until it is closed.
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise

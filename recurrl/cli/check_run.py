@@ -1,4 +1,4 @@
-"""What learning would see of a run that is not started, or saw of one that ended."""
+"""Checks of a run that is not started, and of one that produced NaN or Inf."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from recurrl import not_finite
 from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
-from recurrl.collector import carry, make_collector
+from recurrl.collector import collector_state, make_collector
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
 from recurrl.replay_check import check_replay
-from recurrl.resources import shortages_as_sentences
+from recurrl.resources import resource_errors_as_messages
 from recurrl.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
 
 
-@shortages_as_sentences()
+@resource_errors_as_messages()
 def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
-    """What the start-up check says of the run that ``recurrl-train`` would start with these overrides.
+    """The result of the start-up check for the run that ``recurrl-train`` would start with these overrides.
 
     Raises:
         ConfigError: the run would be refused; a :class:`ReplayError` if by the check.
@@ -35,9 +35,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
         config = typed(hydra.compose("train", [*overrides, *search]))
     if config.resume is not None:
-        raise ConfigError(
-            "recurrl-check checks a run from its beginning; a run that goes on checks itself. Leave resume out."
-        )
+        raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     check_config(config)
     set_process_state(config)
     with time_limit(config.collector.timeout_s):
@@ -45,25 +43,25 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         collector = make_collector(config, policy)
         try:
             line = check_replay(config, policy, next(iter(collector)))
-            return "\n".join([line, *carry.check(collector)])
+            return "\n".join([line, *collector_state.check(collector)])
         finally:
             collector.shutdown()
 
 
-@shortages_as_sentences()
-def examine_run(path: Path, trust_packages: bool = False) -> list[str]:
-    """What there is to say of the last batch of a run that ended because learning yielded no numbers any more.
+@resource_errors_as_messages()
+def diagnose_run(path: Path, trust_packages: bool = False) -> list[str]:
+    """A diagnosis of the last batch of a run that ended because training produced NaN or Inf.
 
     Args:
-        path: what the run's error names.
+        path: the path in the run's error message.
         trust_packages: import the packages that the run's configuration names.
 
     Raises:
-        ConfigError: the path is none, or what is there is damaged.
+        ConfigError: the path is not such a batch, or it is damaged.
     """
-    # One pass over a few minibatches is not worth compiling for, and is to show the loss as it is written.
+    # One pass over a few minibatches is not worth compiling, and should show the loss as written.
     source = run_directory_of(path) / CONFIG_FILE
     config = replace(trusted(saved_config(path), source, trust_packages), compile=False)
     check_config(config)
     set_process_state(config)
-    return list(not_finite.examine(config, make_policy_for(config), path))
+    return list(not_finite.diagnose(config, make_policy_for(config), path))

@@ -23,11 +23,11 @@ from recurrl.tracking.summary import FILE_NAME as SUMMARY
 CHECKPOINTS = "checkpoints"
 
 _made: list[Path] = []
-"""The folders that this command made for its run, the outermost first."""
+"""The folders that this command created for its run, outermost first."""
 
 
 class BeforeRun(Callback):
-    """Makes the directory of a single run, where Hydra would take one that two runs were given in the same second."""
+    """Makes the directory of a single run; Hydra's name is shared by runs that start in the same second."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Called with Hydra's own settings, before it makes the directory."""
@@ -51,7 +51,7 @@ class BeforeRun(Callback):
 
 
 def _make(folder: Path) -> bool:
-    """Makes a folder and those above it; False where it was there already."""
+    """Makes a folder and its parents; False if it existed already."""
     if folder.is_dir():
         return False
     _make(folder.parent)
@@ -94,26 +94,26 @@ def _remove() -> None:
 
 
 def check_unused(run_dir: Path, resume: object) -> None:
-    """Refuses a directory that holds another run or foreign files, before anything of them is overwritten.
+    """Rejects a directory that holds another run or foreign files, before overwriting anything.
 
     Args:
         run_dir: the directory.
         resume: as configured.
 
     Raises:
-        ConfigError: it holds another run than the one to resume, or what a run would overwrite is not from a run.
+        ConfigError: it holds another run, or foreign files that the run would overwrite.
     """
     check_directory(run_dir)
     holds_run = (run_dir / METRICS).exists() or any(map(looks_like_checkpoint, (run_dir / CHECKPOINTS).glob("*")))
     if holds_run and resume != "auto" and not _is_within(resume, run_dir):
         raise ConfigError(
-            f"{run_dir} holds another run, which must not mix with this one. Give this run a directory of its own with "
-            f"hydra.run.dir=..., or continue that run with resume={run_dir}."
+            f"{run_dir} already holds another run. Give this run a directory of its own with hydra.run.dir=..., or "
+            f"continue that run with resume={run_dir}."
         )
 
 
 def _is_within(resume: object, run_dir: Path) -> bool:
-    """Whether a run resumes this directory's own: the directory, or one of its checkpoints."""
+    """True if ``resume`` is this directory or one of its checkpoints."""
     try:
         return resume is not None and os.path.samefile(run_directory_of(Path(str(resume))), run_dir)
     except (ConfigError, OSError):  # reported where it is opened

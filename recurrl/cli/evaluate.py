@@ -15,16 +15,16 @@ def evaluate_main() -> None:
     """``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
     parser = argparse.ArgumentParser(
         prog="recurrl-evaluate",
-        description="Plays deterministic episodes with the policy of a run, and prints returns.",
+        description="Plays deterministic episodes with a run's policy and prints the returns.",
     )
     parser.add_argument("run", type=Path, help="a run directory, or a checkpoint in one")
-    parser.add_argument("--episodes", type=int, help="how many (default: as many as the run's own evaluation)")
+    parser.add_argument("--episodes", type=int, help="number of episodes (default: the run's evaluation.episodes)")
     parser.add_argument("--seed", type=int, help="seed of the environments (default: the run's)")
     parser.add_argument("--device", help="where the policy runs (default: the run's device)")
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="also with the recurrent states zeroed at each step, and with those of another episode",
+        help="also evaluate with recurrent states zeroed at each step, and with those of another episode",
     )
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()

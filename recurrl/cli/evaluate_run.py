@@ -11,12 +11,12 @@ from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import config_of, plain, source_of, trusted
 from recurrl.errors import ConfigError
 from recurrl.evaluation import KEPT, evaluate
-from recurrl.resources import shortages_as_sentences
+from recurrl.resources import resource_errors_as_messages
 from recurrl.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
 
 
-@shortages_as_sentences()
+@resource_errors_as_messages()
 def evaluate_run(
     path: Path,
     episodes: int | None = None,
@@ -28,16 +28,16 @@ def evaluate_run(
     """Returns of deterministic episodes of a run's policy in the environment it was trained in, for each of ``states``.
 
     Args:
-        path: a run directory, or one of its checkpoints; of a run directory the newest checkpoint is taken.
-        episodes: how many; default: as many as the run's own evaluation.
+        path: a checkpoint, or a run directory for its newest one.
+        episodes: number of episodes; default: as in the run's own evaluation.
         seed: of the environments; default: the run's.
         device: where the policy runs; default: the run's.
-        states: what may become of the recurrent states between two steps, see :func:`recurrl.evaluation.evaluate`.
+        states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
         trust_packages: import the packages that the run's configuration names.
 
     Raises:
-        ConfigError: the path is no run, its configuration names packages that are not trusted, its environment or
-            device is not available here, or its policy has no states.
+        ConfigError: the path is not a run, its configuration names untrusted packages, its environment or device is not
+            available here, or its policy has no states.
     """
     saved = checkpoint.Saved(checkpoint.find(path))
     settings = config_of(saved)
@@ -53,5 +53,5 @@ def evaluate_run(
         policy = make_policy_for(config)
         saved.load_policy(policy, plain(settings))
         if set(states) != {KEPT} and not policy.state_keys:
-            raise ConfigError(f"--memory is about recurrent states, and the policy of {path} has none. Leave it out.")
+            raise ConfigError(f"--memory concerns recurrent states, but the policy of {path} has none. Leave it out.")
         return {each: evaluate(config.env, policy, episodes, seed, each) for each in states}

@@ -16,7 +16,7 @@ from recurrl.cli.rules import check_config
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.report import Report
-from recurrl.resources import sentence, shortages_as_sentences
+from recurrl.resources import os_error_message, resource_errors_as_messages
 from recurrl.run_directory import read_text
 from recurrl.signals import stop_request
 from recurrl.time_limit import time_limit
@@ -44,7 +44,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
     report = Report(started=started)
     refused = False
     try:
-        with shortages_as_sentences():
+        with resource_errors_as_messages():
             remove_unfinished(run_dir)
             effective, start = run_config.with_resumed(composed, run_dir)
             config = typed(effective)
@@ -83,7 +83,7 @@ def _record(report: Report, run_dir: Path) -> None:
         write_summary(run_dir, report.summary())
     except OSError as error:
         if report.error is None:
-            raise RunError(f"summary.json cannot be written. {sentence(error)}") from error
+            raise RunError(f"summary.json cannot be written. {os_error_message(error)}") from error
         sys.stderr.write(f"summary.json cannot be written: {error}\n")
 
 

@@ -21,13 +21,13 @@ GROUPS = ("experiment", *(key.partition(".")[0] for key in key_paths(TrainConfig
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
-    """Refuses overrides of keys that do not exist, before Hydra does, which cannot name the nearest ones."""
+    """Rejects overrides of keys that do not exist, before Hydra does, which cannot name the nearest ones."""
     known, unknown = get_args_parser().parse_known_args(list(arguments))
     for argument in unknown:
         if not argument.startswith("-"):
-            raise ConfigError(f"{argument} comes after an option among the overrides. Put options such as -m first.")
+            raise ConfigError(f"{argument} follows an option. Put options such as -m before the overrides.")
         raise ConfigError(
-            f"There is no option {argument}. Keys and groups are given without dashes, as "
+            f"Unknown option {argument}. Give keys and groups without dashes, as "
             f"{argument.lstrip('-').partition('=')[0]}=...; recurrl-train --help lists them, and recurrl-train "
             "--hydra-help the options."
         )
@@ -35,7 +35,7 @@ def check_overrides(arguments: Sequence[str]) -> None:
         overrides = OverridesParser.create().parse_overrides(known.overrides)
     except OverrideParseException as error:
         raise ConfigError(
-            f"{error.override} is not an override. Give key=value or group=choice; quote values that hold any of "
+            f"{error.override} is not an override. Give key=value or group=choice; quote values that contain any of "
             "=,:()[]{} or spaces, for the shell and for Hydra: 'key=\"a=b\"'."
         ) from error
     for override in overrides:
@@ -45,7 +45,7 @@ def check_overrides(arguments: Sequence[str]) -> None:
         if key != "experiment":
             check_key(key)
         if key in GROUPS and not override.is_delete() and override.value() is None:
-            raise ConfigError(f"{key}=null leaves {key} without a choice. Leave it out, or give one of its options.")
+            raise ConfigError(f"{key}=null is not a valid choice. Leave it out, or give one of its options.")
 
 
 def given_overrides() -> list[str]:

@@ -13,10 +13,10 @@ from recurrl.validation import check
 
 
 def check_config(config: TrainConfig) -> None:
-    """Refuses what cannot be honoured, before any environment or process is started.
+    """Rejects what cannot be honoured, before any environment or process is started.
 
     Raises:
-        ConfigError: with a sentence that says what was asked, why it can't be, and what to do.
+        ConfigError: the message says what was asked, why it can't be, and what to do.
     """
     check(config)
     _find_packages_here(config.env.packages)

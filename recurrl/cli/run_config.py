@@ -1,4 +1,4 @@
-"""The configuration of a run, as its directory records it and as a run that goes on has it."""
+"""The configuration of a run: recorded in its directory, and merged with overrides when it resumes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, checkpoint.Saved | None]:
-    """The configuration of the run to go on from, with this command line's overrides, and what there is to go on from.
+    """The configuration of the run to resume, with this command line's overrides, and its checkpoint.
 
     Of a run that begins it is ``composed``, and None.
     """
     resume = value_of(composed, "resume")
     start = checkpoint.to_resume(resume, run_dir)
     if resume == checkpoint.AUTO:
-        what = f"going on from {start.path}" if start else f"{run_dir} holds no checkpoint, starting anew"
+        what = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
         logger.info("resume=auto: %s", what)
     if start is None:
         return composed, None
@@ -43,13 +43,15 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     for override in OverridesParser.create().parse_overrides(given_overrides()):
         key = override.key_or_group
         if key == "experiment":
-            raise ConfigError("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
+            raise ConfigError(
+                "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out."
+            )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
-            logger.info("going on with %s=%s, which was %s", key, now, was)
+            logger.info("resuming with %s=%s, which was %s", key, now, was)
     config = _typed(effective, composed, source_of(start))
     if "schedule_frames" in changes:
         logger.info(_schedules_line(config))
@@ -94,7 +96,7 @@ def config_of(saved: checkpoint.Saved) -> DictConfig:
 
 
 def source_of(saved: checkpoint.Saved) -> Path:
-    """What :func:`config_of` reads."""
+    """The file or checkpoint that :func:`config_of` reads."""
     return saved.path if checkpoint.is_alone(saved.path) else run_directory_of(saved.path) / CONFIG_FILE
 
 

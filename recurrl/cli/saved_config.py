@@ -37,8 +37,8 @@ def saved_config(path: Path) -> DictConfig:
         return _config(_parsed(read_text(file, _MOST_BYTES)))
     except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
-            f"{file} is not a configuration that a run wrote: {_reason(error)}. Correct it; or delete it and give one "
-            "of the run's checkpoints, which hold the configuration too."
+            f"{file} was not written by a run: {_reason(error)}. Correct it; or delete it and give one of the run's "
+            "checkpoints, which hold the configuration too."
         ) from error
 
 
@@ -52,7 +52,7 @@ def config_within(settings: Mapping[str, Any], path: Path) -> DictConfig:
         return _config(dict(settings))
     except (ValueError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
-            f"The checkpoint {path} holds no configuration that a run wrote: {_reason(error)}. Give another checkpoint."
+            f"The checkpoint {path} holds no configuration written by a run: {_reason(error)}. Give another checkpoint."
         ) from error
 
 
@@ -66,7 +66,7 @@ def naming(source: Path) -> Iterator[None]:
 
 
 def code_named(config: DictConfig, shipped: Iterable[str]) -> set[str]:
-    """What an environment's settings name that would be imported, but for the packages of our own yamls."""
+    """The code that an environment's settings would import, except the packages of our own yamls."""
     packages = OmegaConf.select(config, "env.packages") or []
     named = {str(package) for package in packages if str(package).partition(".")[0] not in shipped}
     if (made_by := OmegaConf.select(config, "env.id")) in _MAKERS:
@@ -75,20 +75,20 @@ def code_named(config: DictConfig, shipped: Iterable[str]) -> set[str]:
 
 
 def check_code(named: set[str], source: Path, permission: str) -> None:
-    """Refuses to import what only a saved configuration names.
+    """Rejects to import what only a saved configuration names.
 
     Raises:
         ConfigError: it names something, with what to do.
     """
     if named:
         raise ConfigError(
-            f"{source} names what would be imported, and so run: {', '.join(sorted(named))}. If you trust it, "
+            f"{source} names code that would be imported and executed: {', '.join(sorted(named))}. If you trust it, "
             f"{permission}."
         )
 
 
 def check_directory(run_dir: Path) -> None:
-    """Refuses a directory in which a run would overwrite files that no run wrote.
+    """Rejects a directory in which a run would overwrite files that no run wrote.
 
     Raises:
         ConfigError: with the file.
@@ -101,8 +101,8 @@ def check_directory(run_dir: Path) -> None:
         path = run_dir / name
         if os.path.lexists(path) and not is_ours(path):
             raise ConfigError(
-                f"{path} is not from a run, which would overwrite it. Move it away, or give the run a directory of its "
-                "own with hydra.run.dir=..."
+                f"{path} was not written by a run, and this run would overwrite it. Move it away, or give the run a "
+                "directory of its own with hydra.run.dir=..."
             )
 
 
@@ -121,7 +121,7 @@ def _is_curve(path: Path) -> bool:
 def _parsed(text: str) -> Any:
     # An alias may stand for a value that holds others of them, and so for more than memory holds.
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-        raise ValueError("it holds a YAML alias, which no run writes")
+        raise ValueError("it contains a YAML alias, which runs never write")
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
 
 
@@ -131,7 +131,7 @@ def _config(values: Any) -> DictConfig:
     for value in _leaves(values):
         # What it refers to may be an environment variable, and what comes of it is logged.
         if isinstance(value, str) and _INTERPOLATION in value:
-            raise ValueError(f"it holds the interpolation {value[:60]!r} instead of a value")
+            raise ValueError(f"it contains the interpolation {value[:60]!r} instead of a value")
     for group in _GROUPS:
         if not isinstance(_at(values, group), dict):
             raise ValueError(f"{group} is {_at(values, group)!r:.60}, which is not a group of settings")
@@ -139,7 +139,7 @@ def _config(values: Any) -> DictConfig:
 
 
 def _at(values: dict[str, Any], key: str) -> Any:
-    """The value behind a dotted key; an empty group where there is none."""
+    """The value of a dotted key; an empty group if it is missing."""
     group, _, name = key.partition(".")
     inner = values.get(group, {})
     return inner.get(name, {}) if name else inner

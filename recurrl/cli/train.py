@@ -54,9 +54,9 @@ def main() -> None:
 def _printed(error: Exception) -> str:
     # Hydra's error for a choice that does not exist is one of the operating system too.
     if isinstance(error, OSError) and not isinstance(error, HydraException):
-        from recurrl.resources import sentence
+        from recurrl.resources import os_error_message
 
-        return sentence(error)
+        return os_error_message(error)
     return str(error)
 
 

@@ -1,6 +1,6 @@
 """Steps environments with a policy and hands out ``[N, T]`` batches, rows in time order.
 
-One module a choice of ``collector``, with ``make(config, policy)``.
+One module per choice of ``collector``, with ``make(config, policy)``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from recurrl.policy import Policy
 
 
 def make_collector(config: TrainConfig, policy: Policy, frames: int = 0) -> BaseCollector | RestartingCollector:
-    """The configured collector. Each batch holds ``frames_per_batch`` frames; episodes run on from one to the next.
+    """The configured collector. Each batch holds ``frames_per_batch`` frames; episodes continue from one to the next.
 
-    Its ``state_dict`` holds what it goes on from in another process, as far as its environments can give that.
+    Its ``state_dict`` lets another process continue from it, as far as its environments expose their state.
 
     Args:
         config: the run's configuration.
-        policy: what acts.
-        frames: those that the run has seen. What begins after some has random numbers that were not used before.
+        policy: the acting policy.
+        frames: frames seen by the run. A resumed run uses new random numbers.
 
     Raises:
         ConfigError: the environment cannot be made, or would not carry the policy's states.
@@ -38,7 +38,7 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0) -> Base
 
 
 def collection_metrics(collector: BaseCollector | RestartingCollector) -> dict[str, float]:
-    """What to log of how the last batch was collected."""
+    """Metrics of the last batch's collection."""
     if isinstance(collector, RestartingCollector):
         return {**collection_metrics(collector.current), "collect/restarts": float(collector.restarts)}
     staleness = getattr(collector, "staleness", None)

@@ -1,4 +1,4 @@
-"""What befalls workers: how they report what they raise, and how the main process learns of what they can't report.
+"""Faults of workers: exceptions that they report, and deaths and hangs that the main process detects.
 
 Shape legend: N environments, W workers.
 """
@@ -27,34 +27,34 @@ _MOST_BYTES = 4096
 _CALLS_UNTIL_NOTICED = 25
 
 _DYING_S = 2.0
-"""How long a worker whose pipe is closed may take to end, or to say why."""
+"""Time limit for a worker whose pipe is closed to end or to report why."""
 
 _ADVICE = {
-    signal.SIGKILL: "The system does so where memory runs out (dmesg tells): then give fewer env.num_envs or "
+    signal.SIGKILL: "The system may have run out of memory (see dmesg): if so, give a smaller env.num_envs or "
     "collector.num_workers.",
-    signal.SIGBUS: "Processes end so where shared memory runs out: in a container give more of it, with docker run "
-    "--ipc=host or --shm-size.",
+    signal.SIGBUS: "Shared memory may have run out: in a container, give more with docker run --ipc=host or "
+    "--shm-size.",
 }
-_ELSEWHERE = "PYTHONFAULTHANDLER=1 shows where it was."
+_ELSEWHERE = "PYTHONFAULTHANDLER=1 shows where."
 
 
-class RemoteTraceback(Exception):  # noqa: N818  (it is no error of its own, but where the other one came from)
+class RemoteTraceback(Exception):  # noqa: N818  (not an error itself, but the origin of another one)
     """The traceback of a worker's exception, in the worker."""
 
 
 class WorkerFaultError(RunError):
-    """A worker ended, or its environments raised what this process does not know; the message says which worker."""
+    """A worker ended, or its environments raised an unexpected exception; the message says which worker."""
 
 
-class Reports:
-    """Where workers send the exceptions that they end by."""
+class ExceptionQueue:
+    """The queue on which workers send the exceptions that end them."""
 
     def __init__(self) -> None:
         self._queue: Any = multiprocessing.get_context("spawn").SimpleQueue()
 
     @contextmanager
     def of(self, worker: int) -> Iterator[None]:
-        """In a worker: sends an exception to the main process, which is the one to print it, and ends this process.
+        """In a worker: sends an exception to the main process, which prints it, and ends this process.
 
         Raises:
             SystemExit: there was an exception.
@@ -66,7 +66,7 @@ class Reports:
             raise SystemExit(1) from error
 
     def first(self) -> tuple[int, Exception | str, str] | None:
-        """A worker, its exception (or, where that can't be sent, what it said), and its traceback; None without one."""
+        """A worker, its exception (or its message, if it cannot be pickled), and its traceback; None without one."""
         if self._queue.empty():
             return None
         worker, pickled, said, printed = self._queue.get()
@@ -74,7 +74,7 @@ class Reports:
 
 
 def _portable(error: Exception) -> tuple[bytes | None, str, str]:
-    """The exception itself, if it survives being sent; what it says; and how it would be printed."""
+    """The pickled exception, if it can be pickled; its message; and its printed traceback."""
     said, printed = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
     try:
         pickled = pickle.dumps(error)
@@ -85,10 +85,10 @@ def _portable(error: Exception) -> tuple[bytes | None, str, str]:
 
 
 class Alarms:
-    """Tells the main process of alarms in workers, also of those that Python there does not get to know of.
+    """Tells the main process of alarms in workers, including those that Python there never handles.
 
-    The system's handler of a signal writes its number to a pipe at once, wherever the process is. Python's handler
-    comes later, and in native code that does not return it never comes.
+    The C handler of a signal writes its number to a pipe immediately. Python's handler runs later, and never while
+    native code does not return.
 
     Args:
         workers: W.
@@ -105,49 +105,49 @@ class Alarms:
         self._writers = writers
 
     def send(self, worker: int) -> Callable[[], object]:
-        """In a worker: sends its alarms from now on. Returns what to call when Python has noticed one."""
+        """In a worker: sends its alarms from now on. Returns a function to call when Python has noticed one."""
         file = self._writers[worker].fileno()
         os.set_blocking(file, False)
         signal.set_wakeup_fd(file, warn_on_full_buffer=False)
         return partial(os.write, file, _NOTICED)
 
     def unnoticed(self) -> int | None:
-        """A worker that has not noticed an alarm for many calls of this in a row; None if there is none."""
+        """A worker that has not noticed an alarm for many consecutive calls of this method, or None."""
         for worker, (reader, _) in enumerate(self._pipes):
             if reader.poll():
                 alarmed = os.read(reader.fileno(), _MOST_BYTES)[-1] == signal.SIGALRM
                 self._silent[worker] = 1 if alarmed else 0
             elif self._silent[worker]:
                 self._silent[worker] += 1
-            # Calls and not seconds: in those the processes may have been stopped.
+            # Calls, not seconds: the processes may have been stopped meanwhile.
             if self._silent[worker] > _CALLS_UNTIL_NOTICED:
                 return worker
         return None
 
 
 class Supervisor:
-    """Knows which worker failed, and why.
+    """Finds out which worker failed, and why.
 
     Args:
         config: the run's configuration.
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        self.reports, self.alarms = Reports(), Alarms(config.collector.num_workers)
+        self.exceptions, self.alarms = ExceptionQueue(), Alarms(config.collector.num_workers)
         self._timeout_s = config.collector.timeout_s
         self._workers = config.collector.num_workers
         self._envs = config.env.num_envs // self._workers
 
     def fault(self, processes: Sequence[BaseProcess], frames: int) -> Exception | None:
-        """What befell the workers, as an exception with its cause; None for nothing.
+        """The fault of a worker, as an exception with its cause, or None.
 
         Args:
             processes: the workers.
-            frames: those that each of them has handed in.
+            frames: frames delivered by each of them.
         """
         ended = next((worker for worker, process in enumerate(processes) if process.exitcode is not None), None)
-        # In this order, for a worker reports before it ends.
-        reported = self.reports.first()
+        # In this order, because a worker reports before it ends.
+        reported = self.exceptions.first()
         if reported is not None:
             return self._reported(*reported)
         if ended is not None:
@@ -158,10 +158,10 @@ class Supervisor:
         return None
 
     def fault_of_lost(self, processes: Sequence[BaseProcess], frames: int) -> Exception | None:
-        """The same, after a worker could not be reached: it is given time to end."""
+        """The same for a worker that could not be reached, which gets time to end."""
         ending = connection.wait([process.sentinel for process in processes], timeout=_DYING_S)
         for process in processes:
-            # Its files are closed a moment before it has an exit code.
+            # Its files are closed a moment before its exit code is set.
             if process.sentinel in ending:
                 process.join(_DYING_S)
         return self.fault(processes, frames)
@@ -183,18 +183,18 @@ class Supervisor:
 
 def _hang(seconds: float, frames: int) -> str:
     return (
-        f"hangs in native code after {frames} frames of its own: nothing came back for {seconds:g} s, the limit by "
-        "collector.timeout_s. If it may take so long, give a larger one, or null for none. With "
-        "collector.on_fault=restart the run goes on with new workers."
+        f"hangs in native code after {frames} of its frames: no response within collector.timeout_s={seconds:g} s. If "
+        "its steps may take longer, give a larger limit, or null for none. With collector.on_fault=restart the run "
+        "continues with new workers."
     )
 
 
 def _end(exitcode: int, frames: int) -> str:
-    after = f"after {frames} frames of its own"
+    after = f"after {frames} of its frames"
     if exitcode >= 0:
-        return f"ended with exit code {exitcode} {after}. What it printed says why."
+        return f"exited with code {exitcode} {after}. Its output says why."
     number = signal.Signals(-exitcode)
     return (
-        f"was ended by {number.name} {after}. {_ADVICE.get(number, _ELSEWHERE)} With "
-        "collector.on_fault=restart the run goes on with new workers."
+        f"was killed by {number.name} {after}. {_ADVICE.get(number, _ELSEWHERE)} With collector.on_fault=restart the "
+        "run continues with new workers."
     )

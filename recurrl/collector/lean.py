@@ -28,7 +28,7 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
-from recurrl.collector import carry
+from recurrl.collector import collector_state
 from recurrl.envs import EpisodeReturn, TensorEnv
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, path_of
@@ -43,19 +43,19 @@ Tensors = dict[NestedKey, Tensor]
 
 
 class _NeedsTensorDictsError(Exception):
-    """Why a rollout on plain tensors is not possible."""
+    """A rollout on plain tensors is not possible; the message says why."""
 
 
 class LeanCollector(Collector):
     """TorchRL's collector, several times as fast for a :class:`PolicyModule` in an environment that steps on tensors.
 
-    Use it as ``torchrl.collectors.Collector``, also as ``collector_class`` of the collectors of many processes. Its
-    fast rollout makes no TensorDict a step: it calls the policy and the environment on plain tensors, keeps track of
+    Use it like ``torchrl.collectors.Collector``, also as ``collector_class`` of multi-process collectors. Its fast
+    rollout makes no TensorDict per step: it calls the policy and the environment on plain tensors, keeps track of
     episode starts, recurrent states, step counts and returns itself, and writes each entry of the batch once. Elsewhere
     the rollout is TorchRL's own, and a warning says why. Batches are the same either way, bit for bit.
 
     Attributes:
-        why_general: the reason why rollouts are TorchRL's own; None where they are fast.
+        why_general: the reason why rollouts are TorchRL's own; None if they are fast.
     """
 
     why_general: str | None
@@ -73,7 +73,7 @@ class LeanCollector(Collector):
             logger.info("Collection steps on plain tensors.")
         except _NeedsTensorDictsError as reason:
             self.why_general = str(reason)
-            logger.warning("Collection takes TorchRL's general path, which is slower: %s.", reason)
+            logger.warning("Collection falls back to TorchRL's slower rollout: %s.", reason)
 
     def _check_options(self) -> None:
         refused = {
@@ -107,20 +107,20 @@ class LeanCollector(Collector):
         return self._maybe_set_truncated(self._final_rollout)
 
     def state_dict(self) -> dict[str, Any]:
-        """The episodes under way, see :mod:`recurrl.collector.carry`. Weights and random numbers are not among them."""
-        return carry.episodes_of(self)
+        """The unfinished episodes, without weights and random numbers; see :mod:`recurrl.collector.collector_state`."""
+        return collector_state.episodes_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores them. Those that could not be saved start again, and the log says why.
+        """Restores them. Those that could not be saved are restarted, and the log says why.
 
         Raises:
-            UnsavableError: the environments are not made as those that were saved.
+            UnsavableError: the environments are constructed differently from the saved ones.
         """
-        carry.warn_if_lost(state)
-        carry.restore_episodes(self, state)
+        collector_state.warn_if_lost(state)
+        collector_state.restore_episodes(self, state)
 
     def _next_trajectories(self, ended: Tensors) -> Tensor:
-        """The number of each environment's trajectory, after those that ended got new ones."""
+        """The trajectory number of each environment, with new ones for trajectories that ended."""
         self._update_traj_ids({"next": TensorDict({key: ended[key] for key in self.env.done_keys}, [self.n_env])})
         numbers: Tensor = self._carrier[_TRAJECTORY]
         return numbers
@@ -133,14 +133,14 @@ class TensorRollout:
         env: a :class:`TensorEnv` with transforms that mark episode starts, count steps, sum rewards and carry states.
         module: the policy.
         batch_NT: the memory of one batch; its entries are what is stored.
-        policy_device: where the policy lives; None for where the environment does.
+        policy_device: the policy's device; None for the environment's.
     """
 
     def __init__(self, env: EnvBase, module: Any, batch_NT: TensorDictBase, policy_device: torch.device | None) -> None:
         if type(module) is not PolicyModule:
             raise _NeedsTensorDictsError(f"the policy is of type {type(module).__name__}, not a PolicyModule")
         if type(module.policy).step is not Policy.step:
-            raise _NeedsTensorDictsError(f"the policy has a step of its own, {type(module.policy).__name__}.step")
+            raise _NeedsTensorDictsError(f"the policy overrides step, {type(module.policy).__name__}.step")
         self.policy = module.policy
         self.env, marks = _parts(env)
         self.batch_NT = batch_NT
@@ -172,8 +172,8 @@ class TensorRollout:
         """Fills the batch.
 
         Args:
-            carrier: what the first step starts from; afterwards, what the next batch's does.
-            next_trajectories: numbers the trajectories after some have ended; None where nobody wants the numbers.
+            carrier: the input of the first step; afterwards, that of the next batch's.
+            next_trajectories: numbers trajectories after some have ended; None without numbering.
         """
         # For each batch, because the policy's parameters may have been replaced.
         self._step = self.policy.stepper()
@@ -198,7 +198,7 @@ class TensorRollout:
         _check_log_probs(self.batch_NT)
 
     def _starting(self, carrier: TensorDictBase) -> Tensors:
-        """What the first step starts from."""
+        """The input of the first step."""
         now: Tensors = {key: carrier.get(key) for key in (*self.observation_keys, self.count_key, self.return_key)}
         self._to_policy(now)
         now[self.init_key] = is_init = carrier.get(self.init_key).to(self.policy_device)
@@ -223,7 +223,7 @@ class TensorRollout:
     def _following(
         self, now: Tensors, after: Tensors, next_trajectories: Callable[[Tensors], Tensor] | None
     ) -> Tensors:
-        """What the next step starts from: where an episode ended, the start of another."""
+        """The input of the next step: where an episode ended, the start of another."""
         following = {key: after[key] for key in (*self.observation_keys, self.count_key, self.return_key)}
         states = {key: now["next", key] for key in self.state_keys}
         following[self.init_key] = self._nobody
@@ -264,7 +264,7 @@ def _check_log_probs(batch_NT: TensorDictBase) -> None:
 
 
 def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
-    """The entry that these leaves are within: a tensor, or nested dicts."""
+    """The entry that contains these leaves: a tensor, or nested dicts."""
     if OBSERVATION in leaves:
         return leaves[OBSERVATION]
     result: dict[str, Any] = {}
@@ -275,7 +275,7 @@ def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
 
 
 def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
-    """Zeros where an episode starts. A select, not a product: what is not finite must not survive."""
+    """Zeros where an episode starts. A select, not a product: NaN and Inf must not survive."""
     return torch.where(is_init_N1.view(-1, *[1] * (state_N.ndim - 1)), 0.0, state_N)
 
 
@@ -292,7 +292,7 @@ def _stack_into(out_NT: Tensor, tensors_N: list[Tensor]) -> None:
 
 
 def _parts(env: EnvBase) -> tuple[TensorEnv, tuple[NestedKey, NestedKey, NestedKey, list[NestedKey]]]:
-    """The environment within, and the keys its transforms write: starts, step count, return, states."""
+    """The inner environment, and the keys its transforms write: starts, step count, return, states."""
     if not isinstance(env, TransformedEnv) or not isinstance(env.base_env, TensorEnv):
         kind = type(env.base_env if isinstance(env, TransformedEnv) else env).__name__
         raise _NeedsTensorDictsError(f"the environment is of type {kind}, which steps on TensorDicts")
@@ -323,7 +323,7 @@ def _transforms(env: EnvBase) -> list[Transform]:
 
 
 def _is_known(transform: Transform) -> bool:
-    """Whether a transform does what :class:`TensorRollout` does in its place, and nothing else."""
+    """True if a transform does nothing but what :class:`TensorRollout` does in its place."""
     if type(transform) is StepCounter:
         return transform.max_steps is None
     if type(transform) in (RewardSum, EpisodeReturn):

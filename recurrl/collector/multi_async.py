@@ -1,7 +1,7 @@
-"""Workers that collect while learning goes on, with weights that are then a little older.
+"""Workers that collect during learning, with slightly older weights.
 
-Each part of a batch is collected with one version of the weights, and holds the log-probabilities of that version, by
-which the losses correct.
+Each part of a batch is collected with one version of the weights and holds that version's log-probabilities, which the
+losses correct for.
 
 Shape legend: N environments, T steps.
 """
@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import MultiAsyncCollector
 
-from recurrl.collector import carry
+from recurrl.collector import collector_state
 from recurrl.collector.workers import Workers
 from recurrl.config import TrainConfig
 from recurrl.policy import Policy
@@ -31,9 +31,9 @@ class Part(NamedTuple):
 
 
 class AsyncCollector(Workers, MultiAsyncCollector):
-    """Batches ``[N, T]``, rows in the order of the workers whichever was first.
+    """Batches ``[N, T]`` with rows in the order of the workers, whichever finished first.
 
-    A worker goes on as soon as its rows are taken, but is never more than one batch ahead of the slowest.
+    A worker continues as soon as its rows are taken, but is never more than one batch ahead of the slowest.
 
     Attributes:
         staleness: updates between the weights that the last batch was collected with and those it was handed out to,
@@ -43,7 +43,7 @@ class AsyncCollector(Workers, MultiAsyncCollector):
     staleness: float = 0.0
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Goes on for ever."""
+        """An endless iterator."""
         with self._supervised():
             # A checkpoint may have been loaded since the workers were started.
             self.weights.publish(self._learning)
@@ -63,19 +63,19 @@ class AsyncCollector(Workers, MultiAsyncCollector):
                 self.weights.publish(self._learning)
 
     def _take(self, parts: list[deque[Part]]) -> None:
-        """Takes the rows of the next worker that is ready, which goes on unless it is ahead of others."""
+        """Takes the rows of the next ready worker, which continues unless it is ahead of others."""
         worker, rows = self._receive()
         parts[worker].append(Part(rows.clone(), self.weights.used_by(worker)))
         if len(parts[worker]) == 1:
             self._go_on(worker)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to go on from: between two batches workers are in the midst of others."""
-        return carry.lost("the workers of collector=multi_async are in the midst of a batch whenever one is handed out")
+        """No episodes: workers are always in the middle of a batch."""
+        return collector_state.lost("the workers of collector=multi_async are always in the middle of a batch")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Says that episodes begin anew."""
-        carry.warn_if_lost(state)
+        """Logs that unfinished episodes are restarted."""
+        collector_state.warn_if_lost(state)
 
 
 def make(config: TrainConfig, policy: Policy) -> AsyncCollector:

@@ -1,4 +1,4 @@
-"""Workers that collect side by side, while learning waits, and learning, while they wait.
+"""Workers that collect in parallel and alternate with learning.
 
 Shape legend: N environments, T steps.
 """
@@ -12,17 +12,17 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import MultiSyncCollector
 
-from recurrl.collector import carry
+from recurrl.collector import collector_state
 from recurrl.collector.workers import Workers
 from recurrl.config import TrainConfig
 from recurrl.policy import Policy
 
 
 class SyncCollector(Workers, MultiSyncCollector):
-    """Batches ``[N, T]``, each with the weights as they are when it is asked for."""
+    """Batches ``[N, T]``, each collected with the weights at the time of its request."""
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Goes on for ever."""
+        """An endless iterator."""
         with self._supervised():
             while True:
                 # Also before the first batch: a checkpoint may have been loaded since the workers were started.
@@ -33,7 +33,7 @@ class SyncCollector(Workers, MultiSyncCollector):
                 yield torch.cat([rows[worker] for worker in range(self.num_workers)]).to(self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """What each worker holds: its episodes under way, as far as its environments can give them, and random numbers.
+        """The state of each worker: its unfinished episodes, if its environments expose them, and random numbers.
 
         Raises:
             RunError: a worker failed.
@@ -42,14 +42,14 @@ class SyncCollector(Workers, MultiSyncCollector):
         return {"why_not": next((state["why_not"] for state in workers if state["why_not"]), None), "workers": workers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there. Episodes that could not be given begin anew, and the log says why.
+        """Restores it. Episodes that could not be saved are restarted, and the log says why.
 
         Raises:
-            UnsavableError: the environments are not made as those that were saved.
+            UnsavableError: the environments are constructed differently from the saved ones.
             RunError: a worker failed.
         """
-        carry.warn_if_lost(state)
-        # Those of a collector that had failed have none.
+        collector_state.warn_if_lost(state)
+        # The state of a failed collector lacks them.
         if "workers" in state:
             self._restore(state["workers"])
 

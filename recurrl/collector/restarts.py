@@ -1,4 +1,4 @@
-"""Collection that goes on after environments or workers failed."""
+"""Collection that survives failures of environments or workers."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 
-from recurrl.collector import carry
+from recurrl.collector import collector_state
 from recurrl.collector.seeds import seeds
 from recurrl.config import TrainConfig
 from recurrl.errors import RunError
 
 MOST_IN_A_ROW = 3
-"""Restarts without a batch in between: environments that always fail are not worth more."""
+"""Restarts without a batch in between, after which environments are assumed to fail always."""
 
 logger = logging.getLogger(__name__)
 
 
 class RestartingCollector:
-    """A collector in whose place another one is made when it fails, with environments and processes of its own.
+    """A collector that is replaced when it fails, with new environments and processes.
 
-    The new one begins new episodes, with seeds that were not used before, and collects the batch again from its
-    beginning: what had been collected of it is lost, the weights are the newest. All workers are made anew, not only
-    the one that failed, because a process that is killed may leave what it shares with the others in any state.
+    The new one begins new episodes, with unused seeds, and collects the whole batch again with the newest weights: the
+    partial batch is lost. All workers are replaced, not only the one that failed, because a killed process may leave
+    memory and locks that it shares with the others in any state.
 
     Args:
         config: the run's configuration.
         make: makes the collector of a configuration that differs in the seed.
 
     Attributes:
-        current: the collector of now.
-        restarts: how many there were, those before a resume included.
+        current: the current collector.
+        restarts: number of restarts, including those before a resume.
 
     Raises:
-        ConfigError: whatever the first collector raises.
-        RunError: likewise; later, a batch could not be collected by as many collectors as are worth trying.
+        ConfigError: raised by the first collector.
+        RunError: likewise; later, ``MOST_IN_A_ROW`` restarts did not yield a batch.
     """
 
     def __init__(self, config: TrainConfig, make: Callable[[TrainConfig], BaseCollector]) -> None:
@@ -67,12 +67,12 @@ class RestartingCollector:
         """Counts and logs a restart after a fault.
 
         Args:
-            fault: why.
-            in_a_row: restarts since something was last achieved.
-            awaited: what that would be now.
+            fault: the reason.
+            in_a_row: restarts since the last success.
+            awaited: what a success would be, for the message.
 
         Raises:
-            RunError: those are as many as are worth trying.
+            RunError: ``in_a_row`` has reached ``MOST_IN_A_ROW``.
         """
         if in_a_row == MOST_IN_A_ROW:
             raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without {awaited}: {fault}") from fault
@@ -80,7 +80,7 @@ class RestartingCollector:
         logger.warning("New environments (restart %d): %s", self.restarts, fault)
 
     def _restarted(self) -> Iterator[TensorDictBase]:
-        """The batches of a new collector. It is made when the first one is asked for, so that it may fail like it."""
+        """The batches of a new collector, made with the first batch so that both may fail alike."""
         # Environments that failed may not close either.
         self.current.shutdown(raise_on_error=False)
         seed = seeds(self._config.seed, self.restarts * self._config.env.num_envs + 1)[-1]
@@ -88,26 +88,26 @@ class RestartingCollector:
         yield from self.current
 
     def state_dict(self) -> dict[str, Any]:
-        """As the collector of now gives it, and the number of restarts."""
-        state = carry.lost("they had failed")
+        """The current collector's state, and the number of restarts."""
+        state = collector_state.lost("they had failed")
         with self._found_here():
             state = self.current.state_dict()
         return {**state, "restarts": self.restarts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there.
+        """Restores it.
 
         Raises:
-            UnsavableError: the environments are not made as those that were saved.
+            UnsavableError: the environments are constructed differently from the saved ones.
         """
-        # What was written with on_fault=raise counts none.
+        # Missing in checkpoints of runs with on_fault=raise.
         self.restarts = state.get("restarts", 0)
         with self._found_here():
             self.current.load_state_dict(state)
 
     @contextmanager
     def _found_here(self) -> Iterator[None]:
-        """Keeps a fault that shows between two batches, for the next one to be collected after a restart."""
+        """Remembers a fault found between two batches, so that the next batch begins with a restart."""
         try:
             yield
         except RunError as fault:
@@ -119,5 +119,5 @@ class RestartingCollector:
             raise fault
 
     def shutdown(self, raise_on_error: bool = True) -> None:
-        """Ends the collector of now."""
+        """Shuts the current collector down."""
         self.current.shutdown(raise_on_error=raise_on_error)

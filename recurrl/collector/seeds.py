@@ -1,4 +1,4 @@
-"""Where random numbers begin: those of environments side by side, of processes, and of runs that go on."""
+"""Seeds of environments, processes and resumed runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchrl._utils import seed_generator
 
 
 def seeds(seed: int, count: int) -> list[int]:
-    """So many of TorchRL's chain, which begins with ``seed``."""
+    """The first ``count`` of TorchRL's chain of seeds, which begins with ``seed``."""
     chain = [seed]
     for _ in range(count - 1):
         chain.append(seed_generator(chain[-1]))
@@ -18,7 +18,7 @@ def seeds(seed: int, count: int) -> list[int]:
 
 
 def seed_after(seed: int, frames: int) -> int:
-    """The seed of what begins after so many frames of a run: ``seed`` at its start, and later one not used before."""
+    """The seed after ``frames`` frames of a run: ``seed`` at its start, and later an unused one."""
     if frames == 0:
         return seed
     sequence = np.random.SeedSequence(seed, spawn_key=(frames,))

@@ -13,15 +13,15 @@ from recurrl.policy import Policy, PolicyModule
 
 
 def make(config: TrainConfig, policy: Policy, kind: type[Collector] = LeanCollector, **options: object) -> Collector:
-    """A collector of all environments that acts with the policy itself, as it is at each step.
+    """A collector of all environments that acts with the learning policy itself.
 
-    Only an algorithm that compares the environments of a group has every batch begin with a reset of all.
+    Batches begin with a reset of all environments only if the algorithm compares groups of them.
 
     Args:
         config: the run's configuration.
         policy: the policy.
-        kind: TorchRL's class of collectors, or one that takes its place.
-        options: further ones of that class, or others than here.
+        kind: TorchRL's collector class, or a replacement.
+        options: additional or overriding options of that class.
     """
     device = torch.device(config.device)
     arguments: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""What the collectors of several processes share: their workers, and the weights that these act with.
+"""The base of multi-process collectors: their workers, and the weights that these act with.
 
 Shape legend: N environments, T steps, W workers.
 """
@@ -20,8 +20,8 @@ from torch import multiprocessing, nn
 from torchrl.checkpoint import GlobalRNGState
 from torchrl.collectors import MultiCollector
 
-from recurrl.collector import carry
-from recurrl.collector.faults import Alarms, Reports, Supervisor
+from recurrl.collector import collector_state
+from recurrl.collector.faults import Alarms, ExceptionQueue, Supervisor
 from recurrl.collector.lean import LeanCollector
 from recurrl.collector.seeds import seed_process, seeds
 from recurrl.config import TrainConfig
@@ -37,7 +37,7 @@ _POLL_S = 0.2
 class SharedWeights:
     """A policy's parameters and statistics in shared memory, with a version that counts the updates.
 
-    A worker takes them over whole, between two of its rollouts: no rollout sees an update in its midst.
+    A worker loads them all at once, between two rollouts: no rollout sees a partial update.
 
     Args:
         policy: its weights are the first version, 0.
@@ -67,7 +67,7 @@ class SharedWeights:
             self._version += 1
 
     def load_into(self, policy: nn.Module, worker: int) -> None:
-        """Gives a worker's policy the newest version, if it has another."""
+        """Loads the newest version into a worker's policy."""
         with self._lock:
             self._used[worker] = self._version
             for name, value in _named(policy):
@@ -79,16 +79,16 @@ def _named(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class WorkerCollector(LeanCollector):
-    """The collector within a worker: takes over the newest weights before a rollout, and reports what fails.
+    """The collector within a worker: loads the newest weights before a rollout, and reports exceptions.
 
     Args:
         arguments: of :class:`LeanCollector`.
         network: the policy, in memory that the workers share.
-        seed: of the workers' random numbers: what their policies sample, and what processes share.
-        weights: what the policy acts with.
-        reports: where an exception goes before the worker ends by it.
-        alarms: where it goes at once that a step took too long.
-        timeout_s: seconds that a step of the environments may take; None for any time.
+        seed: for the workers' policies and global generators.
+        weights: the weights that the policy acts with.
+        exceptions: receives the exception that ends the worker.
+        alarms: signals immediately that a step took too long.
+        timeout_s: time limit in seconds for a step of the environments; None for none.
         options: of :class:`LeanCollector`; ``worker_idx`` is the worker's number.
     """
 
@@ -98,50 +98,49 @@ class WorkerCollector(LeanCollector):
         network: Policy,
         seed: int,
         weights: SharedWeights,
-        reports: Reports,
+        exceptions: ExceptionQueue,
         alarms: Alarms,
         timeout_s: float | None,
         **options: Any,
     ) -> None:
         worker = options["worker_idx"]
-        self._weights, self._reports = weights, reports
+        self._weights, self._exceptions = weights, exceptions
         self._time_limit = partial(time_limit, timeout_s, alarms.send(worker))
         own = deepcopy(network)
         options["create_env_kwargs"] = {"policy": own}
         options["policy_factory"] = partial(options["policy_factory"], policy_factory=partial(PolicyModule, own))
-        # The workers would number them together, in the order in which episodes happen to end.
+        # The workers share one counter, so numbers would depend on the order in which episodes end.
         options["track_traj_ids"] = False
         seed_process(seed + worker)
-        with reports.of(worker), self._time_limit():
+        with exceptions.of(worker), self._time_limit():
             super().__init__(*arguments, **options)
 
     def rollout(self) -> TensorDictBase:
-        """As the base class does, with the newest weights."""
-        with self._reports.of(self.worker_idx), self._time_limit():
+        """A rollout with the newest weights."""
+        with self._exceptions.of(self.worker_idx), self._time_limit():
             self._weights.load_into(self.policy, self.worker_idx)
             return super().rollout()
 
     def saved(self) -> bytes:
-        """What this worker goes on from, its random numbers included, as ``torch.save`` writes it."""
-        with self._reports.of(self.worker_idx), self._time_limit():
-            # As tensors they would go to the main process by a file each.
+        """This worker's state, including its random numbers, as ``torch.save`` writes it."""
+        with self._exceptions.of(self.worker_idx), self._time_limit():
+            # As bytes, because each tensor would be sent through a file of its own.
             return _written({**self.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
-        """Goes on from there."""
-        with self._reports.of(self.worker_idx), self._time_limit():
+        """Restores it."""
+        with self._exceptions.of(self.worker_idx), self._time_limit():
             state = _read(saved)
-            carry.restore_episodes(self, state)
+            collector_state.restore_episodes(self, state)
             GlobalRNGState().load_state_dict(state["rng"])
 
 
 class Workers(MultiCollector):
-    """Of TorchRL's collectors of several processes: what they are made of, and how they fail.
+    """A base of TorchRL's multi-process collectors: their construction and their failures.
 
-    The environments divide evenly among the workers, which act on the CPU, each with a copy of the policy. Where each
-    environment has a seed of its own, they are those of a single collector, in its order. All workers start side by
-    side. A signal that is meant to end the run is the main process's to handle: the workers ignore it, so that the
-    iteration can be finished.
+    The environments are split evenly among the workers, which act on the CPU, each with a copy of the policy. Seeds per
+    environment are those of a single collector, in its order. All workers start in parallel. The main process handles
+    the signals that end a run: the workers ignore them, so that the iteration can finish.
 
     Args:
         config: the run's configuration.
@@ -150,7 +149,7 @@ class Workers(MultiCollector):
 
     Raises:
         ConfigError: a worker raised it.
-        RunError: a worker raised something, or ended; no worker is left behind.
+        RunError: a worker raised something else or ended; no worker is left running.
     """
 
     def __init__(self, config: TrainConfig, policy: Policy, **options: Any) -> None:
@@ -174,7 +173,7 @@ class Workers(MultiCollector):
                     network=deepcopy(policy).cpu(),
                     seed=config.seed,
                     weights=self.weights,
-                    reports=self._supervisor.reports,
+                    exceptions=self._supervisor.exceptions,
                     alarms=self._supervisor.alarms,
                     timeout_s=config.collector.timeout_s,
                 ),
@@ -192,14 +191,14 @@ class Workers(MultiCollector):
         self.pipes[worker].send((worker, "continue"))
 
     def _receive(self) -> tuple[int, TensorDictBase]:
-        """The next worker that is ready, and its rows, in memory that it fills again once it goes on."""
+        """The next ready worker and its rows, in memory that it overwrites once it continues."""
         while True:
             try:
                 message, rollouts_before = self.queue_out.get(timeout=_POLL_S)
             except Empty:
                 self._raise_fault()
                 continue
-            # A worker hands its memory over once, and from then on only says that it has filled it.
+            # A worker sends its shared memory once, and later only its index when it has filled it.
             if rollouts_before == 0:
                 rows, worker = message
                 self._rows[worker] = rows
@@ -209,14 +208,14 @@ class Workers(MultiCollector):
             return worker, self._rows[worker]
 
     def _saved(self) -> list[dict[str, Any]]:
-        """What each worker goes on from; they must be waiting for a message."""
+        """The state of each worker; they must be waiting for a message."""
         return [_read(saved) for saved in self._called("saved", [()] * self.num_workers)]
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         self._called("restore", [(_written(state),) for state in states])
 
     def _called(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a method of each worker returns for the worker's arguments."""
+        """Calls a method of each worker with its arguments and returns the results."""
         with self._supervised():
             for pipe, given in zip(self.pipes, arguments, strict=True):
                 pipe.send(((method, given, {}), "cascade_execute"))
@@ -241,7 +240,7 @@ class Workers(MultiCollector):
 
     @contextmanager
     def _supervised(self) -> Iterator[None]:
-        """Raises what befell a worker in place of what that led to here; no worker is left behind by an exception."""
+        """Raises a worker's fault instead of its consequence here; an exception leaves no worker running."""
         try:
             yield
         except Exception as error:
@@ -257,8 +256,8 @@ class Workers(MultiCollector):
 
 
 def _made_by_the_worker() -> TensorDictModuleBase:
-    # TorchRL sends what makes a policy with all its weights through a pipe, which holds up the start of the next
-    # worker until this one has read it, and for ever if it is killed before.
+    # TorchRL sends the policy factory with all weights through a pipe, which delays the start of the next worker until
+    # this one has read it, and blocks forever if it is killed before.
     raise AssertionError("the worker's collector makes its policy")
 
 

@@ -1,6 +1,6 @@
-"""The schema of a configuration: which keys there are, of which types, and what each of them is.
+"""The schema of a configuration: its keys, their types and their meaning.
 
-Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`; here are neither.
+Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ AUTO_DEVICE = "auto"
 
 NATIVE = "vector_entry_point"
 VECTORIZATIONS = ("inline", NATIVE)
-"""What ``env.vectorization`` can be; ``NATIVE`` is Gymnasium's ``vectorization_mode`` of the same name."""
+"""The values of ``env.vectorization``; ``NATIVE`` is Gymnasium's ``vectorization_mode`` of the same name."""
 
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
-"""What ``state`` can be: where the recurrent states that slices start from come from, see ``recurrl.states``."""
+"""The values of ``state``: the source of the recurrent states that slices start from, see ``recurrl.states``."""
 
 
 @dataclass
 class EnvConfig:
-    """An environment, and how many of it.
+    """An environment and its number of copies.
 
     Attributes:
         name: the name of this choice.
         source: the module of ``recurrl.envs`` that makes it.
         id: the environment's registered id.
         num_envs: copies stepped side by side, N.
-        vectorization: ``inline`` (N single environments, stepped one after the other) or ``vector_entry_point`` (what
-            the id has registered under that name: one that steps all N in one call).
-        packages: packages to import first, because they register ids.
+        vectorization: ``inline`` (N single environments, stepped one after the other) or ``vector_entry_point`` (the
+            id's registered vector environment, which steps all N in one call).
+        packages: packages to import first, which register ids.
         mask: indices of the observation to hide from the policy.
-        max_episode_steps: truncate after so many steps; null leaves the registered limit.
+        max_episode_steps: truncate episodes after this many steps; null keeps the registered limit.
         reward_scale: rewards are multiplied by this for learning; reported returns are not.
         normalize_observation: normalise observations by running statistics, which are part of the policy.
-        previous_action: show the policy the action before, zero at an episode's first step.
-        previous_reward: likewise the reward before, unscaled.
-        action_mask_from_info: the environment says in ``info["action_mask"]`` which actions are allowed. A mask that
-            is the entry ``action_mask`` of a dict observation is found without being asked for.
+        previous_action: show the policy its previous action, zero at an episode's first step.
+        previous_reward: likewise the previous reward, unscaled.
+        action_mask_from_info: the environment reports allowed actions in ``info["action_mask"]``. A mask in the entry
+            ``action_mask`` of a dict observation is used automatically.
         normalize_reward: divide rewards for learning by the running standard deviation of the discounted return.
-        kwargs: further arguments of the environment's constructor.
+        kwargs: additional arguments for the environment's constructor.
     """
 
     name: str
@@ -73,15 +73,15 @@ class CellConfig:
 
 @dataclass
 class ChoiceConfig:
-    """A group whose options have a name and nothing else."""
+    """A group whose options have only a name."""
 
     name: str
 
 
 @dataclass
 class RecomputeConfig:
-    """What the backward pass of the recurrent layer computes again instead of keeping it; ``chunk`` in pieces of
-    ``chunk_len`` steps.
+    """Activations that the recurrent layer's backward pass recomputes instead of storing; ``chunk`` does so in pieces
+    of ``chunk_len`` steps.
     """
 
     name: str
@@ -90,13 +90,13 @@ class RecomputeConfig:
 
 @dataclass
 class CollectorConfig:
-    """Who steps the environments.
+    """The processes that step the environments.
 
     Attributes:
         name: the module of ``recurrl.collector``.
-        num_workers: processes that the environments divide among; 1 where there are none besides this one.
-        timeout_s: seconds that a step of the environments of one process, or a reset, may take; null for any time.
-        on_fault: what follows when environments or a worker fail: ``raise`` ends the run, ``restart`` makes them anew.
+        num_workers: worker processes that share the environments; 1 for ``single``.
+        timeout_s: time limit in seconds for a step or reset of one process's environments; null for none.
+        on_fault: on failure of an environment or a worker, ``raise`` ends the run and ``restart`` recreates them all.
     """
 
     name: str
@@ -111,12 +111,12 @@ class PolicyConfig:
 
     Attributes:
         encoder_sizes: widths of the layers between observation and cell, each followed by tanh; each entry of a dict
-            observation has such layers of its own, and images have ``image_encoder`` instead.
+            observation has its own layers, and images use ``image_encoder`` instead.
         image_encoder: ``nature`` (Mnih et al. 2015) or ``impala`` (Espeholt et al. 2018).
-        layer_norm: normalise the encoder's layers before their tanh, and what leaves the cell.
-        residual: add what enters the cell to what leaves it.
+        layer_norm: normalise the encoder's layers before their tanh, and the cell's output.
+        residual: add the cell's input to its output.
         initial_std: standard deviation of continuous actions, in units of half the action range, before training.
-        bounded_action: how bounded continuous actions keep within their bounds: ``clip`` (a Gaussian that the
+        bounded_action: how bounded continuous actions stay within their bounds: ``clip`` (a Gaussian that the
             environment clips) or ``tanh`` (a squashed Gaussian).
     """
 
@@ -133,36 +133,36 @@ class AlgorithmConfig:
     """Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347), or group-relative policy
     optimisation (Shao et al. 2024, https://arxiv.org/abs/2402.03300), which has no critic.
 
-    An option that an algorithm does not have is null in its yaml, and refused if it is given.
+    An option that an algorithm does not have is null in its yaml, and setting it is an error.
 
     Attributes:
         name: the module of ``recurrl.losses``.
         gamma: discount per step.
-        clip_epsilon: clip range of the probability ratio at the start.
-        clip_epsilon_high: that above 1, where it shall be another than below (null: the same).
-        clip_final_fraction: what is left of both at the end; they fall linearly with frames. 1 is constant.
-        entropy_coeff: weight of the entropy bonus at the start.
+        clip_epsilon: initial clip range of the probability ratio.
+        clip_epsilon_high: the range above 1, if it differs from the one below; null: the same.
+        clip_final_fraction: the fraction of both left at the end; they fall linearly with frames. 1 is constant.
+        entropy_coeff: initial weight of the entropy bonus.
         entropy_final_fraction: likewise for ``entropy_coeff``.
-        max_grad_norm: gradients are scaled down to this norm; null for no limit.
+        max_grad_norm: gradients are clipped to this norm; null for no limit.
         target_kl: stop the epochs of an iteration once the approximate KL exceeds this; null for never.
         objective: PPO's: ``clip``, ``kl`` (a penalty on the KL from the policy that collected) or ``plain``.
-        kl_coeff: weight of that penalty at the start; it is doubled and halved to hold the KL near ``desired_kl``.
-        critic: ``shared`` (a head on the actor's trunk), ``recurrent`` (an encoder and a cell of its own, with its own
-            states) or ``feedforward`` (an encoder and a layer of its own, without memory).
+        kl_coeff: initial weight of that penalty; doubled or halved to keep the KL near ``desired_kl``.
+        critic: ``shared`` (a head on the actor's trunk), ``recurrent`` (its own encoder, cell and states) or
+            ``feedforward`` (its own encoder and layer, without memory).
         lmbda: λ of generalised advantage estimation.
         critic_coeff: weight of the value loss.
         critic_loss: ``l2`` or ``smooth_l1``.
-        clip_value: range the value may move from the stored one in the value loss; null for no clipping.
-        normalize_advantage: to mean 0 and deviation 1: ``none``, within each ``minibatch``, or within the ``batch``.
-        group_size: GRPO's: how many environments start alike and are compared.
-        advantage: ``outcome`` (return less the group's mean) or ``process`` (return from each step on, likewise).
-        divide_by_std: divide by the group's standard deviation too.
-        drop_flat_groups: do not count groups without a difference between their members.
-        aggregation: mean over each ``step``, or over each ``episode`` the mean over its steps.
+        clip_value: how far the value may move from the stored one in the value loss; null for no clipping.
+        normalize_advantage: to mean 0 and standard deviation 1: ``none``, per ``minibatch`` or per ``batch``.
+        group_size: GRPO's: how many environments start from the same state and are compared.
+        advantage: ``outcome`` (return minus the group's mean) or ``process`` (likewise, the return from each step on).
+        divide_by_std: also divide by the group's standard deviation.
+        drop_flat_groups: ignore groups whose members all have the same return.
+        aggregation: mean over each ``step``, or over each ``episode``'s mean over its steps.
         kl_to_ref_coeff: weight of the KL from the reference policy; 0 for no reference.
-        ref_refresh_updates: the reference becomes the policy every so many iterations; null: it stays the first policy.
+        ref_refresh_updates: iterations between updates of the reference to the policy; null keeps the initial one.
         kl_to_inference_coeff: weight of the KL from the policy that collected.
-        kl_mask_threshold: steps whose squared log-ratio exceeds twice this are left out; null for none.
+        kl_mask_threshold: steps whose squared log-ratio exceeds twice this are masked out; null for none.
     """
 
     name: str
@@ -194,12 +194,12 @@ class AlgorithmConfig:
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """How far below and above 1 the probability ratio may go."""
+        """The clip range of the probability ratio below and above 1."""
         return self.clip_epsilon, self.clip_epsilon if self.clip_epsilon_high is None else self.clip_epsilon_high
 
     @property
     def resets_rows(self) -> bool:
-        """Whether every iteration begins with a reset of all environments."""
+        """True if every iteration begins with a reset of all environments."""
         return self.group_size is not None
 
 
@@ -211,7 +211,7 @@ class LoggerConfig:
         name: ``csv``, ``tensorboard`` or ``wandb``.
         project: wandb's project.
         mode: wandb's mode: ``auto`` (online with a login, else offline), ``online`` or ``offline``.
-        id: wandb's id of the run; null is that of the run that is gone on with, or a new one.
+        id: wandb's run id; null is the resumed run's, or a new one.
     """
 
     name: str
@@ -222,9 +222,9 @@ class LoggerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When checkpoints are written: at the end, and every so many frames (null: only at the end).
+    """Checkpoints are written at the end and every ``every_frames`` frames (null: only at the end).
 
-    Of those of a run the last ``keep_last`` (null: all) and the best evaluated one are kept.
+    The last ``keep_last`` (null: all) and the best evaluated one are kept.
     """
 
     every_frames: int | None
@@ -233,13 +233,13 @@ class CheckpointConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Evaluation by deterministic episodes.
+    """Evaluation in deterministic episodes.
 
     Attributes:
-        episodes: how many.
-        every_frames: every how many frames; null: only at the end.
-        memory: at the end also without the policy's memory, see ``recurrl.evaluation``.
-        random: at the end also with random actions, to compare with.
+        episodes: number of episodes.
+        every_frames: interval in frames; null: only at the end.
+        memory: at the end, also evaluate without the policy's memory, see ``recurrl.evaluation``.
+        random: at the end, also evaluate random actions for comparison.
     """
 
     episodes: int
@@ -250,7 +250,7 @@ class EvaluationConfig:
 
 @dataclass
 class TrainConfig:
-    """A training run. ``configs/train.yaml`` says what each key of it means."""
+    """A training run. ``configs/train.yaml`` documents each key."""
 
     env: EnvConfig
     cell: CellConfig
@@ -285,27 +285,27 @@ class TrainConfig:
 
     @property
     def steps_per_row(self) -> int:
-        """T: the steps each environment takes an iteration."""
+        """T: steps per environment and iteration."""
         return self.frames_per_batch // self.env.num_envs
 
     @property
     def slices_per_batch(self) -> int:
-        """How many slices an iteration's frames are cut into."""
+        """Slices per iteration."""
         return self.frames_per_batch // self.slice_len
 
     @property
     def iterations(self) -> int:
-        """Iterations in ``total_frames``; a last one that would exceed it is left out."""
+        """Iterations in ``total_frames``, rounded down."""
         return self.total_frames // self.frames_per_batch
 
     def progress(self, frames: int) -> float:
-        """How far schedules have come after so many frames; from their last iteration on they stay where they are."""
+        """The progress of schedules after ``frames``; constant from their last iteration on."""
         over = self.schedule_frames or self.total_frames
         last = (over // self.frames_per_batch - 1) * self.frames_per_batch
         return min(frames, last) / over
 
 
 def given(value: Value | None) -> Value:
-    """An option that the algorithm at hand has, so that its yaml gives it and :mod:`recurrl.validation` holds to it."""
+    """An option that this algorithm requires, which :mod:`recurrl.validation` has checked."""
     assert value is not None
     return value

@@ -1,6 +1,6 @@
-"""From what Hydra composed to plain dataclasses, which everything behind the command line works with.
+"""Converts the configuration that Hydra composed to plain dataclasses, which all code behind the command line uses.
 
-What is refused, is refused with a :class:`ConfigError` that says what was asked, why it can't be, and what to do.
+Invalid configurations raise a :class:`ConfigError`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from recurrl.errors import ConfigError
 
 
 def typed(config: DictConfig) -> TrainConfig:
-    """The dataclasses of a composed configuration; ``device=auto`` becomes the device it stands for here.
+    """The dataclasses of a composed configuration, with ``device=auto`` resolved.
 
     Raises:
         ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
     """
     result = as_schema(config)
     if result.device == AUTO_DEVICE:
-        import torch  # only here: what is mistyped is answered without it
+        import torch  # only here, so that typos are reported without waiting for it
 
         result.device = "cuda" if torch.cuda.is_available() else "cpu"
     return result
 
 
 def as_schema(config: DictConfig) -> TrainConfig:
-    """The same, but for ``device=auto``, which stays.
+    """The same, with ``device=auto`` left as it is.
 
     Raises:
         ConfigError: likewise.
@@ -48,20 +48,20 @@ def as_schema(config: DictConfig) -> TrainConfig:
 
 
 def _check_groups(merged: Any) -> None:
-    """Refuses a group of which several values are missing: a user's own yaml without the one it should build on."""
+    """Rejects a group that lacks several values: a user's yaml that does not inherit from one of ours."""
     missing = sorted(OmegaConf.missing_keys(merged))
     for group in dict.fromkeys(key.partition(".")[0] for key in missing):
         lacking = [key.removeprefix(f"{group}.") for key in missing if key.startswith(f"{group}.")]
         if len(lacking) > 1:
             base = "gym" if group == "env" else "one of its choices"
             raise ConfigError(
-                f"The configuration group {group!r} lacks {', '.join(lacking)}. A yaml of your own takes what it does "
-                f"not say from another one: begin it with the line 'defaults: [{base}, _self_]'."
+                f"The configuration group {group!r} lacks {', '.join(lacking)}. A yaml of your own must inherit the "
+                f"rest: begin it with the line 'defaults: [{base}, _self_]'."
             )
 
 
 def value_of(config: DictConfig, key: str) -> Any:
-    """One value of a composed configuration; None where it is not given.
+    """One value of a composed configuration; None if it is not given.
 
     Raises:
         ConfigError: it refers to a key that does not exist.
@@ -73,13 +73,13 @@ def value_of(config: DictConfig, key: str) -> Any:
 
 
 def _check_lists(config: TrainConfig) -> None:
-    """Refuses what is no plain value within a list, which OmegaConf lets through."""
+    """Rejects nested values in lists, which OmegaConf accepts."""
     for key in key_paths(TrainConfig):
         value = typed_value(config, key)
         nested = [item for item in value if isinstance(item, list | dict)] if isinstance(value, list) else []
         if nested:
             raise ConfigError(
-                f"The configuration key {key!r} takes a list of plain values, and {nested[0]} is none. Give "
+                f"The configuration key {key!r} takes a list of plain values, and {nested[0]} is not one. Give "
                 f"{key}=[...], with commas between its values."
             )
 
@@ -88,24 +88,24 @@ def _untypable(error: OmegaConfBaseException, config: DictConfig) -> str:
     key = getattr(error, "full_key", None)
     reason = str(error).splitlines()[0].rstrip(".")
     if "missing mandatory" in reason:
-        return f"The configuration key {key!r} has to be given: it has no default. Add {key}=... to the command line."
+        return f"The configuration key {key!r} is required and has no default. Add {key}=... to the command line."
     if "is not a ListConfig" in reason:
-        return f"The configuration key {key!r} has to be a list. Give {key}=[...], with commas between its values."
+        return f"The configuration key {key!r} must be a list. Give {key}=[...], with commas between its values."
     if "could not be converted to Integer" in reason:
-        # A list is given as a whole, so the advice is about all of it.
+        # A list is given as a whole, so the advice shows all of it.
         whole_key, place, _ = str(key).partition("[")
         value = OmegaConf.select(config, whole_key)
         whole = _as_integers(value) if isinstance(value, ListConfig) == bool(place) else None
         if whole is not None:
             return (
-                f"The configuration key {whole_key!r} takes whole numbers, written without a point or an exponent. "
-                f"Give {whole_key}={whole}."
+                f"The configuration key {whole_key!r} takes integers, without a decimal point or exponent. Give "
+                f"{whole_key}={whole}."
             )
     return f"The configuration key {key!r}: {reason}. Give a value of that type."
 
 
 def _as_integers(value: Any) -> str | None:
-    """A number, or a list of them, written as integers; None where that would change a value."""
+    """A number or a list of numbers written as integers; None if that would change a value."""
     if isinstance(value, ListConfig):
         items = [_as_integers(item) for item in value]
         return None if None in items else f"[{','.join(map(str, items))}]"

@@ -1,4 +1,4 @@
-"""The dotted keys of a configuration: which there are, the value behind one, and in which two configurations differ."""
+"""The dotted keys of a configuration: their names, their values, and differences between two configurations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 
 FREE = "env.kwargs"
-"""Below this key are the arguments of an environment, which no schema knows."""
+"""Below this key are an environment's arguments, which are not in the schema."""
 
 
 SYNONYMS = {
@@ -54,7 +54,7 @@ SYNONYMS = {
     "vf_coef": "algorithm.critic_coeff",
     "wandb": "logger",
 }
-"""What other libraries (Stable-Baselines3, CleanRL, RLlib) and papers call our keys."""
+"""Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers."""
 
 
 def key_paths(schema: type, prefix: str = "") -> list[str]:
@@ -75,7 +75,7 @@ def typed_value(config: TrainConfig, key: str) -> Any:
 
 
 def check_keys(values: Any) -> None:
-    """Refuses keys the schema does not have, with the nearest ones it has.
+    """Rejects keys that are not in the schema, and suggests the nearest ones.
 
     Raises:
         ConfigError: such a key.
@@ -86,27 +86,27 @@ def check_keys(values: Any) -> None:
 
 
 def check_key(path: str, known: Iterable[str] | None = None) -> None:
-    """Refuses one dotted key the schema does not have, with the nearest ones it has.
+    """Rejects a dotted key that is not in the schema, and suggests the nearest ones.
 
     Raises:
-        ConfigError: there is no such key.
+        ConfigError: the key is unknown.
     """
     known = set(key_paths(TrainConfig)) if known is None else set(known)
     if path in known or path.startswith(f"{FREE}."):
         return
     last = path.rpartition(".")[2]
     if last in SYNONYMS:
-        raise ConfigError(f"There is no configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
+        raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
     near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
     names = {key.rpartition(".")[2] for key in known}
     lasts = {last} if near else {last, *difflib.get_close_matches(last, names, n=1, cutoff=0.75)}
     near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
     advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --cfg job lists all keys."
-    raise ConfigError(f"There is no configuration key {path!r}. {advice}")
+    raise ConfigError(f"Unknown configuration key {path!r}. {advice}")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Of two configurations as plain values: the dotted keys whose values differ, with both values."""
+    """The dotted keys whose values differ between two configurations of plain values, with both values."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys((*before, *after)):
         was, now = before.get(key), after.get(key)

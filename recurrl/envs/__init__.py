@@ -1,10 +1,9 @@
-"""Makes any environment into one a recurrent policy can be trained in: batched, with is_init, primers and returns.
+"""Builds environments for recurrent policies: batched, with is_init, primers and returns.
 
-One module a source of environments, but for those whose names begin with ``_``. A source has three functions:
-``check(config)`` refuses a configuration without making anything; ``episode_limit(config)`` says how long an episode
-can be; and ``make(config, num_envs, groups)`` returns a TorchRL environment of batch size ``[num_envs]`` with the
-entries ``observation``, ``action`` and ``reward``, in which, given groups, a group's members start their episodes
-alike.
+One module per source of environments, except those whose names begin with ``_``. A source has three functions:
+``check(config)`` rejects a bad configuration without making anything; ``episode_limit(config)`` returns the maximal
+episode length; and ``make(config, num_envs, groups)`` returns a TorchRL environment of batch size ``[num_envs]`` with
+the entries ``observation``, ``action`` and ``reward``. With groups, a group's members start from the same states.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ EPISODE_LENGTH = "step_count"
 
 
 def source_names() -> tuple[str, ...]:
-    """The sources of environments there are."""
+    """The available sources of environments."""
     return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")))
 
 
 def check(config: EnvConfig) -> None:
-    """Refuses an environment that cannot be made, before any is.
+    """Rejects an environment that cannot be made, before any is made.
 
     Raises:
         ConfigError: with what to do.
@@ -49,17 +48,17 @@ def check(config: EnvConfig) -> None:
 
 
 def check_rows(config: EnvConfig, steps_per_row: int) -> None:
-    """Refuses rows that begin with a reset and are shorter than an episode can be: its later steps would never be seen.
+    """Rejects rows that begin with a reset and may be shorter than an episode, whose later steps would never be seen.
 
     Raises:
-        ConfigError: with the rows that would do.
+        ConfigError: with a row length that works.
     """
     limit = _source(config).episode_limit(config)
     if limit is not None and steps_per_row < limit:
         raise ConfigError(
             f"With algorithm=grpo every row begins with a reset, and rows have {steps_per_row} steps (frames_per_batch "
-            f"/ env.num_envs), but an episode of {config.id} may have {limit}: what comes after would never be seen. "
-            f"Give frames_per_batch={limit * config.num_envs}, and a slice_len that divides {limit}; or, if shorter "
+            f"/ env.num_envs), but an episode of {config.id} may have {limit}: later steps would never be seen. Give "
+            f"frames_per_batch={limit * config.num_envs}, and a slice_len that divides {limit}; or, if shorter "
             f"episodes are meant, env.max_episode_steps={steps_per_row}."
         )
 
@@ -67,13 +66,13 @@ def check_rows(config: EnvConfig, steps_per_row: int) -> None:
 def make_env(
     config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | None = None, groups: Groups | None = None
 ) -> TransformedEnv:
-    """``num_envs`` copies of an environment as one of batch size ``[num_envs]``, seeded.
+    """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
     Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each of its recurrent
     states. A step of all copies, and a reset, take no longer than :func:`recurrl.time_limit.time_limit` allows.
 
     Raises:
-        ConfigError: the environment cannot be made, the policy cannot act in it, or it cannot start a group alike.
+        ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.
     """
     if groups is not None:
         check_seeds(config, groups)
@@ -96,7 +95,7 @@ def _limited(env: EnvBase) -> EnvBase:
 
 
 def check_states(env: EnvBase, policy: nn.Module) -> None:
-    """Refuses an environment that would run a recurrent policy without its memory.
+    """Rejects an environment that would run a recurrent policy without its memory.
 
     Raises:
         ConfigError: the environment does not carry one of the policy's states, or does not mark episode starts.
@@ -106,9 +105,9 @@ def check_states(env: EnvBase, policy: nn.Module) -> None:
         for key in module.state_keys:
             if key not in carried:
                 raise ConfigError(
-                    f"The policy's recurrent state {key!r} has no primer in the environment, so it would start anew "
-                    "at every step and the policy would have no memory. Append "
-                    "module.make_tensordict_primer() to the environment, or build it with recurrl.envs.make_env."
+                    f"The policy's recurrent state {key!r} has no primer in the environment, so it would be reset at "
+                    "every step and the policy would have no memory. Append module.make_tensordict_primer() to the "
+                    "environment, or build it with recurrl.envs.make_env."
                 )
         if module.in_keys[-1] not in carried:
             raise ConfigError(
@@ -119,9 +118,9 @@ def check_states(env: EnvBase, policy: nn.Module) -> None:
 
 
 def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int = 8) -> None:
-    """Refuses an environment that ignores reset seeds, found by two copies that are reset and stepped alike.
+    """Rejects an environment that ignores reset seeds, by resetting and stepping two copies alike.
 
-    The steps are there for what an observation hides: another state behind the same observation shows in the next.
+    Stepping reveals hidden state: different states behind equal observations show in later ones.
 
     Raises:
         ConfigError: the copies differ.
@@ -143,9 +142,9 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
 
 
 def act_at_random(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
-    """Writes random actions, of those that a mask allows where there is one.
+    """Writes random actions that respect the action mask, if there is one.
 
-    They are uniform between the bounds of an entry, and standard normal where it lacks one.
+    They are uniform within an entry's bounds, and standard normal where it lacks one.
     """
     observation, action = current_N[OBSERVATION], env.full_action_spec[ACTION]
     if not isinstance(observation, torch.Tensor) and ACTION_MASK in observation:
@@ -163,15 +162,15 @@ def act_at_random(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
 
 
 def _compare_copies(config: EnvConfig, tensordict: TensorDictBase, key: str, when: str) -> None:
-    # As collections of leaves, because an observation may be one.
+    # Compare leaves, because an observation may be nested.
     entry = tensordict.select(key)
     for name in entry.keys(True, True):
         first, second = entry[name]
         if not torch.equal(first.nan_to_num(), second.nan_to_num()):
             raise ConfigError(
                 f"env.id={config.id} ignores reset seeds: two copies with the same seeds and actions differ in "
-                f"{name!r} {when}. algorithm=grpo compares episodes that start from the same state. Let the "
-                "environment draw from the generator that reset(seed=...) makes (Gymnasium's self.np_random), or "
+                f"{name!r} {when}. algorithm=grpo compares episodes that start from the same state. Have the "
+                "environment draw from the generator seeded by reset(seed=...) (Gymnasium's self.np_random), or "
                 "choose algorithm=ppo."
             )
 

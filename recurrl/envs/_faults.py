@@ -1,4 +1,4 @@
-"""Checks what environments return, and says which of them did what it must not, and at which of its steps.
+"""Checks what environments return, and reports which one misbehaved and at which step.
 
 Shape legend: N environments.
 """
@@ -25,19 +25,19 @@ _REWARD, _FLAG = ("biuf", "a finite number"), ("biu", "True or False")
 
 
 class Fault(Exception):  # noqa: N818  (it becomes an EnvironmentFaultError)
-    """An environment did what it must not; the message goes on from the name of the environment."""
+    """An environment misbehaved; the message continues after the environment's name."""
 
 
 class Faults:
-    """Finds faults of environments side by side, and says which of them it was, and at which of its steps.
+    """Finds faults of environments, and names the environment and the step.
 
     Args:
         env_id: the environments' registered id.
-        count: how many there are, N.
+        count: number of environments, N.
 
     Attributes:
         env_id: likewise.
-        at: index of the environment that is being called; None where all are at once.
+        at: index of the environment being called; None if all are called at once.
         steps: steps taken so far, by each.
     """
 
@@ -48,7 +48,7 @@ class Faults:
 
     @contextmanager
     def blamed(self, call: str) -> Iterator[None]:
-        """Attributes what is raised in a call to the environment with the index ``at``."""
+        """Attributes exceptions in a call to the environment with the index ``at``."""
         try:
             yield
         except (ConfigError, EnvironmentFaultError):
@@ -74,7 +74,7 @@ class Faults:
             wrong = (column != 0) & (column != 1)
             if wrong.any():
                 i = int(wrong.argmax())
-                raise self.error(i, f"gave {name}={column[i]}. Let step return {_FLAG[1]}.")
+                raise self.error(i, f"returned {name}={column[i]}. Have step return {_FLAG[1]}.")
         return column.astype(bool)
 
     def results(self, rewards_N: Any, terminated_N: Any, truncated_N: Any) -> dict[NestedKey, Tensor]:
@@ -89,8 +89,8 @@ class Faults:
         return {key: torch.from_numpy(column.reshape(-1, 1)) for key, column in columns.items()}
 
     def check_finite(self, what: str, values_N: Array) -> None:
-        """Refuses values that are NaN or infinite, or would be in float32."""
-        # A sum of squares is finite only if all values are, and takes half as long.
+        """Rejects values that are NaN or infinite, or would be in float32."""
+        # A sum of squares is finite only if all values are, and takes half the time.
         if values_N.dtype.kind != "f" or float(np.vdot(values_N, values_N)) < _LARGEST:
             return
         wrong = ~(np.abs(values_N) <= min(_LARGEST, float(np.finfo(values_N.dtype).max)))
@@ -98,8 +98,8 @@ class Faults:
             i = int(np.argwhere(wrong)[0][0])
             raise self.error(
                 i,
-                f"gave a {what} that is not finite: {values_N[i]}. Let the environment clip it, or end the episode "
-                "before.",
+                f"returned a non-finite {what}: {values_N[i]}. Have the environment clip it, or end the episode "
+                "earlier.",
             )
 
     def _column(self, name: str, values: Any, kinds: str, expected: str) -> Array:
@@ -108,14 +108,16 @@ class Faults:
             return column
         if not isinstance(values, list | np.ndarray) or len(values) != self._count:
             raise self.error(
-                None, f"gave {name}s of the shape {np.shape(column)}. Let step return one for each environment."
+                None, f"returned {name}s of shape {np.shape(column)}. Have step return one per environment."
             )
         return np.array([self._one(i, name, value, kinds, expected) for i, value in enumerate(values)])
 
     def _one(self, i: int, name: str, value: Any, kinds: str, expected: str) -> Any:
         one = as_array(value)
         if one.size != 1 or one.dtype.kind not in kinds:
-            raise self.error(i, f"gave the {name} {value!r}, a {type(value).__name__}. Let step return {expected}.")
+            raise self.error(
+                i, f"returned the {name} {value!r}, a {type(value).__name__}. Have step return {expected}."
+            )
         return one.item()
 
     def error(self, i: int | None, fault: str) -> EnvironmentFaultError:
@@ -123,21 +125,21 @@ class Faults:
         return EnvironmentFaultError(f"{self.name(i)} {fault}")
 
     def name(self, i: int | None = None) -> str:
-        """How a message about one of them begins, or about all."""
+        """The beginning of a message about one environment, or about all."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
         return f"{which} ({self.env_id}), at step {self.steps},"
 
 
 def unpacked(call: str, returned: Any) -> Any:
-    """What a call returned, refused unless it is a tuple of the length that Gymnasium's interface asks for."""
+    """The tuple that a call returned; anything but the length that Gymnasium's interface requires is an error."""
     if not isinstance(returned, (tuple, list)) or len(returned) != _LENGTHS[call]:
         found = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
-        raise Fault(f"returned {found} from {call}. Let it return {_RETURNS[call]}.")
+        raise Fault(f"returned {found} from {call}. Have it return {_RETURNS[call]}.")
     return returned
 
 
 def as_array(value: Any) -> Array:
-    """A value as an array, of dtype object where its parts are of several shapes."""
+    """A value as an array, of dtype object if its parts differ in shape."""
     try:
         return np.asarray(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Vector environments that step all their environments in one call: what an id's ``vector_entry_point`` makes.
+"""Vector environments that step all their environments in one call, made by an id's ``vector_entry_point``.
 
 Shape legend: N environments.
 """
@@ -37,11 +37,10 @@ ON_DEMAND, AT_ONCE = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP
 class NativeVectorEnv(TensorEnv):
     """A vector environment of Gymnasium as an environment of batch size ``[N]``.
 
-    What follows an episode's last step is that episode's last observation; the next step is the first of another one.
-    The vector environment either resets those that it is told to (``AutoresetMode.DISABLED``, with
-    ``options["reset_mask"]``), or resets them within their last step and gives what was observed last as
-    ``info["final_obs"]`` (``AutoresetMode.SAME_STEP``). One that resets in the step after the last
-    (``AutoresetMode.NEXT_STEP``) would fill a step of a row with what is no transition.
+    An episode's last step returns its last observation; the next step is the first of the next episode. The vector
+    environment either resets on request (``AutoresetMode.DISABLED``, with ``options["reset_mask"]``), or resets within
+    the last step and returns the last observation as ``info["final_obs"]`` (``AutoresetMode.SAME_STEP``).
+    ``AutoresetMode.NEXT_STEP`` is rejected, because it inserts a step that is not a transition.
 
     Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
 
@@ -51,7 +50,7 @@ class NativeVectorEnv(TensorEnv):
         mask: indices of the observation to hide.
 
     Raises:
-        ConfigError: it resets in the step after the last, or its spaces are of a kind that the policy cannot handle.
+        ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
     """
 
     def __init__(self, vector: Vector, env_id: str, mask: Sequence[int]) -> None:
@@ -71,13 +70,13 @@ class NativeVectorEnv(TensorEnv):
         self._reader, self._of_one = (
             Observations(self._faults, observed, zeros, acted, batched) for batched in (True, False)
         )
-        # What changes from step to step is not an attribute of its own: to set one of an EnvBase takes microseconds.
-        # Its arrays are replaced and never written to, for they are handed out.
+        # Not attributes of this object, because setting an attribute of an EnvBase takes microseconds.
+        # The arrays are replaced and never written to, because they are handed out.
         self._last: Observed = {}
         self._restarted = np.zeros(count, bool)
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
-        """Resets all, or those chosen, which is no more than to look where they have been reset already."""
+        """Resets all or the chosen environments; with SAME_STEP these are reset already, and are only read."""
         begun_N = np.ones(self._vector.num_envs, bool) if chosen is None else chosen.numpy().reshape(-1)
         if chosen is not None and self._resets_at_once:
             self._refuse_resets_of_others(begun_N)
@@ -113,12 +112,12 @@ class NativeVectorEnv(TensorEnv):
         """Gives the vector environment its state."""
         saved = {len(values) for values in state["observed"].values()}
         if saved != {self._vector.num_envs}:
-            raise UnsavableError(f"{saved} environments were saved, and {self._vector.num_envs} are here")
+            raise UnsavableError(f"{saved} environments were saved, but there are now {self._vector.num_envs}")
         restore(self._vector, state["environment"])
         self._last.update({key: values.numpy().copy() for key, values in state["observed"].items()})
 
     def _observed_after(self, over_N: Array, info: dict[str, Any]) -> Observed:
-        """What followed a step: of the episodes that are over, what was observed last."""
+        """The observations after a step, for finished episodes their last ones."""
         if not self._resets_at_once:
             self._reader.check(self._last, ~over_N)
             return self._last
@@ -132,7 +131,7 @@ class NativeVectorEnv(TensorEnv):
         return filled
 
     def _taken(self, observation: Any) -> Observed:
-        """What is seen of a batch of observations, in new memory."""
+        """The visible part of a batch of observations, in new memory."""
         return self._seen_of(self._reader.read(observation))
 
     def _seen_of(self, entries: list[Array]) -> Observed:
@@ -142,15 +141,15 @@ class NativeVectorEnv(TensorEnv):
         return {key: entry.copy() for key, entry in zip(keys, entries, strict=True)}
 
     def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
-        """The last observations, and in the places of new episodes those that the ones before ended with."""
+        """The observations, with those of new episodes replaced by the previous episodes' last ones."""
         final = info.get("final_obs")
         if final is None:
             raise Fault(
-                "ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks for. Let step put "
-                "there what was observed last of each."
+                "ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires. Have step put "
+                "each episode's last observation there."
             )
         filled = {key: values.copy() for key, values in self._last.items()}
-        # Of each environment by itself, or of all of them.
+        # One per environment, or one for all of them.
         if isinstance(final, np.ndarray) and final.dtype == object:
             for i in which:
                 entries = [entry[None] for entry in self._of_one.read(final[i])]
@@ -164,8 +163,8 @@ class NativeVectorEnv(TensorEnv):
     def _refuse_resets_of_others(self, chosen_N: Array) -> None:
         if (chosen_N & ~self._restarted).any():
             raise ConfigError(
-                f"{self._faults.env_id} resets its environments by itself, when their episodes end, and cannot be told "
-                "to reset others. Choose env.vectorization=inline, or let it reset by options['reset_mask'] "
+                f"{self._faults.env_id} resets its environments automatically when their episodes end, and cannot "
+                "reset others. Choose env.vectorization=inline, or have it reset by options['reset_mask'] "
                 "(AutoresetMode.DISABLED)."
             )
 
@@ -181,9 +180,9 @@ class NativeVectorEnv(TensorEnv):
 
 
 class ResetOnDemand(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
-    """Gymnasium's vector CartPole, told when to reset which of its environments.
+    """Gymnasium's vector CartPole with resets on request.
 
-    It resets in the step after an episode's last, whatever the action, and knows no other way.
+    The original supports only NEXT_STEP autoreset.
     """
 
     metadata = CartPoleVectorEnv.metadata | {"autoreset_mode": ON_DEMAND}
@@ -200,7 +199,7 @@ class ResetOnDemand(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         return cart.state.T.astype(np.float32), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """A step of all, which resets none."""
+        """Steps all environments and resets none."""
         cart: Any = self.env
         cart.prev_done[...] = False
         return self.env.step(actions)
@@ -210,11 +209,10 @@ def _check_mode(vector: Vector, env_id: str) -> None:
     mode = vector.metadata.get("autoreset_mode")
     if mode not in (ON_DEMAND, AT_ONCE):
         raise ConfigError(
-            f"env.vectorization={NATIVE}: the vector environment of {env_id} resets an environment in the "
-            f"step after its episode's last one, or does not say when (metadata['autoreset_mode'] is {mode}). Such a "
-            "step is none that a policy could learn from. Let the vector_entry_point take an argument autoreset_mode "
-            "and honour AutoresetMode.SAME_STEP; or let metadata say SAME_STEP or DISABLED, and do so; or choose "
-            "env.vectorization=inline."
+            f"env.vectorization={NATIVE}: the vector environment of {env_id} does not declare SAME_STEP or DISABLED "
+            f"autoreset (metadata['autoreset_mode'] is {mode}). NEXT_STEP autoreset inserts a step that is not a "
+            "transition. Have the vector_entry_point accept autoreset_mode and honour AutoresetMode.SAME_STEP; or "
+            "implement SAME_STEP or DISABLED and declare it in metadata; or choose env.vectorization=inline."
         )
 
 
@@ -233,7 +231,7 @@ def _tensors(observed: Observed) -> dict[NestedKey, Tensor]:
 
 
 def _plain(action: Tensor | TensorDictBase) -> Any:
-    """Actions of all environments as Gymnasium takes them, a dict where they have several parts."""
+    """Actions of all environments in Gymnasium's form, a dict if they have several parts."""
     if isinstance(action, Tensor):
         return action.numpy()
     return {key: _plain(part) for key, part in action.items()}

@@ -1,4 +1,4 @@
-"""Reads what environments show: each entry of an observation, refused where it is not what its space says.
+"""Reads the entries of observations and rejects those that do not match their space.
 
 Shape legend: N environments.
 """
@@ -28,8 +28,8 @@ class Observations:
         faults: names the environment at fault.
         space: of an environment's observation.
         zeros_N: an array of each entry for all environments, by key.
-        action_space: what an action mask is about.
-        batched: observations of all environments are read at once, and not one by one.
+        action_space: the space that an action mask applies to.
+        batched: observations of all environments are read at once rather than one by one.
 
     Attributes:
         keys: of the entries, in the order in which they are read.
@@ -56,7 +56,7 @@ class Observations:
         """The entries of an observation, in the order of ``keys``.
 
         Raises:
-            Fault: an entry is missing, or not of the shape or the kind that its space says.
+            Fault: an entry is missing, or differs from its space in shape or dtype.
         """
         found = [as_array(observation)] if self._plain else self._parts(observation)
         for i, (key, _, dtype, shape) in enumerate(self._entries):
@@ -71,21 +71,19 @@ class Observations:
         except (KeyError, IndexError, TypeError) as error:
             keys = ", ".join(".".join(path) for _, path, _, _ in self._entries)
             raise Fault(
-                f"gave an observation without some of its entries ({type(error).__name__}: {error}). Let it be a dict "
+                f"returned an observation that lacks entries ({type(error).__name__}: {error}). Have it return a dict "
                 f"with the entries of its observation_space: {keys}."
             ) from error
         if extra:
-            raise Fault(
-                "gave an observation with entries that its observation_space does not have. Declare them there."
-            )
+            raise Fault("returned an observation with entries missing from its observation_space. Declare them there.")
         return found
 
     def check(self, values_N: Mapping[NestedKey, Array], acting_N: Array | None = None) -> None:
-        """Refuses values that are not finite or out of range, and masks that allow no action.
+        """Rejects values that are not finite or out of range, and masks that allow no action.
 
         Args:
             values_N: of all environments.
-            acting_N: which of them act next; None for all. The masks of the others are not looked at.
+            acting_N: which of them act next; None for all. The masks of the others are ignored.
         """
         for key, values in values_N.items():
             limit = self._limits[key]
@@ -96,8 +94,8 @@ class Observations:
                 i = int(np.argwhere(wrong)[0][0])
                 raise self._faults.error(
                     i,
-                    f"gave a value of observation {key!r} that is out of range: {values[i]}. Its space has the whole "
-                    f"numbers from 0 to {np.asarray(limit) - 1}.",
+                    f"returned a value of observation {key!r} that is out of range: {values[i]}. Its space has the "
+                    f"integers from 0 to {np.asarray(limit) - 1}.",
                 )
             if key == (OBSERVATION, ACTION_MASK):
                 self._check_mask(values, acting_N)
@@ -106,7 +104,7 @@ class Observations:
         unfit = (masks_N != 0) & (masks_N != 1)
         if unfit.any():
             i = int(np.argwhere(unfit)[0][0])
-            raise self._faults.error(i, f"gave an action mask of other values than 0 and 1: {masks_N[i]}.")
+            raise self._faults.error(i, f"returned an action mask with values other than 0 and 1: {masks_N[i]}.")
         forbidding_N = ~np.logical_or.reduceat(masks_N, self._starts, -1).all(-1)
         if acting_N is not None:
             forbidding_N &= acting_N
@@ -114,35 +112,35 @@ class Observations:
             i = int(forbidding_N.argmax())
             raise self._faults.error(
                 i,
-                f"gave an action mask that allows no action: {masks_N[i]}. Make the environment end the episode "
+                f"returned an action mask that allows no action: {masks_N[i]}. Have the environment end the episode "
                 "there, or allow an action that does nothing.",
             )
 
 
 def starts_of_choices(action_space: Space) -> Array:
-    """Where the choices of each entry of a multi-discrete action begin within a mask; of other kinds, 0."""
+    """The offsets within a mask of each entry of a multi-discrete action; 0 for other actions."""
     sizes: Any = action_space.nvec[:-1] if isinstance(action_space, spaces.MultiDiscrete) else []
     return np.cumsum([0, *sizes])
 
 
 def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    # A number may stand for a vector of one, which is what its specification is.
+    # A scalar may stand for a vector of one, as in its spec.
     fits = entry.shape == shape or (*entry.shape, 1) == shape
-    # Bytes where floats should be are mostly an image that nobody divided by 255.
+    # Bytes instead of floats are usually an image that was not divided by 255.
     as_bytes = entry.dtype == np.uint8 and dtype.kind == "f"
     if fits and not as_bytes and np.can_cast(entry.dtype, dtype, "same_kind"):
         fitted = entry.astype(dtype).reshape(shape)
         if dtype.kind == "f" or np.array_equal(fitted, entry.reshape(shape)):
             return fitted
-        raise Fault(f"gave the observation {key!r} values that {dtype} does not hold: {entry}.")
+        raise Fault(f"gave the observation {key!r} values that {dtype} cannot represent: {entry}.")
     raise Fault(
         f"gave the observation {key!r} the shape {entry.shape} and the dtype {entry.dtype}, but its space has {shape} "
-        f"and {dtype}. Let the environment return what its observation_space says."
+        f"and {dtype}. Have the environment return observations that match its observation_space."
     )
 
 
 def _limit(space: Space) -> Any:
-    """How many values each number of an observation has; None where any will do."""
+    """The number of values each number of an observation can take; None if unlimited."""
     if isinstance(space, spaces.Discrete):
         return np.uint64(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -151,7 +149,7 @@ def _limit(space: Space) -> Any:
 
 
 def _dict_sizes(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The dicts within an observation, and how many entries each has."""
+    """The dicts within an observation, and their numbers of entries."""
     if isinstance(space, spaces.Dict):
         yield path, len(space.spaces)
         for name, part in space.spaces.items():

@@ -1,4 +1,4 @@
-"""Which of Gymnasium's spaces a policy can see and act in, and TorchRL's specs of them."""
+"""The Gymnasium spaces that policies support, and TorchRL's specs of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dict
 
 
 def check_spaces(env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
-    """Refuses what an environment shows, or what it wants done, where no policy can handle it.
+    """Rejects observation and action spaces that no policy supports.
 
     Raises:
         ConfigError: with what to do.
@@ -29,22 +29,20 @@ def check_spaces(env_id: str, observation: spaces.Space[Any], action: spaces.Spa
         reason = _empty(space) or _not_seen(space)
         if reason:
             raise ConfigError(
-                f"{env_id} has observations of the kind {space}{_at(path)}: {reason}. recurrl trains on "
-                f"{OBSERVATIONS}. Wrap the environment so that it gives one of these."
+                f"{env_id} has unsupported observations {space}{_at(path)}: {reason}. recurrl trains on "
+                f"{OBSERVATIONS}. Wrap the environment to return one of these."
             )
     for path, space in leaves(action):
         reason = _empty(space) or _not_done(space)
         if reason:
             raise ConfigError(
-                f"{env_id} has actions of the kind {space}{_at(path)}: {reason}. recurrl trains on {ACTIONS}. Wrap the "
-                "environment so that it takes one of these."
+                f"{env_id} has unsupported actions {space}{_at(path)}: {reason}. recurrl trains on {ACTIONS}. Wrap the "
+                "environment to accept one of these."
             )
 
 
 def leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
-    """The spaces within nested dicts, with the names that lead there; a space that is no dict, or an empty one, is its
-    own.
-    """
+    """The leaf spaces of nested dicts, with the path to each; an empty dict is a leaf."""
     if not isinstance(space, spaces.Dict) or not space.spaces:
         yield path, space
         return
@@ -69,29 +67,29 @@ def _at(path: tuple[str, ...]) -> str:
 
 
 def _empty(space: spaces.Space[Any]) -> str | None:
-    """Why there is nothing in a space; None where there is."""
+    """The reason why a space is empty; None if it is not."""
     return f"its shape {space.shape} has no entries" if 0 in (getattr(space, "shape", None) or ()) else None
 
 
 def _not_seen(space: spaces.Space[Any]) -> str | None:
-    """Why no encoder takes an observation; None where one does."""
+    """The reason why no encoder supports an observation; None if one does."""
     if not isinstance(space, spaces.Box):
         return _not_discrete(space)
     dims, image = len(space.shape), space.dtype == np.uint8 or (space.low.min() >= 0 and space.high.max() <= 1)
     if dims > 3:
         return f"it has {dims} dimensions"
     if dims == 3 and not image:
-        return "it has three dimensions, but its values are not those of an image"
+        return "it has three dimensions but is not an image"
     return None
 
 
 def _not_done(space: spaces.Space[Any]) -> str | None:
-    """Why no head gives an action; None where one does."""
+    """The reason why no head supports an action; None if one does."""
     if not isinstance(space, spaces.Box):
         return _not_discrete(space)
     if not np.issubdtype(space.dtype, np.floating):
-        return "a Box of whole numbers"
-    return None if space.shape else "it has no dimension; give it the shape (1,)"
+        return "a Box of integers"
+    return None if space.shape else "it has no dimensions; give it the shape (1,)"
 
 
 def _not_discrete(space: spaces.Space[Any]) -> str | None:

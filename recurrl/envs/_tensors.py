@@ -1,4 +1,4 @@
-"""Environments that step on plain tensors, beside TorchRL's way on TensorDicts.
+"""Environments that step on plain tensors as well as on TorchRL's TensorDicts.
 
 Shape legend: N environments.
 """
@@ -18,10 +18,10 @@ from recurrl.environment_state import UnsavableError
 
 
 class TensorEnv(EnvBase):
-    """An environment of batch size ``[N]`` whose results are plain tensors, and whose action is one or has parts.
+    """An environment of batch size ``[N]`` that returns plain tensors; its action is a tensor or has several parts.
 
     A TensorDict costs more time than a step of a light environment. A collector that knows this class steps it without
-    any; everybody else steps it as any environment of TorchRL, with the same results.
+    them; other code steps it like any TorchRL environment, with the same results.
 
     Args:
         num_envs: environments, N.
@@ -63,20 +63,20 @@ class TensorEnv(EnvBase):
         """
 
     def episodes(self) -> dict[str, Any]:
-        """The state of the episodes under way, of plain values and tensors.
+        """The state of the unfinished episodes, as plain values and tensors.
 
         Raises:
-            UnsavableError: the environment cannot give it; with the reason.
+            UnsavableError: the environment does not expose it; with the reason.
         """
-        raise UnsavableError(f"{type(self).__name__} does not give its state")
+        raise UnsavableError(f"{type(self).__name__} does not expose its state")
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Goes on with the episodes that :meth:`episodes` gave.
+        """Restores the episodes that :meth:`episodes` returned.
 
         Raises:
-            UnsavableError: this environment is not made as the other was.
+            UnsavableError: this environment was constructed differently.
         """
-        raise UnsavableError(f"{type(self).__name__} does not take a state")
+        raise UnsavableError(f"{type(self).__name__} cannot restore a state")
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         return TensorDict(self.step_tensors(tensordict["action"]), self.batch_size)

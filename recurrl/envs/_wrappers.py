@@ -1,4 +1,4 @@
-"""Gymnasium wrappers that make what a policy sees and does of one form.
+"""Gymnasium wrappers that bring observations and actions into one form.
 
 A plain observation stays one. An observation of several entries, be they the environment's own, a mask of actions, or
 the previous action and reward, becomes a dict under the one key ``observation``; likewise actions of several parts.
@@ -41,7 +41,7 @@ class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, np.ndarray[Any, Any]]:
-    """What is left of the space of a vector observation without the entries of a mask, and their indices.
+    """The space of a vector observation without the masked entries, and the indices of those that remain.
 
     Raises:
         ConfigError: an index the observation does not have, or nothing would be left.
@@ -54,7 +54,7 @@ def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, np.ndar
     if any(index >= size for index in mask) or len(set(mask)) >= size:
         raise ConfigError(
             f"env.mask={list(mask)} does not fit an observation of {size} entries: give indices from 0 to {size - 1}, "
-            "and leave at least one entry to see."
+            "and leave at least one entry visible."
         )
     seen = np.array([index for index in range(size) if index not in set(mask)])
     return spaces.Box(space.low[seen], space.high[seen], dtype=space.dtype.type), seen
@@ -68,15 +68,15 @@ class ActionsInUnits(gymnasium.ActionWrapper[Any, Any, Any]):
         self.action_space, self._to_env = in_units(env.action_space)
 
     def action(self, action: Any) -> Any:
-        """What the environment takes."""
+        """The action for the environment."""
         return self._to_env(action)
 
 
 def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
-    """The space that a policy acts in, and the way from there to ``space``, of one action or of a batch.
+    """The space that a policy acts in, and the map from there to ``space``, for one action or a batch.
 
-    Each dimension of a Box is handled by itself: one with two finite bounds is in units of half its range, one whose
-    bounds are equal has that value alone (and zero as its only action), and any other is as it is, clipped.
+    Dimensions of a Box are independent: one with two finite bounds is in units of half its range, one with equal bounds
+    always has that value (and zero as its only action), and any other is only clipped.
     """
     if isinstance(space, spaces.Dict):
         parts = {key: in_units(part) for key, part in space.spaces.items()}
@@ -101,10 +101,10 @@ def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
 
 
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows ``info["action_mask"]`` as the entry ``action_mask`` of the observation, one number a choice.
+    """Adds ``info["action_mask"]`` to the observation as the entry ``action_mask``, one number per choice.
 
     Args:
-        env: with discrete or multi-discrete actions, whose choices lie one after the other in the mask.
+        env: with discrete or multi-discrete actions, whose choices are concatenated in the mask.
     """
 
     def __init__(self, env: Env) -> None:
@@ -125,22 +125,22 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _masked(self, observation: Any, info: Any) -> Any:
         if not isinstance(info, dict) or ACTION_MASK not in info:
             raise Fault(
-                "gave no info['action_mask'], which env.action_mask_from_info=true asks for. Set it to false, or make "
-                "the environment give one at every reset and step."
+                "returned no info['action_mask'], which env.action_mask_from_info=true requires. Set it to false, or "
+                "have the environment return one at every reset and step."
             )
         mask = as_array(info[ACTION_MASK])
-        # Nobody has said of which dtype it is.
+        # Its dtype is not specified.
         bits = mask != 0 if mask.dtype.kind in "biuf" else mask
         if not np.array_equal(bits, mask):
-            raise Fault(f"gave an action mask of other values than 0 and 1: {mask}.")
+            raise Fault(f"returned an action mask with values other than 0 and 1: {mask}.")
         return entries_of(self.env.observation_space, observation) | {ACTION_MASK: bits}
 
 
 class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds the previous action or reward to the observation, zeros at an episode's first step.
 
-    The action is what the environment was given, after clipping: continuous entries as they are, discrete ones as
-    one-hot vectors, the parts of a composite one after the other.
+    The action is the one the environment received, after clipping: continuous entries unchanged, discrete ones as
+    one-hot vectors, the parts of a composite concatenated.
 
     Args:
         env: whose actions are in units of half their range.
@@ -176,7 +176,7 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._with(observation, given, reward), reward, terminated, truncated, info
 
     def _with(self, observation: Any, action: Any, reward: Any) -> dict[str, Any]:
-        # One that is no number is refused with the rewards.
+        # Invalid rewards are rejected with the others.
         given = as_array(reward)
         number = given.reshape(1).astype(np.float32) if given.size == 1 and given.dtype.kind in "biuf" else _NOTHING
         added = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: number}
@@ -190,7 +190,7 @@ def _with_entries(space: Space, added: dict[str, Space], key: str) -> spaces.Dic
     for name in added:
         if name in entries:
             raise ConfigError(
-                f"env.{key} adds the entry {name} to the observation, which has one already. Set it to false, or "
+                f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
                 "rename the environment's entry."
             )
     return spaces.Dict(entries | added)
@@ -201,12 +201,12 @@ def entries_of(space: Space, observation: Any) -> dict[str, Any]:
     if not isinstance(space, spaces.Dict):
         return {OBSERVATION: observation}
     if not isinstance(observation, Mapping):
-        raise Fault(f"gave an observation that is a {type(observation).__name__}, not a dict as its space says.")
+        raise Fault(f"returned a {type(observation).__name__} as observation, but its space is a dict.")
     return dict(observation)
 
 
 def under_one_key(env: Env) -> Env:
-    """Puts a dict observation under ``observation`` and a dict action under ``action``; others are there already."""
+    """Puts a dict observation under ``observation`` and a dict action under ``action``."""
     if isinstance(env.observation_space, spaces.Dict):
         space = spaces.Dict({OBSERVATION: env.observation_space})
         env = gymnasium.wrappers.TransformObservation(env, lambda observation: {OBSERVATION: observation}, space)
@@ -217,7 +217,7 @@ def under_one_key(env: Env) -> Env:
 
 
 class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives every reset that brings no seed the next of a group's.
+    """Gives every reset without a seed the group's next seed.
 
     Args:
         env: the environment.

@@ -1,4 +1,4 @@
-"""Environments registered with Gymnasium: single ones side by side, or the id's own vector environment.
+"""Environments registered with Gymnasium: N single ones, or the id's own vector environment.
 
 Shape legend: N environments.
 """
@@ -42,14 +42,14 @@ from recurrl.groups import EpisodeSeeds, Groups
 from recurrl.keys import ACTION, OBSERVATION
 
 EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}
-"""Of recurrl, by the package that registers environments."""
+"""The extras of recurrl, by the package that registers environments."""
 
 
 def check(config: EnvConfig) -> None:
-    """Refuses an id that is not registered, or not for what is asked, a missing package, and a mask that does not fit.
+    """Rejects ids that are not registered as requested, missing packages, and masks that do not fit.
 
     Raises:
-        ConfigError: with near names, or the pip command.
+        ConfigError: with similar names, or the pip command.
     """
     _import_packages(config)
     if config.id not in gymnasium.registry:
@@ -57,8 +57,8 @@ def check(config: EnvConfig) -> None:
         near = difflib.get_close_matches(config.id, names, n=3, cutoff=0.6)
         advice = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ConfigError(
-            f"env.id={config.id} is not registered with Gymnasium.{advice} If another package registers it, name "
-            "that package: env.packages=[package]."
+            f"env.id={config.id} is not registered with Gymnasium.{advice} If another package registers it, give "
+            "env.packages=[package]."
         )
     _check_entry_points(config)
     if any(index < 0 for index in config.mask):
@@ -70,33 +70,33 @@ def _check_entry_points(config: EnvConfig) -> None:
     if config.vectorization != NATIVE:
         if spec.entry_point is None:
             raise ConfigError(
-                f"env.id={config.id} is registered with a vector_entry_point alone, so that there are no single "
-                f"environments of it. Give env.vectorization={NATIVE}."
+                f"env.id={config.id} is registered only with a vector_entry_point, so single environments cannot be "
+                f"made. Give env.vectorization={NATIVE}."
             )
         return
     if spec.vector_entry_point is None:
         raise ConfigError(
-            f"env.vectorization={NATIVE} steps all environments in one call, but env.id={config.id} is registered "
-            "without a vector_entry_point. Choose env.vectorization=inline, or register the id with one."
+            f"env.vectorization={NATIVE} steps all environments in one call, but env.id={config.id} has no "
+            "vector_entry_point. Choose env.vectorization=inline, or register the id with one."
         )
     for name in ("previous_action", "previous_reward", "action_mask_from_info"):
         if getattr(config, name):
             raise ConfigError(
-                f"env.{name}=true is done environment by environment, but with env.vectorization={NATIVE} all are one. "
-                "Set it to false, let the vector environment show it in its observation, or choose "
+                f"env.{name}=true works on single environments, but env.vectorization={NATIVE} makes one vector "
+                "environment. Set it to false, have the vector environment include it in its observation, or choose "
                 "env.vectorization=inline."
             )
 
 
 def episode_limit(config: EnvConfig) -> int | None:
-    """The steps after which an episode is truncated; None where no limit is known."""
+    """The steps after which an episode is truncated; None if unknown."""
     return config.max_episode_steps or gymnasium.spec(config.id).max_episode_steps
 
 
 def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> TensorEnv:
     """``num_envs`` copies of the configured environment as one TorchRL environment of batch size ``[num_envs]``.
 
-    With ``groups`` neighbouring copies start their episodes alike.
+    With ``groups``, neighbouring copies start their episodes from the same states.
     """
     if config.vectorization == NATIVE:
         return _make_native(config, num_envs, groups)
@@ -113,14 +113,13 @@ def make_single(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     Observations and actions of several parts are dicts under the keys ``observation`` and ``action``.
 
     Raises:
-        ConfigError: a package is missing, the arguments do not fit, or the spaces are of a kind that the policy cannot
-            handle.
+        ConfigError: a package is missing, the arguments do not fit, or the policy cannot handle the spaces.
     """
     _import_packages(config)
     env: gymnasium.Env[Any, Any] = _made(config, partial(gymnasium.make, disable_env_checker=True))
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
-            raise ConfigError(f"{config.id} has no {name}. Let its constructor set one.")
+            raise ConfigError(f"{config.id} has no {name}. Set one in its constructor.")
     check_spaces(config.id, env.observation_space, env.action_space)
     if config.mask:
         env = HideObservations(env, config.mask)
@@ -138,8 +137,8 @@ def _make_native(config: EnvConfig, num_envs: int, groups: Groups | None) -> Nat
     _import_packages(config)
     if groups is not None:
         raise ConfigError(
-            f"With env.vectorization={NATIVE} one vector environment starts all episodes, so that those of a group "
-            "cannot start alike, as algorithm=grpo needs. Choose algorithm=ppo, or env.vectorization=inline."
+            "algorithm=grpo needs the episodes of a group to start from the same state, which one vector environment "
+            f"(env.vectorization={NATIVE}) cannot do. Choose algorithm=ppo, or env.vectorization=inline."
         )
     make = partial(gymnasium.make_vec, num_envs=num_envs, vectorization_mode=NATIVE)
     entry_point: Any = gymnasium.spec(config.id).vector_entry_point
@@ -150,7 +149,7 @@ def _make_native(config: EnvConfig, num_envs: int, groups: Groups | None) -> Nat
 
 
 def _made(config: EnvConfig, make: Callable[..., Any]) -> Any:
-    """What one of Gymnasium's functions makes of the configured id and its arguments.
+    """Calls one of Gymnasium's functions with the configured id and arguments.
 
     Raises:
         ConfigError: a package is missing, or the arguments do not fit.
@@ -160,7 +159,7 @@ def _made(config: EnvConfig, make: Callable[..., Any]) -> Any:
     try:
         return make(config.id, **limit, **config.kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"env.id={config.id} needs a package: {error}.") from error
+        raise ConfigError(f"env.id={config.id} needs another package: {error}.") from error
     except TypeError as error:
         if not config.kwargs:
             raise EnvironmentFaultError(_not_made(config, error)) from error
@@ -184,13 +183,12 @@ class InlineEnv(TensorEnv):
         super().__init__(count, dict(observation.items()), spec_under(ACTION, first.action_space).expand(count)[ACTION])
         self._envs = list(envs)
         self._composite_action = isinstance(first.action_space, spaces.Dict)
-        # What was observed last of each environment, by the key of the entry.
+        # The last observation of each environment, by entry.
         self._last: dict[NestedKey, np.ndarray[Any, Any]] = {
             key: values.numpy()
             for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
         }
-        # What changes from step to step is in an object of its own: to set an attribute of an EnvBase takes as long as
-        # a light environment's step.
+        # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self._faults = Faults(first.spec.id if first.spec else "unregistered", count)
         self._composite_observation = isinstance(first.observation_space, spaces.Dict)
         space = first.observation_space
@@ -223,7 +221,7 @@ class InlineEnv(TensorEnv):
             for i, env in enumerate(self._envs):
                 faults.at = i
                 returned = env.step(actions[i])
-                # Not by a call of `unpacked`, which takes as long as all of this.
+                # Without calling `unpacked`, which takes as long as all of this.
                 if type(returned) is not tuple or len(returned) != 5:
                     unpacked("step", returned)
                 observation, reward, terminated, truncated, _ = returned
@@ -242,7 +240,7 @@ class InlineEnv(TensorEnv):
         """Gives each environment its state."""
         if len(state["environments"]) != len(self._envs):
             raise UnsavableError(
-                f"{len(state['environments'])} environments were saved, and {len(self._envs)} are here"
+                f"{len(state['environments'])} environments were saved, but there are now {len(self._envs)}"
             )
         for env, of_one in zip(self._envs, state["environments"], strict=True):
             restore(env, of_one)
@@ -250,7 +248,7 @@ class InlineEnv(TensorEnv):
             values[...] = state["observed"][key].numpy()
 
     def _take(self, i: int, observation: Any) -> None:
-        # What most environments give, without a call: this is done for each at every step.
+        # The common case, without a call: this runs for each environment at every step.
         if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
             self._plain[i] = observation
             return
@@ -260,7 +258,7 @@ class InlineEnv(TensorEnv):
             values[i] = entry
 
     def _observed(self, acting_N: np.ndarray[Any, Any] | None = None) -> dict[NestedKey, Tensor]:
-        """What was observed last, checked; those that are ``acting`` act on it next."""
+        """The last observations, checked; the environments in ``acting`` act on them next."""
         self._reader.check(self._last, acting_N)
         return self._copies()
 
@@ -289,7 +287,7 @@ def _make_member(config: EnvConfig, seeds: EpisodeSeeds) -> gymnasium.Env[Any, A
 
 
 def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:
-    """An action ``[N]`` as the N of them that Gymnasium takes, dicts where it has several parts."""
+    """An action ``[N]`` as N actions for Gymnasium, dicts if it has several parts."""
     if isinstance(action, Tensor):
         return cast(Sequence[Any], action.numpy())
     parts = {key: _one_by_one(part) for key, part in action.items()}
@@ -300,8 +298,8 @@ def _import_packages(config: EnvConfig) -> None:
     for package in config.packages:
         if not all(name.isidentifier() for name in package.split(".")):
             raise ConfigError(
-                f"env.packages={list(config.packages)} holds {package!r}, which is no name of a package. Give names as "
-                "Python imports them, or env.packages=[] for none."
+                f"env.packages={list(config.packages)} holds {package!r}, which is not a valid package name. Give "
+                "names as in Python imports, or env.packages=[] for none."
             )
         top = package.partition(".")[0]
         if importlib.util.find_spec(top) is None:
@@ -311,6 +309,6 @@ def _import_packages(config: EnvConfig) -> None:
             importlib.import_module(package)
         except ImportError as error:
             raise ConfigError(
-                f"env={config.name} needs {package}, which cannot be imported: {error}. Install what it lacks, or "
+                f"env={config.name} needs {package}, which cannot be imported: {error}. Install its dependencies, or "
                 "another version of it."
             ) from error

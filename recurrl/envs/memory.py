@@ -1,4 +1,4 @@
-"""Memory tasks in torch: thousands of environments side by side in a few tensor operations, on any device.
+"""Memory tasks in torch: thousands of environments in a few tensor operations, on any device.
 
 Shape legend: N environments, C cards, O entries of an observation.
 """
@@ -21,13 +21,13 @@ from recurrl.groups import Groups
 
 
 def check(config: EnvConfig) -> None:
-    """Refuses a task there is not, arguments it does not take, and options that are of other sources.
+    """Rejects unknown tasks and arguments, and options of other sources.
 
     Raises:
         ConfigError: with what to do.
     """
     if config.id not in TASKS:
-        raise ConfigError(f"env.id={config.id} is no memory task. Choose one of: {', '.join(TASKS)}.")
+        raise ConfigError(f"env.id={config.id} is not a memory task. Choose one of: {', '.join(TASKS)}.")
     given = ("self", "num_envs", "max_steps")
     taken = [name for name in inspect.signature(TASKS[config.id].__init__).parameters if name not in given]
     unknown = sorted(set(config.kwargs) - set(taken))
@@ -35,13 +35,13 @@ def check(config: EnvConfig) -> None:
         raise ConfigError(f"env.id={config.id} does not take env.kwargs.{unknown[0]}. It takes: {', '.join(taken)}.")
     if config.mask or config.packages or config.vectorization != "inline":
         raise ConfigError(
-            f"env={config.name} runs all its environments in one, and hides what is to be hidden by itself. Leave "
-            "env.mask, env.packages and env.vectorization as they are."
+            f"env={config.name} runs all its environments as one and hides observations itself. Leave env.mask, "
+            "env.packages and env.vectorization unchanged."
         )
 
 
 def episode_limit(config: EnvConfig) -> int | None:
-    """The steps after which an episode is truncated; None where there is no limit."""
+    """The steps after which an episode is truncated; None for no limit."""
     return config.max_episode_steps
 
 
@@ -49,12 +49,12 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> Tens
     """The configured task, ``num_envs`` times.
 
     Raises:
-        ConfigError: an argument out of its range, or groups, whose members would have to start alike.
+        ConfigError: an argument is out of range, or groups are given, whose members cannot start alike.
     """
     if groups is not None:
         raise ConfigError(
-            f"env={config.name} draws the episodes of all its environments from one generator, so that those of a "
-            "group cannot start alike, as algorithm=grpo needs. Choose algorithm=ppo, or a task of Gymnasium's."
+            f"algorithm=grpo needs the episodes of a group to start from the same state, but env={config.name} draws "
+            "all episodes from one generator. Choose algorithm=ppo, or a Gymnasium task."
         )
     try:
         return TASKS[config.id](num_envs, max_steps=config.max_episode_steps, **config.kwargs)
@@ -63,16 +63,16 @@ def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> Tens
 
 
 class MemoryTask(TensorEnv):
-    """What the tasks share: a clock, a time limit, seeds, and resets of some environments.
+    """The base of the tasks: a clock, a time limit, seeds, and partial resets.
 
-    Random numbers come from a generator of the environment's own, and as many at every reset, whoever is reset.
+    The environment has its own generator, and every reset draws equally many numbers, whichever environments it resets.
 
     Args:
         num_envs: environments, N.
         observation: spec of the observation of all environments.
-        actions: how many actions there are.
+        actions: number of actions.
         max_steps: truncates an episode after so many steps; None for never.
-        device: where everything lives.
+        device: the device of all tensors.
     """
 
     def __init__(
@@ -86,25 +86,25 @@ class MemoryTask(TensorEnv):
 
     @abstractmethod
     def begin(self, chosen: Tensor) -> None:
-        """Draws what an episode hides, in the chosen environments ``[N]``."""
+        """Draws the hidden state of new episodes in the chosen environments ``[N]``."""
 
     @abstractmethod
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Acts at times that are counted from 1: the rewards ``[N]``, and which episodes end ``[N]``."""
+        """Acts; time counts from 1. Returns the rewards ``[N]`` and which episodes end ``[N]``."""
 
     @abstractmethod
     def observe(self) -> Tensor:
         """The observation ``[N, ...]`` as of now, in new memory."""
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[str, Tensor]:
-        """Starts episodes; the others go on."""
+        """Starts new episodes in the chosen environments."""
         mask = torch.ones_like(self.time, dtype=torch.bool) if chosen is None else chosen.reshape(-1)
         self.time.masked_fill_(mask, 0)
         self.begin(mask)
         return {"observation": self.observe()}
 
     def step_tensors(self, action: Tensor) -> dict[str, Tensor]:
-        """One step of all."""
+        """Steps all environments."""
         self.time += 1
         reward, terminated = self.move(action)
         late = torch.zeros_like(terminated) if self.max_steps is None else self.time >= self.max_steps
@@ -122,9 +122,9 @@ class MemoryTask(TensorEnv):
         return {"tensors": tensors, "generator": self._generator.get_state()}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Takes them over."""
+        """Restores them."""
         if any(getattr(self, name).shape != value.shape for name, value in state["tensors"].items()):
-            raise UnsavableError("another number of environments was saved, or a task with other arguments")
+            raise UnsavableError("the number of environments or the task's arguments have changed")
         for name, value in state["tensors"].items():
             setattr(self, name, value.to(self.device))
         self._generator.set_state(state["generator"])
@@ -213,7 +213,7 @@ class MemoryChain(MemoryTask):
         self, num_envs: int, length: int, bits: int = 1, max_steps: int | None = None, device: str = "cpu"
     ) -> None:
         if min(length, bits) < 1:
-            raise ValueError(f"length={length} and bits={bits} have to be at least 1.")
+            raise ValueError(f"length={length} and bits={bits} must be at least 1.")
         super().__init__(num_envs, Unbounded((num_envs, bits + 2), device=device), 2, max_steps, device)
         self.length, self.bits = length, bits
         self.context = torch.zeros(num_envs, bits, dtype=torch.int64, device=device)
@@ -260,7 +260,7 @@ class RepeatPrevious(MemoryTask):
     ) -> None:
         count = 52 * decks
         if not 1 <= k < count:
-            raise ValueError(f"k={k} has to be from 1 to {count - 1}, for decks={decks}.")
+            raise ValueError(f"k={k} must be from 1 to {count - 1} for decks={decks}.")
         super().__init__(num_envs, Categorical(4, shape=(num_envs,), device=device), 4, max_steps, device)
         self.k, self.count = k, count
         self.cards = torch.zeros(num_envs, count, dtype=torch.int64, device=device)

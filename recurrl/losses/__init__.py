@@ -19,7 +19,7 @@ __all__ = ["Algorithm", "GRPOLoss", "Losses", "PPOLoss", "algorithm_names", "che
 
 
 class Algorithm(Protocol):
-    """What the learner asks of an algorithm.
+    """The interface of an algorithm to the learner.
 
     Attributes:
         loss: a module over the policy's own parameters; called with a minibatch, it returns :class:`Losses`.
@@ -39,7 +39,7 @@ class Algorithm(Protocol):
         """Takes note that an iteration's steps were made, with this approximate KL in their last epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What has changed by learning, but for the policy."""
+        """The learnt state other than the policy's."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
@@ -51,7 +51,7 @@ def algorithm_names() -> tuple[str, ...]:
 
 
 def check(config: AlgorithmConfig) -> None:
-    """Refuses an algorithm there is not.
+    """Rejects an algorithm there is not.
 
     Raises:
         ConfigError: with those there are.
@@ -64,7 +64,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     """The configured algorithm, over the policy's own parameters.
 
     Raises:
-        ConfigError: there is no such algorithm.
+        ConfigError: the algorithm is unknown.
     """
     check(config.algorithm)
     algorithm: Algorithm = importlib.import_module(f"{__name__}.{config.algorithm.name}").make_algorithm(config, policy)

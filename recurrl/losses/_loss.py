@@ -1,4 +1,4 @@
-"""What a loss returns, and the loss of a minibatch over a policy's parameters.
+"""The result of a loss, and the loss of a minibatch over a policy's parameters.
 
 Shape legend: S slices, K steps of a slice.
 """
@@ -17,7 +17,7 @@ from recurrl.policy import Policy
 
 
 class Losses(NamedTuple):
-    """What a loss returns.
+    """The result of a loss.
 
     Attributes:
         terms: scalars whose sum is minimised, by name; they are logged as ``loss/<name>``.

@@ -127,7 +127,7 @@ class GRPOLoss(TensorDictLoss):
         **options: Any,
     ) -> None:
         if clip_value is not None:
-            raise ValueError(f"clip_value={clip_value}: there is no value to clip. Leave it out.")
+            raise ValueError(f"clip_value={clip_value}: GRPO has no value to clip. Leave it out.")
         terms = GRPOTerms(**options).to(device)
         needed = ["action", "sample_log_prob", "advantage"]
         written: list[NestedKey] = ["loss_objective", "clip_fraction", "kl_approx", "kl", "ESS"]

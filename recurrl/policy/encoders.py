@@ -79,8 +79,8 @@ def make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Modul
             width += size
     if not networks:
         raise ConfigError(
-            "The observation holds an action mask and nothing else, so there is nothing for a policy to see. Make the "
-            "environment show something, if only a constant."
+            "The observation holds only an action mask, so the policy has no input. Have the environment return "
+            "something else too, if only a constant."
         )
     return DictEncoder(networks), width
 
@@ -116,7 +116,7 @@ def _make_network(config: TrainConfig, path: tuple[str, ...], spec: TensorSpec) 
 
 
 def _entrance(config: TrainConfig, spec: TensorSpec) -> tuple[list[nn.Module], int]:
-    """What makes a floating vector of an entry, and the vector's width."""
+    """The module that maps an entry to a floating-point vector, and the vector's width."""
     if isinstance(spec, Binary):
         return [ToFloat(), *_flatten(spec)], spec.shape.numel()
     sizes = choices(spec)

@@ -88,8 +88,8 @@ def make_actor(config: TrainConfig, observation: TensorSpec, action: TensorSpec)
         return _make_head(config, action, masked=mask is not None)
     if mask is not None:
         raise ConfigError(
-            f"The environment gives an action mask, but its actions are {action}. Masks go with one discrete or "
-            "multi-discrete action. Remove action_mask from what the environment gives, or flatten its actions."
+            f"The environment gives an action mask, but its actions are {action}. Masks need a single discrete or "
+            "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
         )
     parts = action.items(include_nested=True, leaves_only=True)
     return JointHead({key: _make_head(config, spec) for key, spec in parts})
@@ -98,15 +98,15 @@ def make_actor(config: TrainConfig, observation: TensorSpec, action: TensorSpec)
 def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
     if isinstance(action, Binary) or not isinstance(action, Categorical):
         raise ConfigError(
-            f"The environment gives an action mask, but its action is {action}. Masks go with discrete and "
-            "multi-discrete actions. Remove action_mask from what the environment gives."
+            f"The environment gives an action mask, but its action is {action}. Masks need discrete or multi-discrete "
+            "actions. Remove action_mask from the environment's observation."
         )
     size = sum(choices(action) or (int(action.space.n),))
     if tuple(mask.shape) != (size,):
         raise ConfigError(
-            f"The environment's action mask has the shape {tuple(mask.shape)}, but its actions have {size} choices "
-            f"in all. Give a mask of the shape ({size},): one entry a choice, those of a multi-discrete action one "
-            "after the other."
+            f"The environment's action mask has shape {tuple(mask.shape)}, but its actions have {size} choices in "
+            f"total. Give a mask of shape ({size},): one entry per choice, with the parts of a multi-discrete action "
+            "concatenated."
         )
 
 
@@ -125,8 +125,8 @@ def _make_head(config: TrainConfig, action: TensorSpec, masked: bool = False) ->
     squashed = config.policy.bounded_action == "tanh" and is_bounded(action)
     if config.policy.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
         raise ConfigError(
-            f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some lack "
-            "a bound. Give policy.bounded_action=clip, or let the environment bound all of them."
+            f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
+            "unbounded. Give policy.bounded_action=clip, or have the environment bound all of them."
         )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
     network = GaussianParameters(hidden, tuple(action.shape), config.policy.initial_std)

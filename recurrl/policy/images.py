@@ -35,9 +35,9 @@ def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> tuple[nn.Seque
     else:
         if min(height, width) < NATURE_SMALLEST:
             raise ConfigError(
-                f"The observation{name and f' {name}'} is an image of {height}×{width} points, too small for "
+                f"The observation{name and f' {name}'} is an image of {height}×{width} pixels, too small for "
                 f"policy.image_encoder=nature, which needs {NATURE_SMALLEST}×{NATURE_SMALLEST}. Choose "
-                "policy.image_encoder=impala, which takes any size, or enlarge the images, for example by "
+                "policy.image_encoder=impala, which takes any size, or enlarge the images, for example with "
                 "gymnasium.wrappers.ResizeObservation."
             )
         layers, features = _nature(channels, height, width)

@@ -62,8 +62,8 @@ class Policy(nn.Module):
         self.state_keys: list[NestedKey] = [key for each in self._trunks() for key in each.state_keys]
         if len(set(self.state_keys)) < len(self.state_keys):
             raise ValueError(
-                f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell "
-                "in_keys and out_keys of its own."
+                f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell its "
+                "own in_keys and out_keys."
             )
 
     def _trunks(self) -> list[Trunk]:
@@ -108,17 +108,17 @@ class Policy(nn.Module):
         return *act(distribution, deterministic), value, new_state
 
     def stepper(self) -> Callable[[Any, State, Tensor | None], Output]:
-        """What :meth:`step` samples from, as a function for many steps with the parameters that there are now.
+        """The distribution of :meth:`step`, as a function for many steps with the current parameters.
 
         It takes ``(observation, state, is_init)`` as :meth:`step` does and returns ``(distribution, value, state)``.
-        Parameters are looked up here, once: use it only as long as nobody changes them.
+        Parameters are looked up once, here: do not use it after they change.
         """
         critic_trunk = None if self.critic_trunk is None else self.critic_trunk.stepper()
         critic_head = None if self.critic_head is None else flat(self.critic_head)
         return partial(_outputs, self.trunk.stepper(), flat(self.actor_head), critic_trunk, critic_head)
 
     def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None = None) -> Output:
-        """Goes through sequences of steps, as learning does.
+        """Runs sequences of steps, for learning.
 
         Args:
             observation: ``[B, T, ...]``.

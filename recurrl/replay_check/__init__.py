@@ -56,6 +56,6 @@ def check_replay(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase, 
         differences = network.check_network(config, policy, batch_NT, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
-        f"replay check: {batch_NT.numel()} frames with {resets} resets are replayed as they were collected; largest "
-        f"differences: {figures} (tolerance {tolerance:.0e})"
+        f"replay check: {batch_NT.numel()} frames with {resets} resets replay as collected; largest differences: "
+        f"{figures} (tolerance {tolerance:.0e})"
     )

@@ -1,4 +1,4 @@
-"""What a batch gives when the policy is run over it again, in sequences and step by step, against what was recorded.
+"""Reruns the policy over a batch, in sequences and step by step, and compares the results with the recorded ones.
 
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
@@ -61,7 +61,7 @@ def check_network(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase,
 
 
 def _replay(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase) -> TensorDictBase:
-    """What the policy gives for the recorded observations and states, in minibatches like those of the update.
+    """The policy's outputs for the recorded observations and states, in minibatches like those of the update.
 
     Returns:
         In ``sequence`` the log-probabilities of the recorded actions, the values, and the states where segments end, by
@@ -83,18 +83,18 @@ def _replay(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase) -> Te
 
 
 def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
-    """Refuses a policy that gives other outputs for the same inputs, or another deterministic action."""
+    """Rejects a policy that gives other outputs for the same inputs, or another deterministic action."""
     differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
     if any(ACTION not in key for key in differing):
         raise ReplayError(
-            f"{NOT_SEEN} the policy gives different outputs for the same observations and states, so dropout or "
-            "another source of noise is on. Set dropout to 0, or call eval() on the module that has it."
+            f"{NOT_SEEN} the policy returns different outputs for the same observations and states, so dropout or "
+            "another source of noise is active. Set dropout to 0, or call eval() on the module that has it."
         )
     if differing:
         raise ReplayError(
-            "Evaluation would be a matter of luck: asked twice for its most probable action, the policy gives two "
-            "different ones. Let Policy.step(..., deterministic=True) draw no random numbers, nor the mode or "
-            "deterministic_sample of the actor's distribution."
+            "Evaluation would be random: the policy returned two different deterministic actions for the same "
+            "observation. Neither Policy.step(..., deterministic=True) nor the mode or deterministic_sample of the "
+            "actor's distribution may draw random numbers."
         )
 
 
@@ -105,18 +105,18 @@ def _comparisons(
     for key in policy.state_keys:
         recorded_NT = batch_NT["next", key]
         step = (
-            "A single step from the state before does not lead there: something changed the state after the policy "
-            "wrote it, for example zeroed it, or changed the weights. Leave both alone during collection."
+            "Repeating the single step does not reproduce it: something changed the state after the policy wrote it "
+            "(zeroed it, for example), or changed the weights. Leave both alone during collection."
         )
         yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], recorded_NT, step)
         # In sequence mode states are known where segments end only; elsewhere they are zero.
         ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
-        sequence = "In sequence mode the cell computes something else than step by step. Choose another backend."
+        sequence = "The cell computes different results in sequence mode and step by step. Choose another backend."
         yield _Comparison("state", ("next", key), at_ends_NT, recorded_NT, sequence)
     network = (
-        "The states are right, so the network around the cell has changed since, or looks at more than one step: batch "
-        "normalisation, for example, or running statistics that are updated when it is called."
+        "The states are correct, so the network around the cell has changed since, or depends on more than one step: "
+        "batch normalisation, for example, or running statistics updated by each call."
     )
     yield _Comparison("log-probability", LOG_PROB, sequence_NT[LOG_PROB], batch_NT[LOG_PROB], network)
     if batch_NT.get(VALUE) is not None:
@@ -127,7 +127,7 @@ def _sentence(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
     replayed, recorded = entry.replayed_NT[n, t].flatten(), entry.recorded_NT[n, t].flatten()
     worst = int(_difference(replayed, recorded).argmax())
     return (
-        f"{NOT_SEEN} {entry.key!r} of {place(n, t)} was {float(recorded[worst]):.6g} when collected and is "
+        f"{NOT_SEEN} {entry.key!r} of {place(n, t)} was {float(recorded[worst]):.6g} when collected but is "
         f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|)."
     )
 

@@ -1,4 +1,4 @@
-"""Where in a batch something is wrong, and how a sentence says it.
+"""Locations of faults in a batch, and their wording in messages.
 
 Shape legend: N environments, T steps of a row.
 """
@@ -11,7 +11,7 @@ NOT_SEEN = "The update would not see what the rollout saw:"
 
 
 def any_of(mask: Tensor) -> Tensor:
-    """Whether any entry is true, over the dimensions after the first two."""
+    """True where any entry is true, over the dimensions after the first two."""
     return mask.flatten(2).any(-1) if mask.ndim > 2 else mask
 
 

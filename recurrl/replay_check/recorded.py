@@ -1,4 +1,4 @@
-"""What a batch shows by itself: episode starts, the chain from step to step, observations after resets.
+"""Checks of the batch alone: episode starts, the chain from step to step, observations after resets.
 
 Shape legend: N environments, T steps of a row, P pairs of observations around a reset.
 """
@@ -20,11 +20,11 @@ from recurrl.replay_check.places import NOT_SEEN, any_of, first, place
 
 ENOUGH_RESETS = 5
 COINCIDENCE = 1e-6
-"""A chance below which equal observations around all resets are no coincidence."""
+"""Below this probability, equal observations around all resets are not a coincidence."""
 
 
 def check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
-    """Whether the batch marks episode starts and holds the recurrent states."""
+    """Checks that the batch marks episode starts and holds the recurrent states."""
     if state_keys and batch_NT.get(IS_INIT) is None:
         raise ReplayError(
             f"{NOT_SEEN} the batch has no entry {IS_INIT!r}, so the policy's state would leak from one episode into "
@@ -39,21 +39,21 @@ def check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
 
 
 def check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
-    """Whether what the policy read and wrote are numbers."""
+    """Checks that the policy's inputs and outputs are finite."""
     acted_NT = batch_NT.select(*keys, ACTION, LOG_PROB, VALUE, strict=False)
     for key, value in acted_NT.items(True, True):
         at = first(any_of(~value.isfinite()))
         if at is not None:
             raise ReplayError(
-                f"{NOT_SEEN} {key!r} of {place(*at)} is not finite. If it comes from the environment, clip or mask "
-                "it there; if from the policy, its weights or its learning rate are too large."
+                f"{NOT_SEEN} {key!r} of {place(*at)} is not finite. If it comes from the environment, clip or mask it "
+                "there; if from the policy, its weights or learning rate are too large."
             )
 
 
 def check_marks(batch_NT: TensorDictBase, goes_on: bool) -> None:
-    """Whether episodes are marked as started exactly where the collection began and after an episode's end.
+    """Checks that episode starts are marked exactly where the collection began and after an episode's end.
 
-    Where a run goes on with episodes of the one before, the mark at a row's beginning is as good as any.
+    If a resumed run continues episodes, either mark is valid at a row's beginning.
     """
     marks = batch_NT.get(IS_INIT)
     if marks is None:
@@ -71,7 +71,7 @@ def check_marks(batch_NT: TensorDictBase, goes_on: bool) -> None:
 
 
 def check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Sequence[Any]) -> None:
-    """Whether within episodes each step begins with what the one before it led to."""
+    """Checks that within episodes each step begins with the result of the previous one."""
     goes_on_NT = ~batch_NT["next", "done"].squeeze(-1)[:, :-1]
     for key in keys:
         after = batch_NT["next"].get(key)
@@ -81,16 +81,15 @@ def check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Seque
         at = first(any_of(now_NT != before_NT) & goes_on_NT)
         if at is not None:
             cause = (
-                "The recurrent state was replaced in mid-episode, for example zeroed: leave it to the policy and to "
-                "the primer, module.make_tensordict_primer()."
+                "The recurrent state was replaced (zeroed, for example) mid-episode: leave it to the policy and the "
+                "primer, module.make_tensordict_primer()."
                 if key in state_keys
-                else "The environment, or a transform of it, hands out another observation than the one that its step "
-                "returned."
+                else "The environment or one of its transforms returns a different observation than its step did."
             )
             difference = float((now_NT[at].double() - before_NT[at].double()).abs().max())
             raise ReplayError(
-                f"{NOT_SEEN} {key!r} of {place(at[0], at[1] + 1)} is not what the step before led to, within an "
-                f"episode (difference {difference:.2g}). {cause}"
+                f"{NOT_SEEN} {key!r} of {place(at[0], at[1] + 1)} is not what the previous step of the episode led to "
+                f"(difference {difference:.2g}). {cause}"
             )
 
 
@@ -104,10 +103,10 @@ def check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[A
         last_P, first_P = _forced_resets(config, keys)
     if _is_handed_on(last_P, first_P):
         raise ReplayError(
-            f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} is the last one of the episode "
-            "before, bit for bit. The environment hands out a wrong observation when it resets, or resets itself in "
-            "its last step: let reset return the new episode's first observation, and switch off automatic resets. If "
-            "episodes really go on where the last one ended, give replay_check=false."
+            f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} equals the last one of the "
+            "previous episode, bit for bit. The environment returns a wrong observation on reset, or resets itself in "
+            "its last step: have reset return the new episode's first observation, and disable automatic resets. If "
+            "episodes really continue where the last one ended, give replay_check=false."
         )
     return resets
 
@@ -125,7 +124,7 @@ def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDict
 
 
 def _is_handed_on(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> bool:
-    """Whether all of the pairs are equal, and that is no coincidence.
+    """True if all pairs are equal and that is not a coincidence.
 
     The chance that two observations are equal is taken from the pairs that do not belong together.
     """

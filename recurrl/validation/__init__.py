@@ -1,4 +1,4 @@
-"""The rules a configuration has to keep: one module a subject, each with ``check(config)``.
+"""The rules of a configuration: one module per subject, each with ``check(config)``.
 
 A rule of one value alone is a row in a table: of :mod:`.ranges` for a number, of :mod:`.choices` for a name. What has
 to do with other values, or with the machine, is in the module of its subject.
@@ -22,7 +22,7 @@ from recurrl.validation import (
     states,
 )
 
-# What a later one reads, an earlier one has found to be there and in its range.
+# In this order: later checks rely on the existence and range of values that earlier ones checked.
 SUBJECTS = (
     *(algorithm, ranges, choices, logger, groups, device, recurrence, compiler, batches, normalization, states),
     collector,
@@ -33,7 +33,7 @@ def check(config: TrainConfig) -> None:
     """Checks every value and every rule between values, before any environment or process is started.
 
     Raises:
-        ConfigError: with a sentence that says what was asked, why it can't be, and what to do.
+        ConfigError: a rule is violated; the message says what was asked, why it can't be, and what to do.
     """
     for subject in SUBJECTS:
         subject.check(config)

@@ -1,4 +1,4 @@
-"""Numbers that a refusal advises."""
+"""Numbers that error messages suggest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, in order."""
+    """All divisors, in ascending order."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
 

@@ -1,4 +1,4 @@
-"""The options of an algorithm: given to the one that has them, and to no other."""
+"""The options of an algorithm: set where required, and null elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAY_BE_NULL = ("clip_value", "ref_refresh_updates", "kl_mask_threshold")
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses options of the one algorithm that are given to the other, and those of its own that are not given."""
+    """Rejects options that belong to the other algorithm, and missing ones of this one."""
     algorithm = config.algorithm
     own = {"ppo": PPO_OPTIONS, "grpo": GRPO_OPTIONS}.get(algorithm.name, PPO_OPTIONS)
     for key in PPO_OPTIONS + GRPO_OPTIONS:
@@ -23,7 +23,7 @@ def check(config: TrainConfig) -> None:
         if key in own:
             require(
                 value is not None or key in MAY_BE_NULL,
-                f"algorithm.{key} is null, and algorithm={algorithm.name} needs it. Give a value, or leave it out.",
+                f"algorithm.{key} is null, but algorithm={algorithm.name} needs it. Give a value, or leave it out.",
             )
         elif value is not None:
             other, reason = ("ppo", "has no critic") if algorithm.name == "grpo" else ("grpo", "forms no groups")

@@ -1,4 +1,4 @@
-"""The frames of an iteration: even among environments, cut into slices, and those into minibatches."""
+"""The frames of an iteration: split evenly into environments, slices and minibatches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from recurrl.validation.advice import divisors, nearest_multiple
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses numbers of frames, steps and slices that do not work out."""
+    """Rejects numbers of frames, steps and slices that do not divide evenly."""
     envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
     require(
         frames % envs == 0,
-        f"frames_per_batch={frames} does not divide evenly among env.num_envs={envs}. Give a multiple of {envs}, for "
-        f"example frames_per_batch={nearest_multiple(frames, envs)}.",
+        f"frames_per_batch={frames} is not a multiple of env.num_envs={envs}. Give a multiple of {envs}, for example "
+        f"frames_per_batch={nearest_multiple(frames, envs)}.",
     )
     require(
         config.slice_len <= steps,
@@ -35,6 +35,6 @@ def check(config: TrainConfig) -> None:
         number = getattr(config, key)
         require(
             number is None or number >= frames,
-            f"{key}={number} is less than one iteration of frames_per_batch={frames}. Give more {key}, or a smaller "
+            f"{key}={number} is less than one iteration of frames_per_batch={frames}. Give a larger {key} or a smaller "
             "frames_per_batch.",
         )

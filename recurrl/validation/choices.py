@@ -1,4 +1,4 @@
-"""The names that a key can be."""
+"""The allowed names of each key."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ REMOVED = {
     ("env.vectorization", "gymnasium"): "env.vectorization=inline",
     ("env.vectorization", "parallel"): _IN_PROCESSES,
 }
-"""Names that there were, and what takes their place."""
+"""Removed names and their replacements."""
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses names that do not exist."""
+    """Rejects unknown names."""
     for (key, name), instead in REMOVED.items():
         require(typed_value(config, key) != name, f"{key}={name} was removed. Choose {instead}.")
     for key, names in CHOICES.items():

@@ -1,4 +1,4 @@
-"""Who steps the environments: how many processes, and what follows their faults."""
+"""The collector's processes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from recurrl.validation.advice import nearest_multiple
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses workers that the collector does not have, or that the environments do not divide among."""
+    """Rejects workers that the collector does not have, or that cannot share the environments evenly."""
     name, workers, envs = config.collector.name, config.collector.num_workers, config.env.num_envs
     require(
         name != "single" or workers == 1,
-        f"collector.num_workers={workers} was asked for, but collector=single collects in this process alone. Choose "
+        f"collector.num_workers={workers} was requested, but collector=single runs in one process. Choose "
         "collector=multi_sync or collector=multi_async.",
     )
     require(
         envs % workers == 0,
-        f"env.num_envs={envs} does not divide evenly among collector.num_workers={workers}. Give a multiple of "
-        f"{workers}, for example env.num_envs={nearest_multiple(envs, workers)}.",
+        f"env.num_envs={envs} is not a multiple of collector.num_workers={workers}. Give a multiple of {workers}, for "
+        f"example env.num_envs={nearest_multiple(envs, workers)}.",
     )

@@ -1,4 +1,4 @@
-"""The groups of environments that start alike and are compared."""
+"""Groups of environments that start from the same state and are compared."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from recurrl.validation.advice import divisors
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses groups that do not fit the environments, and workers that would part them."""
+    """Rejects groups that do not fit the environments, and workers that would split them."""
     size, envs = config.algorithm.group_size, config.env.num_envs
     if size is None:
         return
     fitting = [divisor for divisor in divisors(envs) if divisor > 1]
     advice = f"Give one of: {', '.join(map(str, fitting))}." if fitting else "Give a larger env.num_envs."
-    require(size >= 2, f"algorithm.group_size={size} leaves nothing to compare an episode with. {advice}")
+    require(size >= 2, f"algorithm.group_size={size} leaves an episode nothing to be compared with. {advice}")
     require(
         envs % size == 0,
         f"algorithm.group_size={size} does not divide env.num_envs={envs}, so the environments do not form groups. "
@@ -22,6 +22,6 @@ def check(config: TrainConfig) -> None:
     )
     require(
         config.collector.name == "single",
-        f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, which the "
-        f"workers of collector={config.collector.name} are not. Choose collector=single, or algorithm=ppo.",
+        f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, but the workers "
+        f"of collector={config.collector.name} reset independently. Choose collector=single, or algorithm=ppo.",
     )

@@ -1,4 +1,4 @@
-"""Where metrics go: what a destination needs, and what only one of them has."""
+"""The requirements and options of each logger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recurrl.errors import require
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses a destination that is not installed, and options of another."""
+    """Rejects a logger that is not installed, and options of another one."""
     logger = config.logger
     if logger.name == "tensorboard":
         require(
@@ -22,6 +22,6 @@ def check(config: TrainConfig) -> None:
         value = getattr(logger, key)
         require(
             value is None,
-            f"logger.{key}={value} is an option of logger=wandb, and this run has logger={logger.name}. Leave it out, "
+            f"logger.{key}={value} is an option of logger=wandb, but this run has logger={logger.name}. Leave it out, "
             "or choose logger=wandb.",
         )

@@ -1,4 +1,4 @@
-"""Normalised rewards and advantages: by one scale, and over more than one frame."""
+"""Normalisation of rewards and advantages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from recurrl.errors import require
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses a constant that normalised rewards cancel, and advantages normalised one by one."""
+    """Rejects a reward scale that normalisation cancels, and advantages normalised over a single frame."""
     scale = config.env.reward_scale
     require(
         scale == 1 or not config.env.normalize_reward,
@@ -19,6 +19,6 @@ def check(config: TrainConfig) -> None:
     keys = "minibatch_slices or slice_len" if over == "minibatch" else "frames_per_batch"
     require(
         frames != 1,
-        f"algorithm.normalize_advantage={over} needs the standard deviation of the advantages of a {over}, which has "
+        f"algorithm.normalize_advantage={over} needs the standard deviation of a {over}'s advantages, but a {over} has "
         f"one frame. Give a larger {keys}, or algorithm.normalize_advantage=none.",
     )

@@ -1,6 +1,6 @@
 """The range of each number.
 
-A number whose range depends on other values, or on who reads it, is not here: its rule is where those are.
+Ranges that depend on other values are checked in the other modules.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from recurrl.errors import require
 
 
 class Range(NamedTuple):
-    """Which numbers a key takes: in words that follow "Give", and as a test."""
+    """The numbers a key takes: in words that follow "Give", and as a predicate."""
 
     words: str
     holds: Callable[[float], bool]
 
 
 def _count(most: int) -> Range:
-    return Range(f"a whole number from 1 to {most:_}", lambda number: 1 <= number <= most)
+    return Range(f"an integer from 1 to {most:_}", lambda number: 1 <= number <= most)
 
 
 def _from_zero(most: int) -> Range:
@@ -30,7 +30,7 @@ def _from_zero(most: int) -> Range:
 
 
 def _above_zero(most: int) -> Range:
-    return Range(f"a number above 0, and at most {most:_}", lambda number: 0 < number <= most)
+    return Range(f"a number above 0 and at most {most:_}", lambda number: 0 < number <= most)
 
 
 STEPS = _count(10**12)
@@ -38,16 +38,16 @@ COPIES = _count(2**16)
 FEATURES = _count(2**16)
 LAYERS = _count(2**8)
 WORKERS = _count(2**10)
-"""Beyond these a number is a slip of the hand, and would only show once memory or threads run out."""
+"""Larger numbers are typos, and would only show once memory or threads run out."""
 RATE = _above_zero(1)
 SCALE = _above_zero(10**6)
 WEIGHT = _from_zero(10**6)
-"""Beyond these the weights, the loss, or what the environment is given, soon are no numbers."""
+"""Beyond these, weights, losses or actions soon become NaN or Inf."""
 SECONDS = _above_zero(10**6)
 FRACTION = _from_zero(1)
 BELOW_ONE = Range("a number above 0 and below 1", lambda number: 0 < number < 1)
 POSITIVE = Range("a finite number above 0", lambda number: 0 < number < math.inf)
-SEED = Range(f"a whole number from 0 to {2**31 - 1:_}", lambda number: 0 <= number < 2**31)
+SEED = Range(f"an integer from 0 to {2**31 - 1:_}", lambda number: 0 <= number < 2**31)
 
 RANGES = {
     "seed": SEED,
@@ -93,18 +93,18 @@ RANGES = {
     "algorithm.kl_to_inference_coeff": WEIGHT,
     "algorithm.kl_mask_threshold": POSITIVE,
 }
-"""In the order of the schema. A list has the range for each of its entries."""
+"""In the order of the schema. The range of a list applies to each entry."""
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses numbers out of their range."""
+    """Rejects numbers that are out of range."""
     for key, allowed in RANGES.items():
         for name, number in _numbers(key, typed_value(config, key)):
             require(allowed.holds(number), f"{name}={number} is out of range. Give {allowed.words}.")
 
 
 def _numbers(key: str, value: float | list[int] | None) -> Iterator[tuple[str, float]]:
-    """The numbers behind a key, by name: none where it is null, and each of a list."""
+    """The numbers of a key, by name: none for null, each entry of a list."""
     if isinstance(value, list):
         yield from ((f"{key}[{place}]", number) for place, number in enumerate(value))
     elif value is not None:

@@ -1,4 +1,4 @@
-"""The recurrent layer: what its backend can do on the device, and what needs a cell."""
+"""The recurrent layer: its backend's support for the device and the options, and what needs a cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recurrl.recurrent.cells import load_cell
 
 
 def check(config: TrainConfig) -> None:
-    """Refuses options that the backend does not have, and a recurrent critic without a cell."""
+    """Rejects options that the backend does not support, and a recurrent critic without a cell."""
     device = torch.device(config.device)
     reason = None
     if config.cell.name != NO_CELL:
@@ -26,6 +26,5 @@ def check(config: TrainConfig) -> None:
         raise ConfigError(reason)
     require(
         config.algorithm.critic != "recurrent" or config.cell.name != NO_CELL,
-        "algorithm.critic=recurrent gives the critic a cell of its own, but cell=none. Choose a cell, or "
-        "algorithm.critic=feedforward.",
+        "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward.",
     )

@@ -129,10 +129,10 @@ def test_each_bit_of_an_evaluation_is_guarded(written):
     whole = file.read_bytes()
     for place in range(len(whole)):
         file.write_bytes(whole[:place])
-        assert files.damage(written) == "evaluation.json is not as it was written"
+        assert files.damage(written) == "evaluation.json was modified or corrupted"
         for bit in range(8):
             file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-            assert files.damage(written) == "evaluation.json is not as it was written"
+            assert files.damage(written) == "evaluation.json was modified or corrupted"
 
 
 # Damage
@@ -174,8 +174,8 @@ def test_a_refusal_names_the_file_and_the_newest_whole_checkpoint_beside_it(writ
     (file,) = (file for file in contents(newer) if "critic" in str(file) and file.name == "state.pt")
     file.write_bytes(b"")
     assert refusal(newer) == (
-        f"The checkpoint {newer} is damaged: {file.relative_to(newer)} is not as it was written. Nothing of it was "
-        f"loaded. The newest one beside it that is whole is {written}."
+        f"The checkpoint {newer} is damaged: {file.relative_to(newer)} was modified or corrupted. Nothing of it was "
+        f"loaded. The newest intact checkpoint beside it is {written}."
     )
 
 
@@ -328,7 +328,7 @@ def test_a_strangers_checkpoint_of_other_values_is_refused(written, metadata):
     manifest = json.loads((written / files.MANIFEST).read_text())
     (written / files.MANIFEST).write_text(json.dumps({**manifest, "metadata": metadata}))
     with_checksums(written)
-    assert f" is damaged: {files.MANIFEST} is not as a run writes it." in refusal(written)
+    assert f" is damaged: {files.MANIFEST} is not in the format that runs write." in refusal(written)
 
 
 def test_what_would_wait_or_lies_elsewhere_is_not_read(written, tmp_path):
@@ -350,6 +350,6 @@ def test_what_would_wait_or_lies_elsewhere_is_not_read(written, tmp_path):
 def test_a_state_of_other_shapes_is_named_in_one_line(written):
     with pytest.raises(ConfigError) as caught:
         files.read(written, {"policy": torch.nn.Linear(5, 2)})
-    assert "'policy': 1 of its tensors have other shapes, the first of them 2×3 in it and 2×5 here (weight)." in str(
+    assert "'policy': 1 of its tensors differ in shape; the first, weight, is 2×3 in it and 2×5 here." in str(
         caught.value
     )

@@ -99,12 +99,12 @@ def test_the_package_runs_as_a_module(tmp_path):
 def test_a_key_with_dashes_is_refused_with_the_form_without(train, arguments):
     error = train(*arguments).error
     name = next(argument for argument in arguments if argument.startswith("--"))
-    assert error.startswith(f"There is no option {name}.")
+    assert error.startswith(f"Unknown option {name}.")
     assert f"as {name.lstrip('-').partition('=')[0]}=..." in error
 
 
 def test_an_option_among_the_overrides_is_refused(train):
-    assert "Put options such as -m first" in train("seed=0", "-m", "cell=gru,lstm").error
+    assert "Put options such as -m before the overrides" in train("seed=0", "-m", "cell=gru,lstm").error
 
 
 @pytest.mark.parametrize("override", ["seed", "seed=[1", "seed={", "env.mask=[1,2", 'lr="1'])
@@ -119,7 +119,7 @@ def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
     ours = key_paths(TrainConfig)
     assert SYNONYMS[name] in ours
     assert name not in ours
-    assert train(f"{name}=1").error == f"There is no configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
+    assert train(f"{name}=1").error == f"Unknown configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
 
 
 def test_a_yaml_without_the_one_it_builds_on_is_refused_with_all_that_it_lacks(train, tmp_path):

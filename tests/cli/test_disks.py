@@ -135,8 +135,8 @@ def test_a_run_directory_that_cannot_be_made_is_refused_with_a_sentence(train, t
     outcome = train(*tiny, f"hydra.run.dir={tmp_path}/file/run")
     assert outcome.code == 1
     assert outcome.error == (
-        f"The operating system refuses it: Not a directory for {tmp_path}/file/run. Give a directory to write to with "
-        "hydra.run.dir=..."
+        f"Permission denied by the operating system: Not a directory for {tmp_path}/file/run. Give a writable "
+        "directory with hydra.run.dir=..."
     )
     assert "Traceback" not in outcome.err
 

@@ -38,7 +38,7 @@ def test_evaluating_without_memory_prints_what_the_run_itself_found(evaluate, fi
 def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evaluate, tiny):
     assert train(*tiny, "cell=none", "hydra.run.dir=run").code == 0
     assert evaluate("run", "--memory").error == (
-        "--memory is about recurrent states, and the policy of run has none. Leave it out."
+        "--memory concerns recurrent states, but the policy of run has none. Leave it out."
     )
 
 
@@ -70,8 +70,7 @@ def test_evaluating_what_is_no_run_is_refused(evaluate, name, sentence):
     outcome = evaluate(name)
     assert outcome.code == 1
     assert outcome.err == (
-        f"error: {sentence} Give a directory that a training run wrote (it holds config.yaml and "
-        "checkpoints/), or one of the checkpoints in it.\n"
+        f"error: {sentence} Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints.\n"
     )
 
 
@@ -83,4 +82,4 @@ def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     outcome = evaluate(finished_run, "--device", "cuda")
     assert outcome.code == 1
-    assert outcome.error.startswith("device=cuda was asked for, but torch ")
+    assert outcome.error.startswith("device=cuda was requested, but torch ")

@@ -41,7 +41,7 @@ def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summa
     outcome = train(*tiny, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 128 + number
     said = capfd.readouterr().err
-    assert f"{number.name}: the iteration under way is finished and saved; " in said
+    assert f"{number.name}: finishing and saving the current iteration; " in said
     assert f"To resume: recurrl-train resume={tmp_path / 'run'}\n" in said
     assert "Traceback" not in outcome.err
     run = tmp_path / "run"

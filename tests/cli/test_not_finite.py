@@ -25,8 +25,8 @@ def ended(train, tiny, register, tmp_path):
 def test_the_run_ends_with_a_sentence_that_says_how_to_see_why(ended, tmp_path):
     outcome, kept = ended
     assert outcome.code == 1
-    assert "gradient steps had a loss or a gradient that is not finite" in outcome.error
-    assert outcome.error.endswith(f"To see where its numbers end: recurrl-check --not-finite {kept}")
+    assert "gradient steps had a non-finite loss or gradient" in outcome.error
+    assert outcome.error.endswith(f"To find where they appear: recurrl-check --not-finite {kept}")
     found = summary(tmp_path / "run")
     assert (found["status"], found["frames"]) == ("failed", 0)
     assert found["error"].startswith("NonFiniteError: ")
@@ -78,5 +78,5 @@ def test_a_place_that_is_not_finite_is_named(ended, recurrl_check, tmp_path):
     lines = recurrl_check("--not-finite", kept, cwd=tmp_path).out.splitlines()
     assert "advantage: not finite, nan in environment 2 at step 5 of the row" in lines
     [spoilt] = [line for line in lines if "loss/objective nan" in line]
-    [parameters] = re.findall(r"gradient not finite in (.*)", spoilt)
+    [parameters] = re.findall(r"gradient non-finite in (.*)", spoilt)
     assert any(name.startswith("actor_head") for name in parameters.split(", "))

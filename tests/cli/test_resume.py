@@ -41,24 +41,22 @@ def test_a_resumed_run_keeps_the_settings_of_the_run_before_but_for_what_is_over
 
 def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train, finished_run):
     outcome = train(f"resume={finished_run}", "total_frames=96", "lr=3e-3", "epochs=1", "hydra.run.dir=run")
-    assert "going on with total_frames=96, which was 64" in outcome.out
-    assert "going on with epochs=1, which was 2" in outcome.out
+    assert "resuming with total_frames=96, which was 64" in outcome.out
+    assert "resuming with epochs=1, which was 2" in outcome.out
     assert "lr=" not in outcome.out
 
 
 def test_the_settings_of_another_option_are_shown_one_by_one(train, finished_run):
     outcome = train(f"resume={finished_run}", "total_frames=96", "backend=pad", "algorithm.gamma=0.9")
     assert outcome.code == 0, outcome.err
-    assert "going on with backend.name=pad, which was auto" in outcome.out
-    assert "going on with algorithm.gamma=0.9, which was 0.99" in outcome.out
+    assert "resuming with backend.name=pad, which was auto" in outcome.out
+    assert "resuming with algorithm.gamma=0.9, which was 0.99" in outcome.out
 
 
 def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(train, finished_run, tmp_path):
     outcome = train(f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
-    assert "The episodes that were under way begin anew: env.max_episode_steps is 2 and was None." in outcome.out, (
-        outcome.out
-    )
+    assert "Unfinished episodes are restarted: env.max_episode_steps is 2 and was None." in outcome.out, outcome.out
     [row] = metrics(tmp_path / "run")
     # Of 32 frames.
     assert float(row["train/episodes"]) - float(metrics(finished_run)[-1]["train/episodes"]) == 16
@@ -67,7 +65,7 @@ def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(t
 def test_environments_that_are_run_otherwise_begin_new_episodes(train, finished_run):
     outcome = train(f"resume={finished_run}", "total_frames=96", "env.vectorization=vector_entry_point")
     assert outcome.code == 0, outcome.err
-    assert "begin anew: env.vectorization is vector_entry_point and was inline." in outcome.out
+    assert "are restarted: env.vectorization is vector_entry_point and was inline." in outcome.out
 
 
 def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path, monkeypatch):
@@ -134,8 +132,8 @@ def test_a_run_that_is_extended_from_its_midst_falls_as_it_would_have(train, fin
 
 def test_a_schedule_shorter_than_an_iteration_is_refused(refused, tiny):
     assert refused(*tiny, "schedule_frames=31") == (
-        "schedule_frames=31 is less than one iteration of frames_per_batch=32. Give more schedule_frames, or a smaller "
-        "frames_per_batch."
+        "schedule_frames=31 is less than one iteration of frames_per_batch=32. Give a larger schedule_frames or a "
+        "smaller frames_per_batch."
     )
 
 
@@ -211,7 +209,7 @@ def test_a_run_resumed_in_its_own_directory_keeps_its_settings_and_its_metrics(t
 def test_a_refused_resume_in_a_runs_own_directory_leaves_a_run_that_can_be_evaluated(train, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     outcome = train("resume=run", "total_frames=64", "hydra.run.dir=run")
-    assert outcome.error.startswith("resume=run has seen 64 frames already")
+    assert outcome.error.startswith("resume=run is already at 64 frames")
     assert metrics(run) == metrics(finished_run)
     assert evaluate_run(run) == evaluate_run(finished_run)
 
@@ -222,23 +220,23 @@ def test_resuming_with_another_network_is_refused(train, finished_run):
     assert outcome.error.startswith(
         f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
     )
-    assert "Resume with the settings its run had (network, environment), or start anew without resume." in outcome.error
+    assert "Resume with its run's settings (network, environment), or start a new run without resume." in outcome.error
     assert "Traceback" not in outcome.err
 
 
 @pytest.mark.parametrize(
     ("before", "change", "reason"),
     [
-        ((), "seed=7", "its random numbers go on where they were"),
-        (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive goes on from the rate"),
-        (("algorithm.objective=kl",), "algorithm.kl_coeff=5.0", "algorithm.objective=kl goes on from the weight"),
+        ((), "seed=7", "its random number generators are restored"),
+        (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
+        (("algorithm.objective=kl",), "algorithm.kl_coeff=5.0", "algorithm.objective=kl resumes from its last"),
     ],
 )
 def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, before, change, reason):
     assert train(*tiny, *before, "hydra.run.dir=run").code == 0
     outcome = train("resume=run", "total_frames=96", change)
     assert outcome.code == 1
-    assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} would change nothing in a run that goes on")
+    assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
     assert reason in outcome.error
 
 
@@ -253,36 +251,38 @@ def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "long.yaml").write_text("# @package _global_\nepochs: 9\n", encoding="utf-8")
     outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
-    assert outcome.error == ("experiment= cannot be given with resume=, which keeps its run's settings. Leave it out.")
+    assert outcome.error == (
+        "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out."
+    )
 
 
 def test_going_on_from_what_does_not_exist_is_refused(refused):
     assert refused("resume=nowhere") == (
-        "nowhere does not exist. Give a directory that a training run wrote (it holds config.yaml and "
-        "checkpoints/), or one of the checkpoints in it."
+        "nowhere does not exist. Give a run directory (it holds config.yaml and checkpoints/), or one of its "
+        "checkpoints."
     )
 
 
 def test_going_on_from_a_name_that_looks_like_a_number_is_refused(refused):
-    assert refused("resume=3").startswith("3 does not exist. Give a directory that a training run wrote")
+    assert refused("resume=3").startswith("3 does not exist. Give a run directory")
 
 
 def test_going_on_from_a_folder_that_is_no_run_is_refused(refusal, tmp_path):
     assert refusal({"resume": str(tmp_path)}).startswith(
-        f"{tmp_path} is neither a run directory nor a checkpoint in one. Give a directory that a training run wrote"
+        f"{tmp_path} is neither a run directory nor a checkpoint in one. Give a run directory"
     )
 
 
 def test_going_on_from_a_run_without_a_checkpoint_is_refused(refusal, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     assert refusal({"resume": str(run)}) == (
-        f"{run} holds no checkpoint to go on from: its run ended before it wrote one. Choose another run, or start "
-        "anew without resume."
+        f"{run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one without "
+        "resume."
     )
 
 
 def test_going_on_with_nothing_left_to_do_is_refused(refused, finished_run):
     assert refused(f"resume={finished_run}") == (
-        f"resume={finished_run} has seen 64 frames already, so total_frames=64 leaves nothing to do. Give "
-        "total_frames of at least 96."
+        f"resume={finished_run} is already at 64 frames, so total_frames=64 leaves nothing to do. Give total_frames of "
+        "at least 96."
     )

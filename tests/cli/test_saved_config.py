@@ -73,14 +73,14 @@ def test_a_folder_in_place_of_the_configuration_is_named(run, said):
     (run / "config.yaml").mkdir()
     for name, error in said(run).items():
         assert str(run / "config.yaml") in error, name
-        assert "is not an ordinary file" in error, name
+        assert "is not a regular file" in error, name
 
 
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
         ("epochs", "many", "The configuration key 'epochs'"),
-        ("nonesuch", 1, "There is no configuration key 'nonesuch'."),
+        ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
         ("env", {"name": "gym"}, "The configuration group 'env' lacks"),
         ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "The configuration key 'cell.hidden_size'"),
     ],
@@ -130,7 +130,7 @@ def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, said, p
     told = said(run)
     assert not package.exists()
     for name, error in told.items():
-        assert f"names what would be imported, and so run: os, {PACKAGE}." in error, name
+        assert f"names code that would be imported and executed: os, {PACKAGE}." in error, name
         assert str(run / "config.yaml") in error, name
     assert "add --trust-packages" in told["evaluate"]
     assert "add --trust-packages" in told["check"]
@@ -180,7 +180,10 @@ def test_a_yaml_of_ones_own_names_its_packages(train, tiny, package, tmp_path):
     ("change", "told"),
     [
         ({"id": f"{PACKAGE}:Some-v0"}, "is not registered with Gymnasium"),
-        ({"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}}, "names what would be imported"),
+        (
+            {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
+            "names code that would be imported",
+        ),
         ({"source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothing
     code, err = run.end(within_s=60)
     assert code == 1
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "Worker 1 of 2 (environments 2 to 3) was ended by SIGKILL after " in line
+    assert "Worker 1 of 2 (environments 2 to 3) was killed by SIGKILL after " in line
     assert "Traceback" not in err
     found = summary(run.folder)
     assert found["status"] == "failed"

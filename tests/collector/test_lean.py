@@ -161,7 +161,7 @@ def test_a_policy_with_a_step_of_its_own_is_called_by_it(compose: Compose) -> No
     policy = make_policy_for(config)
     policy.__class__ = Cautious
     collector = single.make(config, policy)
-    assert collector.why_general == "the policy has a step of its own, Cautious.step"
+    assert collector.why_general == "the policy overrides step, Cautious.step"
     batch = next(iter(collector))
     collector.shutdown()
     distribution, _, _ = policy.sequence(*policy.inputs(batch))
@@ -194,7 +194,7 @@ def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     assert collector.why_general is not None
     assert reason in collector.why_general
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"Collection takes TorchRL's general path, which is slower: {collector.why_general}."
+        f"Collection falls back to TorchRL's slower rollout: {collector.why_general}."
     ]
     assert next(iter(collector)).batch_size == (5, 40)
     collector.shutdown()

@@ -49,7 +49,9 @@ def test_an_environment_that_hangs_is_named(at: int, compose: Compose) -> None:
     where = "at step 0, raised TimeLimitError in reset" if at == 0 else r"at step \d+, raised TimeLimitError in step"
     with (
         time_limit(0.2),
-        pytest.raises(EnvironmentFaultError, match=f"Environment 0 of 4 .*{where}: nothing came back for 0.2 s"),
+        pytest.raises(
+            EnvironmentFaultError, match=f"Environment 0 of 4 .*{where}: no response within collector.timeout_s=0.2 s"
+        ),
     ):
         next(iter(make_collector(config, policy)))
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

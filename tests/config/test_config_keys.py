@@ -29,13 +29,13 @@ def test_the_value_behind_a_dotted_key_is_that_of_its_group(defaults):
     [
         (
             ["minibatch_slice=4"],
-            "There is no configuration key 'minibatch_slice'. Did you mean minibatch_slices?",
+            "Unknown configuration key 'minibatch_slice'. Did you mean minibatch_slices?",
         ),
-        (["env.num_env=4"], "There is no configuration key 'env.num_env'. Did you mean env.num_envs"),
-        (["hidden_size=8"], "There is no configuration key 'hidden_size'. Did you mean cell.hidden_size?"),
-        (["+gama=0.9"], "There is no configuration key 'gama'. Did you mean algorithm.gamma"),
-        (["++xyzzy=1"], "There is no configuration key 'xyzzy'. recurrl-train --cfg job lists all keys."),
-        (["-m", "sed=0,1"], "There is no configuration key 'sed'. Did you mean seed?"),
+        (["env.num_env=4"], "Unknown configuration key 'env.num_env'. Did you mean env.num_envs"),
+        (["hidden_size=8"], "Unknown configuration key 'hidden_size'. Did you mean cell.hidden_size?"),
+        (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
+        (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --cfg job lists all keys."),
+        (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

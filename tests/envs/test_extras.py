@@ -39,13 +39,13 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
     given = (*tiny, *overrides, "env=gym", f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
     checked = recurrl_check(*given, cwd=tmp_path)
     assert checked.code == 0, checked.err
-    assert "Checkpoints do not hold the episodes under way; a resumed run starts new ones." in checked.out
+    assert "Checkpoints cannot hold unfinished episodes; a resumed run starts new ones." in checked.out
     trained = recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path)
     assert trained.code == 0, trained.err
     packages = [each for each in overrides if each.startswith("env.packages=")]
     resumed = recurrl_train("resume=run", "total_frames=96", *packages, "hydra.run.dir=resumed", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
-    assert "The episodes that were under way begin anew" in resumed.out
+    assert "Unfinished episodes are restarted" in resumed.out
     summary = json.loads((tmp_path / "resumed" / "summary.json").read_text())
     assert (summary["status"], summary["frames"]) == ("completed", 96)
     evaluated = recurrl_evaluate("resumed", "--trust-packages", cwd=tmp_path)

@@ -56,8 +56,8 @@ def faulty(monkeypatch):
 
 SENTENCES = {
     "raises": "raised RuntimeError in step: the simulator crashed.",
-    "reward": "gave a reward that is not finite: inf.",
-    "observation": "gave a value of observation 'observation' that is not finite: [ 0. nan].",
+    "reward": "returned a non-finite reward: inf.",
+    "observation": "returned a non-finite value of observation 'observation': [ 0. nan].",
     "shape": "gave the observation 'observation' the shape (1,) and the dtype float64, but its space has (2,) and",
     "dtype": "gave the observation 'observation' the shape (2,) and the dtype <U1, but its space has (2,) and float32.",
     "reset": "raised KeyError in reset: 'no map'.",
@@ -86,5 +86,5 @@ def test_numbers_whose_squares_are_too_large_for_their_type_are_numbers(dtype: t
     faults = Faults("Large-v0", 2)
     faults.check_finite("reward", np.full((2, 1), min(np.finfo(dtype).max, np.finfo(np.float32).max), dtype))
     for no_number in (np.nan, np.inf):
-        with pytest.raises(EnvironmentFaultError, match="gave a reward that is not finite"):
+        with pytest.raises(EnvironmentFaultError, match="returned a non-finite reward"):
             faults.check_finite("reward", np.array([0.0, no_number], dtype))

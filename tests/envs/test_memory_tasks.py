@@ -175,7 +175,7 @@ def test_a_reset_of_some_leaves_the_others_as_they_are() -> None:
     [
         (
             {"env.id": "y_maze"},
-            "env.id=y_maze is no memory task. Choose one of: t_maze, memory_chain, repeat_previous.",
+            "env.id=y_maze is not a memory task. Choose one of: t_maze, memory_chain, repeat_previous.",
         ),
         (
             {"env.kwargs": {"lenght": 3}},
@@ -183,8 +183,8 @@ def test_a_reset_of_some_leaves_the_others_as_they_are() -> None:
         ),
         (
             {"env.mask": [0]},
-            "env=t_maze runs all its environments in one, and hides what is to be hidden by itself. Leave env.mask, "
-            "env.packages and env.vectorization as they are.",
+            "env=t_maze runs all its environments as one and hides observations itself. Leave env.mask, env.packages "
+            "and env.vectorization unchanged.",
         ),
     ],
 )

@@ -281,17 +281,18 @@ class Spoilt(Clocks):
 SENTENCES = {
     "raises": "The vector environment of 4 (Vector-v0), at step 3, raised RuntimeError in step: the simulator crashed.",
     "reset": "raised KeyError in reset: 'no map'.",
-    "reward": "Environment 2 of 4 (Vector-v0), at step 3, gave a reward that is not finite: inf.",
-    "observation": "Environment 1 of 4 (Vector-v0), at step 3, gave a value of observation 'observation' that is not "
-    "finite: [ 1.  1. nan].",
-    "final observation": "Environment 1 of 4 (Vector-v0), at step 3, gave a value of observation 'observation' that is "
-    "not finite: [nan  0.  3.].",
+    "reward": "Environment 2 of 4 (Vector-v0), at step 3, returned a non-finite reward: inf.",
+    "observation": "Environment 1 of 4 (Vector-v0), at step 3, returned a non-finite value of observation "
+    "'observation': [ 1.  1. nan].",
+    "final observation": "Environment 1 of 4 (Vector-v0), at step 3, returned a non-finite value of "
+    "observation 'observation': [nan  0.  3.].",
     "shape": "at step 3, gave the observation 'observation' the shape (4, 2) and the dtype float32, but its space has "
     "(4, 3) and float32.",
     "dtype": "gave the observation 'observation' the shape (4, 3) and the dtype <U32, but its space has (4, 3) and",
-    "rewards": "The vector environment of 4 (Vector-v0), at step 3, gave rewards of the shape (1,). Let step return",
-    "flags": "Environment 0 of 4 (Vector-v0), at step 3, gave the truncated array([False, False]), a ndarray. Let step",
-    "final": "at step 2, ended episodes and gave no info['final_obs'], as autoreset mode SAME_STEP asks for.",
+    "rewards": "The vector environment of 4 (Vector-v0), at step 3, returned rewards of shape (1,). Have step return",
+    "flags": "Environment 0 of 4 (Vector-v0), at step 3, returned the truncated array([False, False]), a ndarray. "
+    "Have step",
+    "final": "at step 2, ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires.",
 }
 
 
@@ -320,8 +321,8 @@ def test_a_run_with_evaluation_needs_no_single_environment(
 
 def test_an_id_without_a_vector_environment_is_refused(refused: Callable[..., str]) -> None:
     assert refused("env=pendulum_novel", NATIVE) == (
-        "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 is registered "
-        "without a vector_entry_point. Choose env.vectorization=inline, or register the id with one."
+        "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 has no "
+        "vector_entry_point. Choose env.vectorization=inline, or register the id with one."
     )
 
 
@@ -329,15 +330,15 @@ def test_an_id_with_nothing_but_a_vector_environment_is_refused_for_single_ones(
     refused: Callable[..., str], register_vector: Callable[..., str]
 ) -> None:
     assert refused("env=gym", f"env.id={register_vector(Clocks)}") == (
-        "env.id=Vector-v0 is registered with a vector_entry_point alone, so that there are no single environments of "
-        "it. Give env.vectorization=vector_entry_point."
+        "env.id=Vector-v0 is registered only with a vector_entry_point, so single environments cannot be made. Give "
+        "env.vectorization=vector_entry_point."
     )
 
 
 @pytest.mark.parametrize("option", ["previous_action", "previous_reward", "action_mask_from_info"])
 def test_what_is_done_environment_by_environment_is_refused(option: str, refused: Callable[..., str]) -> None:
     error = refused(NATIVE, f"env.{option}=true")
-    assert error.startswith(f"env.{option}=true is done environment by environment, but with env.vectorization=vector_")
+    assert error.startswith(f"env.{option}=true works on single environments, but env.vectorization=vector_")
 
 
 def test_one_that_resets_in_the_step_after_the_last_is_refused(
@@ -346,8 +347,8 @@ def test_one_that_resets_in_the_step_after_the_last_is_refused(
     env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
     outcome = recurrl_train("env=gym", f"env.id={env_id}", NATIVE, cwd=tmp_path)
     assert outcome.error.startswith(
-        "env.vectorization=vector_entry_point: the vector environment of Vector-v0 resets an environment in the step "
-        "after its episode's last one, or does not say when (metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
+        "env.vectorization=vector_entry_point: the vector environment of Vector-v0 does not declare SAME_STEP or "
+        "DISABLED autoreset (metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
     )
 
 
@@ -355,7 +356,7 @@ def test_groups_that_cannot_start_alike_are_refused(recurrl_train: Any, tmp_path
     outcome = recurrl_train(
         "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10", NATIVE, cwd=tmp_path
     )
-    assert outcome.error.startswith("With env.vectorization=vector_entry_point one vector environment starts all")
+    assert outcome.error.startswith("algorithm=grpo needs the episodes of a group to start from the same state")
 
 
 def test_a_mask_of_actions_that_allows_none_is_refused(register_vector: Callable[..., str], compose: Compose) -> None:
@@ -379,7 +380,7 @@ def test_a_mask_of_actions_that_allows_none_is_refused(register_vector: Callable
             env.reset_tensors(done)
     with pytest.raises(
         EnvironmentFaultError,
-        match=r"Environment 1 of 2 \(Vector-v0\), at step 4, gave an action mask that allows no action: \[0 0\]",
+        match=r"Environment 1 of 2 \(Vector-v0\), at step 4, returned an action mask that allows no action: \[0 0\]",
     ):
         env.step_tensors(torch.zeros(2, dtype=torch.int64))
 
@@ -390,7 +391,7 @@ def test_one_that_resets_by_itself_cannot_be_told_to_in_mid_episode(
     env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE).env, 2, seed=0).base_env
     env.reset_tensors(None)
     env.step_tensors(torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ConfigError, match="resets its environments by itself, when their episodes end"):
+    with pytest.raises(ConfigError, match="resets its environments automatically when their episodes end"):
         env.reset_tensors(torch.tensor([[True], [False]]))
 
 

@@ -9,12 +9,12 @@ import pytest
 def test_an_id_that_is_not_registered_is_refused_with_near_ones(refused):
     error = refused("env=gym", "env.id=CartPol-v1")
     assert error.startswith("env.id=CartPol-v1 is not registered with Gymnasium. Did you mean CartPole-v1")
-    assert error.endswith("If another package registers it, name that package: env.packages=[package].")
+    assert error.endswith("If another package registers it, give env.packages=[package].")
 
 
 def test_an_id_like_none_that_is_registered_is_refused_without_guesses(refusal):
     assert refusal({"env.id": "qqqqqqqq"}) == (
-        "env.id=qqqqqqqq is not registered with Gymnasium. If another package registers it, name that package: "
+        "env.id=qqqqqqqq is not registered with Gymnasium. If another package registers it, give "
         "env.packages=[package]."
     )
 
@@ -29,7 +29,7 @@ def test_a_package_that_is_not_installed_is_refused_with_the_command_that_instal
 @pytest.mark.parametrize("name", ["", ".games", "some-games", "games."])
 def test_what_is_no_name_of_a_package_is_refused(refusal, name):
     assert refusal({"env.packages": [name]}) == (
-        f"env.packages={[name]} holds {name!r}, which is no name of a package. Give names as Python imports them, or "
+        f"env.packages={[name]} holds {name!r}, which is not a valid package name. Give names as in Python imports, or "
         "env.packages=[] for none."
     )
 
@@ -58,7 +58,7 @@ def test_a_mask_that_does_not_fit_is_refused_when_the_first_environment_is_made(
     assert outcome.code == 1
     assert outcome.error == (
         f"env.mask={mask} does not fit an observation of 4 entries: give indices from 0 to 3, and leave at least one "
-        "entry to see."
+        "entry visible."
     )
 
 

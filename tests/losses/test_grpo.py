@@ -254,7 +254,7 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> No
         ({"clip_epsilon": (0.2, -0.1)}, "clip_epsilon="),
         ({"reduction": "median"}, "choose none, mean or sum"),
         ({"aggregation": "token"}, "choose step or episode"),
-        ({"clip_value": 0.2}, "there is no value to clip"),
+        ({"clip_value": 0.2}, "GRPO has no value to clip"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -271,7 +271,7 @@ def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused()
     with torch.no_grad():
         actor(batch)
     batch["advantage"] = torch.randn(B, T, 1, dtype=torch.float64)
-    with pytest.raises(ValueError, match="A loss needs one a step"):
+    with pytest.raises(ValueError, match="A loss needs one per step"):
         GRPOLoss(actor)(batch)
 
 

@@ -140,7 +140,7 @@ def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused(
     algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", "env=cartpole_novel")
     policy.actor_head.distribution = lambda logits: Normal(logits, 1.0)
     batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
-    with pytest.raises(ValueError, match="A loss needs one a step"):
+    with pytest.raises(ValueError, match="A loss needs one per step"):
         algorithm.loss(batch)
 
 

@@ -65,9 +65,9 @@ def test_an_image_that_is_too_small_is_refused_with_what_to_do(compose: Compose)
     with pytest.raises(ConfigError) as caught:
         make_encoder(compose(), spec)
     assert str(caught.value) == (
-        "The observation camera.left is an image of 35×80 points, too small for policy.image_encoder=nature, which "
-        "needs 36×36. Choose policy.image_encoder=impala, which takes any size, or enlarge the images, for example by "
-        "gymnasium.wrappers.ResizeObservation."
+        "The observation camera.left is an image of 35×80 pixels, too small for policy.image_encoder=nature, which "
+        "needs 36×36. Choose policy.image_encoder=impala, which takes any size, or enlarge the images, for example "
+        "with gymnasium.wrappers.ResizeObservation."
     )
     make_encoder(compose("policy.image_encoder=impala"), spec)
 
@@ -117,7 +117,7 @@ def test_each_entry_of_a_dict_has_its_own_network_and_the_mask_has_none(compose:
 
 
 def test_a_mask_alone_is_nothing_to_see(compose: Compose) -> None:
-    with pytest.raises(ConfigError, match="an action mask and nothing else"):
+    with pytest.raises(ConfigError, match="holds only an action mask"):
         make_encoder(compose(), Composite(action_mask=Binary(3)))
 
 

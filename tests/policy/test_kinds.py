@@ -92,7 +92,7 @@ def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchr
 
 def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Configure) -> None:
     action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
-    with pytest.raises(ConfigError, match=r"all 2 entries .* but some lack a bound\. Give policy"):
+    with pytest.raises(ConfigError, match=r"all 2 entries .* but some are unbounded\. Give policy"):
         make_policy(configure(CUE, "policy.bounded_action=tanh"), Composite(observation=Unbounded((3,))), action)
 
 

@@ -57,24 +57,24 @@ def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(
     configure: Configure, collect: Collect
 ) -> None:
     config = configure(MASKED, mask_in="observation", action="multi_discrete", nothing_at=3)
-    with pytest.raises(EnvironmentFaultError, match=r"at step 3, gave an action mask that allows no action: \[0 0"):
+    with pytest.raises(EnvironmentFaultError, match=r"at step 3, returned an action mask that allows no action: \[0 0"):
         collect(config)
 
 
 def test_a_mask_that_the_info_does_not_hold_is_refused(configure: Configure) -> None:
     config = configure(CUE, "env.action_mask_from_info=true")
-    with pytest.raises(EnvironmentFaultError, match=r"gave no info\['action_mask'\]"):
+    with pytest.raises(EnvironmentFaultError, match=r"returned no info\['action_mask'\]"):
         make_env(config.env, 1, seed=0)
 
 
 @pytest.mark.parametrize(
     ("action", "mask", "sentence"),
     [
-        (Unbounded((2,)), Binary(2), "Masks go with discrete and multi-discrete actions"),
-        (Binary(2), Binary(2), "Masks go with discrete and multi-discrete actions"),
-        (Composite(a=Categorical(2)), Binary(2), "Masks go with one discrete or multi-discrete action"),
-        (Categorical(3), Binary(4), r"has the shape \(4,\), but its actions have 3 choices"),
-        (Categorical(3, shape=(2,)), Binary(3), r"has the shape \(3,\), but its actions have 6 choices"),
+        (Unbounded((2,)), Binary(2), "Masks need discrete or multi-discrete actions"),
+        (Binary(2), Binary(2), "Masks need discrete or multi-discrete actions"),
+        (Composite(a=Categorical(2)), Binary(2), "Masks need a single discrete or multi-discrete action"),
+        (Categorical(3), Binary(4), r"has shape \(4,\), but its actions have 3 choices"),
+        (Categorical(3, shape=(2,)), Binary(3), r"has shape \(3,\), but its actions have 6 choices"),
     ],
 )
 def test_a_mask_that_does_not_go_with_the_action_is_refused(

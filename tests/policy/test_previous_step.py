@@ -96,5 +96,5 @@ class Taken(gymnasium.Env):  # type: ignore[type-arg]
 def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure: Configure) -> None:
     gymnasium.register("recurrl-test/Taken-v0", entry_point=Taken)
     config = configure("recurrl-test/Taken-v0", "env.previous_action=true")
-    with pytest.raises(ConfigError, match=r"env\.previous_action adds the entry previous_action .* has one already"):
+    with pytest.raises(ConfigError, match=r"env\.previous_action adds the entry previous_action .* already has one"):
         make_env(config.env, 1, seed=0)

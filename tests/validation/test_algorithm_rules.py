@@ -31,5 +31,5 @@ def test_ppo_refuses_an_option_of_grpo(refusal):
 
 def test_an_option_that_its_algorithm_needs_cannot_be_null(refusal):
     assert refusal({"algorithm.critic_coeff": None}) == (
-        "algorithm.critic_coeff is null, and algorithm=ppo needs it. Give a value, or leave it out."
+        "algorithm.critic_coeff is null, but algorithm=ppo needs it. Give a value, or leave it out."
     )

@@ -30,17 +30,17 @@ from changes import changed
         ),
         (
             {"frames_per_batch": 1000},
-            "frames_per_batch=1000 does not divide evenly among env.num_envs=32. Give a multiple of 32, for example "
+            "frames_per_batch=1000 is not a multiple of env.num_envs=32. Give a multiple of 32, for example "
             "frames_per_batch=992.",
         ),
         (
             {"frames_per_batch": 8},
-            "frames_per_batch=8 does not divide evenly among env.num_envs=32. Give a multiple of 32, for example "
+            "frames_per_batch=8 is not a multiple of env.num_envs=32. Give a multiple of 32, for example "
             "frames_per_batch=32.",
         ),
         (
             {"total_frames": 1023},
-            "total_frames=1023 is less than one iteration of frames_per_batch=1024. Give more total_frames, or a "
+            "total_frames=1023 is less than one iteration of frames_per_batch=1024. Give a larger total_frames or a "
             "smaller frames_per_batch.",
         ),
     ],

@@ -11,17 +11,17 @@ from changes import changed
     [
         (
             {"collector.num_workers": 2},
-            "collector.num_workers=2 was asked for, but collector=single collects in this process alone. Choose "
+            "collector.num_workers=2 was requested, but collector=single runs in one process. Choose "
             "collector=multi_sync or collector=multi_async.",
         ),
         (
             {"collector.name": "multi_sync", "collector.num_workers": 5},
-            "env.num_envs=32 does not divide evenly among collector.num_workers=5. Give a multiple of 5, for example "
+            "env.num_envs=32 is not a multiple of collector.num_workers=5. Give a multiple of 5, for example "
             "env.num_envs=30.",
         ),
         (
             {"collector.name": "multi_async", "collector.num_workers": 0},
-            "collector.num_workers=0 is out of range. Give a whole number from 1 to 1_024.",
+            "collector.num_workers=0 is out of range. Give an integer from 1 to 1_024.",
         ),
     ],
     ids=changed,

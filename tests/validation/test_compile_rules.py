@@ -30,7 +30,7 @@ def test_a_cell_whose_scan_the_compiler_cannot_differentiate_is_refused(
     refusal: Callable[[dict[str, object]], str], step_only_cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(choices.CHOICES, "cell.name", (step_only_cell,))
-    assert "written by hand" in refusal({"compile": True, "cell.name": step_only_cell})
+    assert "hand-written" in refusal({"compile": True, "cell.name": step_only_cell})
 
 
 def test_without_a_compiler_of_its_own_language_compiling_is_refused(
@@ -38,4 +38,4 @@ def test_without_a_compiler_of_its_own_language_compiling_is_refused(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert shutil.which("no-such-compiler") is None
-    assert "no-such-compiler is not on the path" in refusal({"compile": True})
+    assert "no-such-compiler is not on PATH" in refusal({"compile": True})

@@ -16,7 +16,7 @@ def test_a_cuda_device_that_is_there_is_fine(checked, monkeypatch, cuda):
 def test_a_cuda_device_is_refused_where_there_is_none(refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     error = refused("device=cuda")
-    assert error.startswith(f"device=cuda was asked for, but torch {torch.__version__} finds no CUDA device here.")
+    assert error.startswith(f"device=cuda was requested, but torch {torch.__version__} finds no CUDA device.")
     assert "Choose device=cpu, or install a CUDA build of torch" in error
 
 
@@ -24,15 +24,13 @@ def test_a_cuda_device_beyond_those_there_are_is_refused(refusal, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert refusal({"device": "cuda:2"}) == (
-        "device=cuda:2 was asked for, but there are 2 CUDA devices, numbered from 0."
+        "device=cuda:2 was requested, but there are 2 CUDA devices, numbered from 0."
     )
 
 
 @pytest.mark.parametrize("device", ["nonsense", "0", "cpu:x", ""])
 def test_a_device_torch_does_not_know_is_refused(refusal, device):
-    assert refusal({"device": device}) == (
-        f"device={device} is not a device torch knows. Choose auto, cpu, cuda or cuda:0."
-    )
+    assert refusal({"device": device}) == (f"device={device} is not a torch device. Choose auto, cpu, cuda or cuda:0.")
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "xla"])

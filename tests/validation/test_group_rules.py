@@ -14,7 +14,7 @@ import pytest
             "algorithm.group_size=3 does not divide env.num_envs=16, so the environments do not form groups. Give one "
             "of: 2, 4, 8, 16.",
         ),
-        (1, 16, "algorithm.group_size=1 leaves nothing to compare an episode with. Give one of: 2, 4, 8, 16."),
+        (1, 16, "algorithm.group_size=1 leaves an episode nothing to be compared with. Give one of: 2, 4, 8, 16."),
         (
             8,
             1,
@@ -30,16 +30,15 @@ def test_groups_that_do_not_fit_the_environments_are_refused(refused, size, envs
 def test_rows_that_begin_with_a_reset_and_are_shorter_than_an_episode_are_refused(refused):
     assert refused("algorithm=grpo") == (
         "With algorithm=grpo every row begins with a reset, and rows have 32 steps (frames_per_batch / env.num_envs), "
-        "but an episode of CartPole-v1 may have 500: what comes after would never be seen. Give "
-        "frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes are meant, "
-        "env.max_episode_steps=32."
+        "but an episode of CartPole-v1 may have 500: later steps would never be seen. Give frames_per_batch=16000, "
+        "and a slice_len that divides 500; or, if shorter episodes are meant, env.max_episode_steps=32."
     )
 
 
 def test_groups_are_refused_where_workers_reset_on_their_own(refused):
     assert refused("algorithm=grpo", "collector=multi_sync", "frames_per_batch=8_000", "slice_len=25") == (
-        "algorithm=grpo compares episodes of environments that are reset together, which the workers of "
-        "collector=multi_sync are not. Choose collector=single, or algorithm=ppo."
+        "algorithm=grpo compares episodes of environments that are reset together, but the workers of "
+        "collector=multi_sync reset independently. Choose collector=single, or algorithm=ppo."
     )
 
 
@@ -49,4 +48,4 @@ def test_groups_are_refused_where_environments_share_their_random_numbers(recurr
         *("slice_len=25", "minibatch_slices=4"),
         cwd=tmp_path,
     )
-    assert outcome.error.startswith("env=t_maze draws the episodes of all its environments from one generator, so that")
+    assert outcome.error.startswith("algorithm=grpo needs the episodes of a group to start from the same state")

@@ -19,13 +19,14 @@ ONE_FRAME_A_BATCH = {**ONE_FRAME_A_MINIBATCH, "env.num_envs": 1, "frames_per_bat
         ),
         (
             {**ONE_FRAME_A_MINIBATCH, "algorithm.normalize_advantage": "minibatch"},
-            "algorithm.normalize_advantage=minibatch needs the standard deviation of the advantages of a minibatch, "
-            "which has one frame. Give a larger minibatch_slices or slice_len, or algorithm.normalize_advantage=none.",
+            "algorithm.normalize_advantage=minibatch needs the standard deviation of a minibatch's advantages, but a "
+            "minibatch has one frame. Give a larger minibatch_slices or slice_len, or "
+            "algorithm.normalize_advantage=none.",
         ),
         (
             {**ONE_FRAME_A_BATCH, "algorithm.normalize_advantage": "batch"},
-            "algorithm.normalize_advantage=batch needs the standard deviation of the advantages of a batch, which has "
-            "one frame. Give a larger frames_per_batch, or algorithm.normalize_advantage=none.",
+            "algorithm.normalize_advantage=batch needs the standard deviation of a batch's advantages, but a batch "
+            "has one frame. Give a larger frames_per_batch, or algorithm.normalize_advantage=none.",
         ),
     ],
     ids=changed,

@@ -36,13 +36,13 @@ def algorithms(*keys: str) -> tuple[str, ...]:
 
 
 CASES = {
-    "a whole number from 0 to 2_147_483_647": Case(("seed",), (0, 2**31 - 1), (-1, 2**31)),
-    "a whole number from 1 to 256": Case(("cell.num_layers",), (1, 2**8), (0, 2**8 + 1)),
-    "a whole number from 1 to 1_024": Case(("num_threads", "collector.num_workers"), (1, 2**10), (0, 2**10 + 1)),
-    "a whole number from 1 to 65_536": Case(
+    "an integer from 0 to 2_147_483_647": Case(("seed",), (0, 2**31 - 1), (-1, 2**31)),
+    "an integer from 1 to 256": Case(("cell.num_layers",), (1, 2**8), (0, 2**8 + 1)),
+    "an integer from 1 to 1_024": Case(("num_threads", "collector.num_workers"), (1, 2**10), (0, 2**10 + 1)),
+    "an integer from 1 to 65_536": Case(
         ("env.num_envs", "evaluation.episodes", "cell.hidden_size"), (1, 2**16), (0, -1, 2**16 + 1, 10**30)
     ),
-    "a whole number from 1 to 1_000_000_000_000": Case(
+    "an integer from 1 to 1_000_000_000_000": Case(
         (
             *("total_frames", "frames_per_batch", "slice_len", "burn_in_len", "epochs", "minibatch_slices"),
             *("max_skipped_steps", "env.max_episode_steps", "checkpoint.every_frames", "checkpoint.keep_last"),
@@ -62,8 +62,8 @@ CASES = {
     "a number above 0 and below 1": Case(
         algorithms("clip_epsilon"), (1e-9, 0.999), (0.0, -1.0, 1.0, math.nan, math.inf)
     ),
-    "a number above 0, and at most 1": Case(("lr",), (1e-9, 1.0), (0.0, -1.0, 1.1, math.nan, math.inf)),
-    "a number above 0, and at most 1_000_000": Case(
+    "a number above 0 and at most 1": Case(("lr",), (1e-9, 1.0), (0.0, -1.0, 1.1, math.nan, math.inf)),
+    "a number above 0 and at most 1_000_000": Case(
         (
             *("env.reward_scale", "policy.initial_std", "collector.timeout_s"),
             *algorithms("clip_epsilon_high", "kl_coeff"),
@@ -125,7 +125,7 @@ def test_each_number_of_a_list_is_in_the_range_and_an_empty_one_is_fine(check_wi
     check_with("policy.encoder_sizes", [1, 2**16])
     with pytest.raises(ConfigError) as caught:
         check_with("policy.encoder_sizes", [8, 0])
-    assert str(caught.value) == ("policy.encoder_sizes[1]=0 is out of range. Give a whole number from 1 to 65_536.")
+    assert str(caught.value) == ("policy.encoder_sizes[1]=0 is out of range. Give an integer from 1 to 65_536.")
 
 
 def test_every_number_of_the_schema_has_a_range_or_a_rule_elsewhere():

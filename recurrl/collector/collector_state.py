@@ -1,7 +1,7 @@
-"""What a collector goes on from between two batches, for runs that go on in another process.
+"""The state of a collector between two batches, for resuming in another process.
 
-These are the episodes under way: observations, recurrent states, step counts and returns, and the environments' own
-state. Where an environment cannot give its state, the run that goes on begins new episodes, and says so.
+It consists of the unfinished episodes: observations, recurrent states, step counts and returns, and the environments'
+own state. If an environment does not expose its state, the resumed run begins new episodes, and logs that.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Saveable(Protocol):
     """A collector of ours."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it goes on from; see :func:`episodes_of`."""
+        """Its state; see :func:`episodes_of`."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Goes on from there."""
+        """Restores it."""
 
 
 def episodes_of(collector: Collector) -> dict[str, Any]:
-    """Of plain values and tensors; ``why_not`` holds the reason where the environments cannot give their state."""
+    """Plain values and tensors; ``why_not`` holds the reason if the environments do not expose their state."""
     try:
         episodes = _environment(collector).episodes()
     except UnsavableError as reason:
@@ -42,10 +42,10 @@ def episodes_of(collector: Collector) -> dict[str, Any]:
 
 
 def restore_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
-    """Goes on from what :func:`episodes_of` gave; where that was nothing, from the episodes that have begun here.
+    """Restores what :func:`episodes_of` returned; if that was nothing, keeps the episodes begun here.
 
     Raises:
-        UnsavableError: the environments are not made as those that were saved.
+        UnsavableError: the environments are constructed differently from the saved ones.
     """
     if state["why_not"] is None:
         _environment(collector).restore_episodes(state["episodes"])
@@ -53,7 +53,7 @@ def restore_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
 
 
 def check(collector: Saveable) -> list[str]:
-    """Saves the episodes under way and restores them: a line that says why that cannot be done, or none."""
+    """Saves and restores the unfinished episodes; returns a line with the reason if that fails, else nothing."""
     try:
         state = collector.state_dict()
         file = io.BytesIO()
@@ -66,22 +66,22 @@ def check(collector: Saveable) -> list[str]:
         why_not = str(error)
     if why_not is None:
         return []
-    return [f"Checkpoints do not hold the episodes under way; a resumed run starts new ones. {why_not}."]
+    return [f"Checkpoints cannot hold unfinished episodes; a resumed run starts new ones. {why_not}."]
 
 
 def lost(why_not: str) -> dict[str, Any]:
-    """In place of episodes that cannot be given."""
+    """The state without episodes, with the reason."""
     return {"why_not": why_not}
 
 
 def warn_if_lost(state: Mapping[str, Any]) -> None:
-    """Says why episodes begin anew, if they do."""
+    """Logs why unfinished episodes are restarted, if they are."""
     if state["why_not"] is not None:
-        logger.warning("The episodes that were under way begin anew: %s.", state["why_not"])
+        logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
 
 
 def _environment(collector: Collector) -> TensorEnv:
     env = collector.env.base_env if isinstance(collector.env, TransformedEnv) else collector.env
     if not isinstance(env, TensorEnv):
-        raise UnsavableError(f"TorchRL's {type(env).__name__} does not give the state of its environments")
+        raise UnsavableError(f"TorchRL's {type(env).__name__} does not expose the state of its environments")
     return env

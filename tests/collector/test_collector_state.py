@@ -58,7 +58,7 @@ class Parts:
             if self.frames:
                 self.left.seek(0)
                 loaded = torch.load(self.left, weights_only=True)
-                collector.load_state_dict(loaded["carry"])
+                collector.load_state_dict(loaded["collector_state"])
                 torch.set_rng_state(loaded["rng"])
             yield collector
         finally:
@@ -66,7 +66,7 @@ class Parts:
 
     def save(self, collector: Any) -> None:
         self.left = io.BytesIO()
-        torch.save({"carry": collector.state_dict(), "rng": torch.get_rng_state()}, self.left)
+        torch.save({"collector_state": collector.state_dict(), "rng": torch.get_rng_state()}, self.left)
 
     def batches(self, count: int, saves: bool = True) -> list[TensorDictBase]:
         """Those of the next collector, which saves its state after each."""
@@ -106,7 +106,10 @@ WITHOUT_STATE = {
     "a handle": (UNSAVABLE, HANDLE),
     "groups": ((*UNSAVABLE, "algorithm=grpo", "algorithm.group_size=2"), "SeededEpisodes.env.env.env.handle is a"),
     "workers": ((*UNSAVABLE, "collector=multi_sync"), HANDLE),
-    "asynchronous workers": (("collector=multi_async",), "the workers of collector=multi_async are in the midst"),
+    "asynchronous workers": (
+        ("collector=multi_async",),
+        "the workers of collector=multi_async are always in the middle of a batch",
+    ),
 }
 
 
@@ -128,7 +131,7 @@ def test_episodes_that_cannot_be_saved_begin_anew_as_none_did_before_and_that_is
         begun += found["observation"][:, 0].tolist()
     in_groups = "algorithm=grpo" in overrides
     assert len({tuple(observation) for observation in begun}) == len(begun) // (2 if in_groups else 1)
-    assert caplog.text.count(f"The episodes that were under way begin anew: {why}") == 2
+    assert caplog.text.count(f"Unfinished episodes are restarted: {why}") == 2
 
 
 @pytest.mark.slow
@@ -147,7 +150,7 @@ def test_the_state_of_another_number_of_environments_does_not_fit(compose: Compo
     parts = Parts(compose(*SMALL))
     parts.batches(1)
     parts.config = compose(*SMALL, "env.num_envs=8")
-    with pytest.raises(UnsavableError, match="4 environments were saved, and 8 are here"):
+    with pytest.raises(UnsavableError, match="4 environments were saved, but there are now 8"):
         parts.batches(1)
 
 
@@ -156,7 +159,7 @@ def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_eit
     parts = Parts(compose(*SMALL, "collector=multi_sync"))
     parts.batches(1)
     parts.config = compose(*SMALL, "collector=multi_sync", "env.num_envs=8")
-    with pytest.raises(UnsavableError, match="2 environments were saved, and 4 are here"):
+    with pytest.raises(UnsavableError, match="2 environments were saved, but there are now 4"):
         parts.batches(1)
 
 
@@ -165,7 +168,7 @@ def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(compose: 
     with Parts(compose(*SMALL, "collector=multi_sync")).collector() as collector:
         next(iter(collector))
         os.kill(collector.procs[1].pid, signal.SIGKILL)
-        with pytest.raises(WorkerFaultError, match=r"Worker 1 of 2 \(environments 2 to 3\) was ended by SIGKILL"):
+        with pytest.raises(WorkerFaultError, match=r"Worker 1 of 2 \(environments 2 to 3\) was killed by SIGKILL"):
             collector.state_dict()
 
 
@@ -181,10 +184,10 @@ def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_goes_on_i
         parts.save(collector)
         assert next(batches)["is_init"][:, 0].all()
         assert collection_metrics(collector) == {"collect/restarts": 1.0}
-        assert "Worker 1 of 2 (environments 2 to 3) was ended by SIGKILL" in caplog.text
+        assert "Worker 1 of 2 (environments 2 to 3) was killed by SIGKILL" in caplog.text
     with parts.collector() as collector:
         assert next(iter(collector))["is_init"][:, 0].all()
-    assert "The episodes that were under way begin anew: they had failed" in caplog.text
+    assert "Unfinished episodes are restarted: they had failed" in caplog.text
 
 
 def test_restarts_before_a_resume_count(compose: Compose) -> None:
