@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ class TensorboardTracker:
         """``open_writer`` opens a writer, given the first frame count."""
         self._open_writer = open_writer
         self._writer: SummaryWriter | None = None
+        self._print_exception = threading.excepthook
+        threading.excepthook = self._print_unless_raised_here
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Writes one event per metric."""
@@ -41,8 +44,16 @@ class TensorboardTracker:
 
     def close(self, exit_code: int = 0) -> None:
         """Closes the events file."""
-        if self._writer is not None:
-            self._writer.close()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            threading.excepthook = self._print_exception
+
+    def _print_unless_raised_here(self, exception: threading.ExceptHookArgs) -> None:
+        """Skips what TensorBoard's thread fails in, such as a full disk: the writer raises it again in :meth:`log`."""
+        if not type(exception.thread).__module__.startswith("tensorboard."):
+            self._print_exception(exception)
 
 
 def make(
