@@ -187,6 +187,8 @@ def ours_is_something_else(drawn: Drawn) -> None:
 
 def ours_is_malformed(drawn: Drawn) -> None:
     path = drawn.ours()
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return  # something else by an earlier change; opening a pipe would wait
     if drawn.draws.random() < 0.5 and path.is_file():
         data = path.read_bytes()
         path.write_bytes(data[: drawn.draws.randrange(len(data) + 1)])
@@ -237,7 +239,10 @@ def _changed(drawn: Drawn, values: dict[str, Any]) -> dict[str, Any]:
 
 def configuration_differs(drawn: Drawn) -> None:
     path = drawn.run / "config.yaml"
-    values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() and not path.is_symlink() else None
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() and not path.is_symlink() else None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return  # malformed by an earlier change
     if isinstance(values, dict) and values:
         path.write_text(yaml.dump(_changed(drawn, values)), encoding="utf-8", errors="surrogatepass")
 

@@ -74,7 +74,7 @@ def test_what_learning_could_not_use_is_kept_or_the_error_says_that_the_disk_is_
         assert (full["code"], full["hidden"]) == (1, []), case
         if "NaN or Inf" in full["error"]:
             kept.add("recurrl-check --not-finite" in full["error"])
-            assert ("The batch could not be kept. " + FULL in full["error"]) != (
+            assert ("The batch could not be saved. " + FULL in full["error"]) != (
                 "recurrl-check --not-finite" in full["error"]
             )
         else:
