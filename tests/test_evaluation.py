@@ -18,12 +18,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from recurrl.collector import make_collector
+from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.seeds import seed_process
 from recurrl.config import TrainConfig
-from recurrl.episodes import EpisodeStatistics
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
 from recurrl.policy import Policy
-from recurrl.report import Report
+from recurrl.runtime.report import Report
 from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]

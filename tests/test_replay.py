@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from recurrl.buffer import SliceBuffer
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.learner import Learner
+from recurrl.learning.buffer import SliceBuffer
+from recurrl.learning.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 from recurrl.train import make_policy_for, set_process_state
 

@@ -19,7 +19,7 @@ from wrong_environments import Stale
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.envs import gymnasium as gymnasium_source
+from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ReplayError
 from recurrl.policy import Policy, PolicyModule
 from recurrl.replay_check import TOLERANCE, check_replay

@@ -17,10 +17,10 @@ from recurrl.config import TrainConfig
 from recurrl.config.keys import differences
 from recurrl.envs import recurrent_modules
 from recurrl.errors import ConfigError
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
 from recurrl.recurrent.auto import Choices
-from recurrl.run_directory import CONFIG_FILE, run_directory_of
+from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.tracking import Resumed
 
 FOLDER = "checkpoints"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recurrl import envs, losses
 from recurrl.config import TrainConfig
-from recurrl.envs.gymnasium import EXTRAS
+from recurrl.envs.sources.gymnasium import EXTRAS
 from recurrl.validation import check
 
 

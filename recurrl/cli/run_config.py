@@ -12,16 +12,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl import checkpoint
-from recurrl.atomic import atomic_write
 from recurrl.cli.overrides import given_overrides
 from recurrl.cli.saved_config import check_code, code_named, config_within, naming, saved_config
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed, value_of
 from recurrl.config.keys import differences
-from recurrl.envs.gymnasium import EXTRAS
+from recurrl.envs.sources.gymnasium import EXTRAS
 from recurrl.errors import ConfigError
-from recurrl.run_directory import CONFIG_FILE, run_directory_of
-from recurrl.schedule import annealed
+from recurrl.losses.schedule import annealed
+from recurrl.runtime.atomic import atomic_write
+from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 
 logger = logging.getLogger(__name__)
 

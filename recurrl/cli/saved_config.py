@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recurrl.config import TrainConfig
 from recurrl.config.keys import FREE, check_keys, key_paths
 from recurrl.errors import ConfigError
-from recurrl.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
+from recurrl.runtime.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
 
 _MOST_BYTES = 2**20
 _INTERPOLATION = "${"

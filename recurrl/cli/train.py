@@ -20,7 +20,7 @@ from recurrl.cli.directories import check_unused, run_directory
 from recurrl.cli.overrides import check_overrides, given_overrides
 from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError
-from recurrl.signals import Interrupted
+from recurrl.runtime.signals import Interrupted
 
 _finished: list[tuple[str, str | None]] = []
 """Of each job of this process: its overrides, and the error it failed with."""
@@ -54,7 +54,7 @@ def main() -> None:
 def _printed(error: Exception) -> str:
     # Hydra's error for a choice that does not exist is one of the operating system too.
     if isinstance(error, OSError) and not isinstance(error, HydraException):
-        from recurrl.resources import os_error_message
+        from recurrl.runtime.resources import os_error_message
 
         return os_error_message(error)
     return str(error)

@@ -8,7 +8,7 @@ from torchrl.collectors import Collector
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.groups import Groups
+from recurrl.envs.groups import Groups
 from recurrl.policy import Policy, PolicyModule
 
 

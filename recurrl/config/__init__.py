@@ -18,7 +18,7 @@ VECTORIZATIONS = ("inline", NATIVE)
 """The values of ``env.vectorization``; ``NATIVE`` is Gymnasium's ``vectorization_mode`` of the same name."""
 
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
-"""The values of ``state``: the source of the recurrent states that slices start from, see ``recurrl.states``."""
+"""The values of ``state``: where slices take their first recurrent state from, see ``recurrl.learning.states``."""
 
 
 @dataclass

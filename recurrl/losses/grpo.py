@@ -17,13 +17,13 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from recurrl.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, add_group_advantages, advantage_metrics
 from recurrl.config import TrainConfig, given
-from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
-from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
+from recurrl.losses.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, add_group_advantages, advantage_metrics
+from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
+from recurrl.losses.policy_loss import Losses, PolicyLoss, add_coefficients, options_of
+from recurrl.losses.schedule import anneal
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, Policy
 from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.schedule import anneal
 
 REF_LOG_PROB = "ref_log_prob"
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional
 
-from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
 from recurrl.config import TrainConfig, given
-from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
-from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
+from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
+from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
+from recurrl.losses.policy_loss import Losses, PolicyLoss, add_coefficients, options_of
+from recurrl.losses.schedule import anneal
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.schedule import anneal
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
 KL_COEFF_FACTOR = 2.0

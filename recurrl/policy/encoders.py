@@ -17,10 +17,10 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
-from recurrl.normalization import ObservationNormalizer
 from recurrl.policy.flat import flat
 from recurrl.policy.images import make_image_encoder
 from recurrl.policy.initialization import TANH_GAIN, linear
+from recurrl.policy.normalization import ObservationNormalizer
 from recurrl.specs import choices, is_image
 
 ONE_HOT_LIMIT = 1024

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from recurrl.atomic import atomic_write
 from recurrl.errors import ConfigError
-from recurrl.run_directory import read_text
+from recurrl.runtime.atomic import atomic_write
+from recurrl.runtime.run_directory import read_text
 from recurrl.tracking import FRAMES, Resumed
 
 if TYPE_CHECKING:

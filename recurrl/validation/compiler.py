@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from recurrl import compiling
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.errors import ConfigError, require
+from recurrl.learning import compiling
 from recurrl.recurrent.backends import AUTO
 from recurrl.recurrent.cells import is_hand_written, is_parallel_in_time, load_cell
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_files import metrics, settings, summary, without_times
 
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.faults import WorkerFaultError
 from recurrl.config import TrainConfig
-from recurrl.environment_state import UnsavableError
+from recurrl.envs.saved_state import UnsavableError
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]

@@ -15,7 +15,7 @@ from torchrl.envs.utils import check_env_specs
 
 from recurrl.config import TrainConfig
 from recurrl.envs import check_states, make_env
-from recurrl.envs.gymnasium import InlineEnv
+from recurrl.envs.sources.gymnasium import InlineEnv
 from recurrl.errors import ConfigError
 from recurrl.recurrent import GRUModule
 from recurrl.train import make_policy_for

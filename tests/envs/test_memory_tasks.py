@@ -13,7 +13,7 @@ from torchrl.envs.utils import check_env_specs
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.envs.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
+from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
 from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]

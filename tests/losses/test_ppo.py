@@ -14,9 +14,9 @@ from torch.distributions import Normal
 from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
 
-from recurrl.advantage import standardized
 from recurrl.config import TrainConfig
 from recurrl.losses import Losses, PPOLoss, make_algorithm
+from recurrl.losses.advantage import standardized
 from recurrl.losses.ppo import PPO
 from recurrl.policy import Policy, PolicyModule
 from recurrl.recurrent import RecurrentModule

@@ -13,9 +13,9 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
-from recurrl.normalization import ObservationNormalizer
 from recurrl.policy.encoders import ONE_HOT_LIMIT, make_encoder, observe
 from recurrl.policy.images import make_image_encoder
+from recurrl.policy.normalization import ObservationNormalizer
 
 Compose = Callable[..., TrainConfig]
 

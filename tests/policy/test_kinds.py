@@ -22,7 +22,7 @@ from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy, make_policy
 from recurrl.train import make_policy_for, set_process_state
 

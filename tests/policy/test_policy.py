@@ -20,7 +20,7 @@ from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
 from recurrl.policy.distributions import categorical
 from recurrl.policy.heads import ActionHead

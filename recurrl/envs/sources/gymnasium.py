@@ -23,13 +23,14 @@ from torch import Tensor
 from torchrl._utils import seed_generator
 
 from recurrl.config import NATIVE, EnvConfig
-from recurrl.environment_state import UnsavableError, restore, state_of
-from recurrl.envs._faults import Faults, unpacked
-from recurrl.envs._native import NativeVectorEnv
-from recurrl.envs._observations import Observations
-from recurrl.envs._spaces import check_spaces, leaves, spec_under
-from recurrl.envs._tensors import TensorEnv
-from recurrl.envs._wrappers import (
+from recurrl.envs.faults import Faults, unpacked
+from recurrl.envs.groups import EpisodeSeeds, Groups
+from recurrl.envs.native import NativeVectorEnv
+from recurrl.envs.observations import Observations
+from recurrl.envs.saved_state import UnsavableError, restore, state_of
+from recurrl.envs.spaces import check_spaces, leaves, spec_under
+from recurrl.envs.tensors import TensorEnv
+from recurrl.envs.wrappers import (
     ActionsInUnits,
     HideObservations,
     MaskFromInfo,
@@ -38,7 +39,6 @@ from recurrl.envs._wrappers import (
     under_one_key,
 )
 from recurrl.errors import ConfigError, EnvironmentFaultError
-from recurrl.groups import EpisodeSeeds, Groups
 from recurrl.keys import ACTION, OBSERVATION
 
 EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}

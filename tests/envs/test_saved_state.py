@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from recurrl.environment_state import UnsavableError, restore, state_of
+from recurrl.envs.saved_state import UnsavableError, restore, state_of
 
 IDS = [
     "CartPole-v1",

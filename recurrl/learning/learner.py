@@ -10,16 +10,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.advantage import LOSS_MASK
-from recurrl.buffer import SliceBuffer
-from recurrl.compiling import Loss, compiled
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
+from recurrl.learning.buffer import SliceBuffer
+from recurrl.learning.compiling import Loss, compiled
+from recurrl.learning.reward_scale import RewardScaler
+from recurrl.learning.states import SliceStates
 from recurrl.losses import Losses, make_algorithm
-from recurrl.normalization import RewardScaler
+from recurrl.losses.advantage import LOSS_MASK
+from recurrl.losses.schedule import annealed
 from recurrl.policy import OBSERVATION, Policy
-from recurrl.schedule import annealed
-from recurrl.states import SliceStates
 
 # An adaptive learning rate changes by this factor when the KL of a step is twice or half of what is desired, within
 # these bounds (Schulman's rule, with the figures of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).

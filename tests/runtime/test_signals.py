@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from recurrl.signals import SIGNALS, Interrupted, StopRequest, stop_request
+from recurrl.runtime.signals import SIGNALS, Interrupted, StopRequest, stop_request
 
 
 def send(*numbers: int) -> None:

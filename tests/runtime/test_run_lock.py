@@ -14,12 +14,12 @@ from contextlib import suppress
 import pytest
 
 from recurrl.errors import ConfigError
-from recurrl.run_lock import FILE_NAME, locked
+from recurrl.runtime.run_lock import FILE_NAME, locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recurrl.run_lock import locked
+from recurrl.runtime.run_lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     if "fork" in sys.argv:

@@ -13,9 +13,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from recurrl.envs._faults import Fault, as_array, unpacked
+from recurrl.envs.faults import Fault, as_array, unpacked
+from recurrl.envs.groups import EpisodeSeeds
 from recurrl.errors import ConfigError
-from recurrl.groups import EpisodeSeeds
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 
 Env = gymnasium.Env[Any, Any]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.environment_state import restore, state_of
-from recurrl.envs.gymnasium import SeededEpisodes
+from recurrl.envs.groups import Groups
+from recurrl.envs.saved_state import restore, state_of
+from recurrl.envs.sources.gymnasium import SeededEpisodes
 from recurrl.errors import ConfigError
-from recurrl.groups import Groups
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from recurrl.checkpoint import Stateful, components, files
 from recurrl.config import TrainConfig
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
-from recurrl.resources import os_error_message
+from recurrl.runtime.resources import os_error_message
 
 FOLDER = "not_finite"
 ROWS = "rows"

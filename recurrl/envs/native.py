@@ -18,12 +18,12 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from recurrl.config import NATIVE
-from recurrl.environment_state import UnsavableError, restore, state_of
-from recurrl.envs._faults import Fault, Faults, unpacked
-from recurrl.envs._observations import Observations
-from recurrl.envs._spaces import check_spaces, spec_under
-from recurrl.envs._tensors import TensorEnv
-from recurrl.envs._wrappers import in_units, seen_entries
+from recurrl.envs.faults import Fault, Faults, unpacked
+from recurrl.envs.observations import Observations
+from recurrl.envs.saved_state import UnsavableError, restore, state_of
+from recurrl.envs.spaces import check_spaces, spec_under
+from recurrl.envs.tensors import TensorEnv
+from recurrl.envs.wrappers import in_units, seen_entries
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, OBSERVATION
 

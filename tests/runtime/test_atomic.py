@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from recurrl.atomic import UNFINISHED, atomic_write, remove_unfinished, unfinished
+from recurrl.runtime.atomic import UNFINISHED, atomic_write, remove_unfinished, unfinished
 
 
 def test_readers_see_the_old_contents_until_the_block_ends(tmp_path):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, next_values
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
+from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, next_values
 from recurrl.policy import Policy
 from recurrl.train import make_policy_for
 

@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium import spaces
 from tensordict import NestedKey
 
-from recurrl.envs._faults import Array, Fault, Faults, as_array
-from recurrl.envs._spaces import leaves
+from recurrl.envs.faults import Array, Fault, Faults, as_array
+from recurrl.envs.spaces import leaves
 from recurrl.keys import ACTION_MASK, OBSERVATION, path_of
 
 Space = spaces.Space[Any]

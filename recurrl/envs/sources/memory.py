@@ -14,10 +14,10 @@ from torch import Tensor
 from torchrl.data import Categorical, TensorSpec, Unbounded
 
 from recurrl.config import EnvConfig
-from recurrl.environment_state import UnsavableError
-from recurrl.envs._tensors import TensorEnv
+from recurrl.envs.groups import Groups
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
-from recurrl.groups import Groups
 
 
 def check(config: EnvConfig) -> None:

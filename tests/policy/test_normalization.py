@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from recurrl.errors import NonFiniteError
-from recurrl.normalization import ObservationNormalizer, RewardScaler, RunningMoments
+from recurrl.learning.reward_scale import RewardScaler
+from recurrl.policy.normalization import ObservationNormalizer, RunningMoments
 
 
 def test_moments_of_parts_equal_those_of_the_whole() -> None:

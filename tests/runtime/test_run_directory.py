@@ -7,7 +7,7 @@ import os
 import pytest
 
 from recurrl.errors import ConfigError
-from recurrl.run_directory import check_writable_places, run_directory_of
+from recurrl.runtime.run_directory import check_writable_places, run_directory_of
 
 
 def test_a_run_directory_is_found_from_itself_and_from_its_checkpoints(finished_run):

@@ -20,10 +20,10 @@ from recurrl import checkpoint
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.losses import Losses
 from recurrl.losses.ppo import PPOTerms
-from recurrl.schedule import annealed
+from recurrl.losses.schedule import annealed
 from recurrl.train import is_due, is_last, make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurrl.advantage import next_values
-from recurrl.buffer import SliceBuffer
 from recurrl.collector import make_collector
 from recurrl.config import STATE_POLICIES, TrainConfig
-from recurrl.learner import Learner
+from recurrl.learning.buffer import SliceBuffer
+from recurrl.learning.learner import Learner
+from recurrl.learning.states import SliceStates
+from recurrl.losses.advantage import next_values
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
-from recurrl.states import SliceStates
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]

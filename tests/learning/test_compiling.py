@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl import compiling
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
-from recurrl.learner import Learner
-from recurrl.report import Report
+from recurrl.learning import compiling
+from recurrl.learning.learner import Learner
+from recurrl.runtime.report import Report
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
-from recurrl.environment_state import UnsavableError
+from recurrl.envs.saved_state import UnsavableError
 
 
 class TensorEnv(EnvBase):

@@ -10,7 +10,7 @@ from torch import nn
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import VALUE
 from recurrl.train import make_policy_for, set_process_state
 

@@ -15,8 +15,8 @@ from tensordict.utils import NestedKey
 from torch import nn
 from torchrl.objectives import LossModule
 
-from recurrl.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, VALUE_TARGET
 from recurrl.keys import ACTION, LOG_PROB, VALUE
+from recurrl.losses.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, VALUE_TARGET
 from recurrl.losses.grpo import REF_LOG_PROB, GRPOTerms
 from recurrl.losses.ppo import PPOTerms
 

@@ -12,8 +12,8 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
-from recurrl.buffer import segment_ends
 from recurrl.config import BURN_IN, REFRESH, ZERO, TrainConfig
+from recurrl.learning.buffer import segment_ends
 from recurrl.policy import OBSERVATION, VALUE, Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.recurrent.segments import Segments

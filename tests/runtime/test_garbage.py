@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from recurrl.garbage import start_up_spared
+from recurrl.runtime.garbage import start_up_spared
 
 
 def test_what_is_there_is_spared_within_and_no_longer_after_an_exception() -> None:
