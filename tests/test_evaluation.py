@@ -50,7 +50,7 @@ def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[Train
     """A policy, set by hand, that remembers the cue without fail."""
     config = compose(
         *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
-        "policy.encoder_sizes=[]",
+        "encoder.sizes=[]",
     )
     policy = make_policy_for(config)
     with torch.no_grad():

@@ -29,7 +29,7 @@ def configuration(task: Task, *overrides: str) -> TrainConfig:
             [
                 f"cell={task.cell}",
                 f"cell.hidden_size={task.hidden}",
-                f"policy.encoder_sizes=[{task.hidden}]",
+                f"encoder.sizes=[{task.hidden}]",
                 f"env.mask={list(HIDDEN)}",
                 f"env.num_envs={task.envs}",
                 f"frames_per_batch={task.frames}",

@@ -277,7 +277,7 @@ def check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -
     held = {"seed": "its random number generators are restored"}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
-    if config.algorithm.objective == "kl" and "algorithm.objective" not in changes:
+    if getattr(config.algorithm, "objective", None) == "kl" and "algorithm.objective" not in changes:
         held["algorithm.kl_coeff"] = "algorithm.objective=kl resumes from its last weight"
     for key in held.keys() & changes.keys():
         raise ConfigError(

@@ -10,6 +10,7 @@ from pathlib import Path
 import hydra
 
 from recurrl.checkpoint import not_finite
+from recurrl.cli.overrides import prepared
 from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
@@ -33,7 +34,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
     with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-        config = typed(hydra.compose("train", [*overrides, *search]))
+        config = typed(hydra.compose("train", [*prepared(overrides), *search]))
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     check_config(config)

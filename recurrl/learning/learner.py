@@ -10,13 +10,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from recurrl.algorithms.algorithm import Algorithm
 from recurrl.config import TrainConfig
+from recurrl.config.plugins import factory
 from recurrl.errors import NonFiniteError
-from recurrl.learning.buffer import SliceBuffer
 from recurrl.learning.compiling import Loss, compiled
 from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
-from recurrl.losses import Losses, make_algorithm
+from recurrl.losses import Losses
 from recurrl.losses.advantage import LOSS_MASK
 from recurrl.losses.schedule import annealed
 from recurrl.policy import OBSERVATION, Policy
@@ -53,14 +54,16 @@ class Learner:
         device = torch.device(config.device)
         self.config = config
         self.policy = policy
-        self.algorithm = make_algorithm(config, policy)
+        make_algorithm = factory("algorithm", config.algorithm.name)
+        self.algorithm: Algorithm = make_algorithm(config.algorithm, policy, config.desired_kl)
         self._loss: Loss = compiled(self.algorithm.loss, device) if config.compile else self.algorithm.loss
         self._parameters = list(policy.parameters())
         self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, eps=1e-5, fused=True)
         self.reward_scaler = RewardScaler(
             config.env.num_envs, config.algorithm.gamma, config.env.reward_scale, config.env.normalize_reward
         ).to(device)
-        self.buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices)
+        make_buffer = factory("buffer", config.buffer.name)
+        self.buffer = make_buffer(config.buffer, config.slices_per_batch, config.slice_len, config.minibatch_slices)
         self.states = SliceStates(config, policy)
         self._skipped_in_a_row = torch.zeros((), device=device)
 

@@ -13,7 +13,7 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 
 from recurrl.config import BURN_IN, REFRESH, ZERO, TrainConfig
-from recurrl.learning.buffer import segment_ends
+from recurrl.learning.buffers.on_policy import segment_ends
 from recurrl.policy import OBSERVATION, VALUE, Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.recurrent.segments import Segments

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.config import AlgorithmConfig
+from recurrl.config import ClippedConfig
 from recurrl.policy import Policy
 
 
@@ -46,7 +46,7 @@ def add_coefficients(terms: nn.Module, clip_epsilon: float | tuple[float, float]
         terms.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
 
-def options_of(terms: type[nn.Module], config: AlgorithmConfig) -> dict[str, Any]:
+def options_of(terms: type[nn.Module], config: ClippedConfig) -> dict[str, Any]:
     """The settings of an algorithm that are options of its terms, which have the same names."""
     settings = {**vars(config), "clip_epsilon": config.clip_range}
     return {name: settings[name] for name in signature(terms).parameters if name in settings}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ReplayError
-from recurrl.learning.buffer import segment_ends
+from recurrl.learning.buffers.on_policy import segment_ends
 from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy
 from recurrl.replay_check.places import NOT_SEEN, first, place
 

@@ -61,5 +61,5 @@ def _too_large(error: Exception) -> str:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return (
         f"Out of memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, cell.hidden_size, "
-        "policy.encoder_sizes or env.num_envs; recompute=full also needs less."
+        "encoder.sizes or env.num_envs; recompute=full also needs less."
     )

@@ -25,6 +25,6 @@ def check(config: TrainConfig) -> None:
     if reason is not None:
         raise ConfigError(reason)
     require(
-        config.algorithm.critic != "recurrent" or config.cell.name != NO_CELL,
+        config.algorithm.critic_kind != "recurrent" or config.cell.name != NO_CELL,
         "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward.",
     )

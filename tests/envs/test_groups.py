@@ -29,7 +29,7 @@ GRPO = (
     "slice_len=8",
     "minibatch_slices=4",
     "cell.hidden_size=8",
-    "policy.encoder_sizes=[8]",
+    "encoder.sizes=[8]",
 )
 
 
@@ -141,7 +141,7 @@ def test_an_environment_that_ignores_reset_seeds_is_refused(hidden: bool, when: 
     )
 
 
-@pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel", "repeat_first", "repeat_previous"])
+@pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity", "repeat_first", "repeat_previous"])
 def test_environments_that_heed_reset_seeds_are_fine(env: str, compose: Compose) -> None:
     config = compose(*GRPO, f"env={env}")
     for package in config.env.packages:

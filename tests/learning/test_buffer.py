@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.learning.buffer import SliceBuffer
+from recurrl.learning.buffers.on_policy import SliceBuffer
 
 
 def rows_of_episodes(lengths: list[int], rows: int, steps: int) -> TensorDict:

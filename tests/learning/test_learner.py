@@ -30,7 +30,7 @@ Compose = Callable[..., TrainConfig]
 
 SMALL = (
     "cell.hidden_size=8",
-    "policy.encoder_sizes=[8]",
+    "encoder.sizes=[8]",
     "env.num_envs=4",
     "frames_per_batch=64",
     "slice_len=8",
@@ -172,7 +172,7 @@ def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_co
     assert torch.equal(learner.reward_scaler.discounted_return, first)
 
 
-GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_novel")
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
 
 
 def test_grpo_learns_without_a_critic_and_logs_its_groups(compose: Compose) -> None:
@@ -188,7 +188,7 @@ def test_grpo_learns_without_a_critic_and_logs_its_groups(compose: Compose) -> N
 
 def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(compose: Compose) -> None:
     # Episodes of one step, each with the same reward.
-    options = (*GRPO, "env=cartpole_novel", "env.max_episode_steps=1")
+    options = (*GRPO, "env=cartpole_no_velocity", "env.max_episode_steps=1")
     config = compose(*SMALL, *options)
     set_process_state(config)
     before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recurrl.collector import make_collector
 from recurrl.config import STATE_POLICIES, TrainConfig
-from recurrl.learning.buffer import SliceBuffer
+from recurrl.learning.buffers.on_policy import SliceBuffer
 from recurrl.learning.learner import Learner
 from recurrl.learning.states import SliceStates
 from recurrl.losses.advantage import next_values
@@ -25,7 +25,7 @@ from recurrl.train import make_policy_for, set_process_state
 Compose = Callable[..., TrainConfig]
 States = dict[str, Tensor]
 
-TINY = ("cell.hidden_size=5", "cell.num_layers=2", "policy.encoder_sizes=[4]", "backend=reference", "device=cpu")
+TINY = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference", "device=cpu")
 
 
 class Rows(NamedTuple):
@@ -227,7 +227,7 @@ def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
 
 
 SMALL = (
-    *("cell.hidden_size=8", "policy.encoder_sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
+    *("cell.hidden_size=8", "encoder.sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
     *("minibatch_slices=16", "epochs=2", "backend=pad", "device=cpu"),
 )
 MODES = {state: (f"state={state}", *(["burn_in_len=4"] if state == "burn_in" else [])) for state in STATE_POLICIES}

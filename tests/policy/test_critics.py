@@ -18,7 +18,7 @@ Compose = Callable[..., TrainConfig]
 
 SMALL = (
     "cell.hidden_size=8",
-    "policy.encoder_sizes=[8]",
+    "encoder.sizes=[8]",
     "env.num_envs=4",
     "frames_per_batch=128",
     "slice_len=8",

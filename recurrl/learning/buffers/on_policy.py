@@ -11,6 +11,8 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
+from recurrl.config import BufferConfig
+
 
 class SliceBuffer:
     """Cuts rows into slices of ``slice_len`` steps and hands out minibatches of whole slices.
@@ -50,6 +52,11 @@ class SliceBuffer:
             strict=True,
         ):
             yield minibatch.set("index", index.unsqueeze(1).expand(minibatch.batch_size))
+
+
+def make(options: BufferConfig, slices: int, slice_len: int, minibatch_slices: int) -> SliceBuffer:
+    """A buffer of one iteration's slices."""
+    return SliceBuffer(slices, slice_len, minibatch_slices)
 
 
 def segment_ends(batch_NT: TensorDictBase, slice_len: int) -> Tensor:

@@ -14,17 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchrl.data import Binary, Categorical, Composite, TensorSpec
 
-from recurrl.config import TrainConfig
+from recurrl.config import MLPConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.policy.encoders.images import make_image_encoder
 from recurrl.policy.flat import flat
-from recurrl.policy.images import make_image_encoder
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.policy.normalization import ObservationNormalizer
 from recurrl.specs import choices, is_image
 
 ONE_HOT_LIMIT = 1024
 """Discrete observations of more values than this are looked up in a table instead of multiplied as one-hot vectors."""
+EMBEDDING = 64
+"""Width of that table without ``encoder.sizes``."""
 
 
 class DictEncoder(nn.Module):
@@ -64,25 +66,30 @@ def _at(observation: Any, path: tuple[str, ...]) -> Any:
     return observation
 
 
-def make_encoder(config: TrainConfig, observation: TensorSpec) -> tuple[nn.Module, int]:
-    """The encoder of an unbatched observation, a tensor or a composite of them, and the width of its output.
+def make(options: MLPConfig, observation: TensorSpec, normalize: bool) -> nn.Module:
+    """The encoder of an unbatched observation, a tensor or a composite of them, to vectors ``[B, width]``.
+
+    Args:
+        options: as configured.
+        observation: the spec of the observation.
+        normalize: normalise what is neither discrete nor an image by running statistics.
 
     Raises:
         ConfigError: an image is too small for its encoder, or there is nothing to encode.
     """
     if not isinstance(observation, Composite):
-        return _make_network(config, (), observation)
-    networks, width = {}, 0
-    for key, spec in observation.items(include_nested=True, leaves_only=True):
-        if key != ACTION_MASK:
-            networks[path_of(key)], size = _make_network(config, path_of(key), spec)
-            width += size
+        return _make_network(options, normalize, (), observation)
+    networks = {
+        path_of(key): _make_network(options, normalize, path_of(key), spec)
+        for key, spec in observation.items(include_nested=True, leaves_only=True)
+        if key != ACTION_MASK
+    }
     if not networks:
         raise ConfigError(
             "The observation holds only an action mask, so the policy has no input. Have the environment return "
             "something else too, if only a constant."
         )
-    return DictEncoder(networks), width
+    return DictEncoder(networks)
 
 
 def observe(encoder: nn.Module, observation: Any) -> None:
@@ -99,23 +106,23 @@ def observe(encoder: nn.Module, observation: Any) -> None:
             module.observe(observation)
 
 
-def _make_network(config: TrainConfig, path: tuple[str, ...], spec: TensorSpec) -> tuple[nn.Module, int]:
+def _make_network(options: MLPConfig, normalize: bool, path: tuple[str, ...], spec: TensorSpec) -> nn.Module:
     # Previous action and reward enter the cell as they are: the encoder is for what the environment shows.
     if path == (PREVIOUS_ACTION,):
-        return ToFloat(), spec.shape[-1]
+        return ToFloat()
     if path == (PREVIOUS_REWARD,):
-        return nn.Sequential(*_vector(config, spec)[0]), 1
+        return nn.Sequential(*_vector(spec, normalize)[0])
     if is_image(spec):
-        return make_image_encoder(config.policy.image_encoder, ".".join(path), spec)
-    layers, width = _entrance(config, spec)
-    for size in config.policy.encoder_sizes:
+        return make_image_encoder(options.images, ".".join(path), spec)
+    layers, width = _entrance(options, normalize, spec)
+    for size in options.sizes:
         layers.append(linear(width, size, TANH_GAIN))
-        layers += [nn.LayerNorm(size), nn.Tanh()] if config.policy.layer_norm else [nn.Tanh()]
+        layers += [nn.LayerNorm(size), nn.Tanh()] if options.layer_norm else [nn.Tanh()]
         width = size
-    return nn.Sequential(*layers), width
+    return nn.Sequential(*layers)
 
 
-def _entrance(config: TrainConfig, spec: TensorSpec) -> tuple[list[nn.Module], int]:
+def _entrance(options: MLPConfig, normalize: bool, spec: TensorSpec) -> tuple[list[nn.Module], int]:
     """The module that maps an entry to a floating-point vector, and the vector's width."""
     if isinstance(spec, Binary):
         return [ToFloat(), *_flatten(spec)], spec.shape.numel()
@@ -126,14 +133,14 @@ def _entrance(config: TrainConfig, spec: TensorSpec) -> tuple[list[nn.Module], i
         size = int(spec.space.n)
         if size <= ONE_HOT_LIMIT:
             return [OneHot(size)], size
-        width = config.cell.hidden_size
+        width = options.sizes[0] if options.sizes else EMBEDDING
         return [nn.Embedding(size, width)], width
-    return _vector(config, spec)
+    return _vector(spec, normalize)
 
 
-def _vector(config: TrainConfig, spec: TensorSpec) -> tuple[list[nn.Module], int]:
+def _vector(spec: TensorSpec, normalize: bool) -> tuple[list[nn.Module], int]:
     width = spec.shape.numel()
-    normalizer = [ObservationNormalizer(width)] if config.env.normalize_observation else []
+    normalizer = [ObservationNormalizer(width)] if normalize else []
     return [ToFloat(), *_flatten(spec), *normalizer], width
 
 

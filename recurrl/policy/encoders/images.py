@@ -16,8 +16,8 @@ NATURE_SMALLEST = 36
 """Height and width below which nothing is left after the three convolutions of the Nature CNN."""
 
 
-def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> tuple[nn.Sequential, int]:
-    """The configured encoder of images ``[B, *spec.shape]``, and how many features it gives.
+def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> nn.Sequential:
+    """The configured encoder of images ``[B, *spec.shape]``.
 
     Args:
         kind: ``nature`` or ``impala``.
@@ -31,17 +31,17 @@ def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> tuple[nn.Seque
     to_planes = ToPlanes(tuple(spec.shape), scale=1 / 255 if spec.dtype == torch.uint8 else 1.0)
     channels, height, width = to_planes.planes
     if kind == "impala":
-        layers, features = _impala(channels, height, width)
+        layers = _impala(channels, height, width)
     else:
         if min(height, width) < NATURE_SMALLEST:
             raise ConfigError(
                 f"The observation{name and f' {name}'} is an image of {height}×{width} pixels, too small for "
-                f"policy.image_encoder=nature, which needs {NATURE_SMALLEST}×{NATURE_SMALLEST}. Choose "
-                "policy.image_encoder=impala, which takes any size, or enlarge the images, for example with "
+                f"encoder.images=nature, which needs {NATURE_SMALLEST}×{NATURE_SMALLEST}. Choose "
+                "encoder.images=impala, which takes any size, or enlarge the images, for example with "
                 "gymnasium.wrappers.ResizeObservation."
             )
-        layers, features = _nature(channels, height, width)
-    return nn.Sequential(to_planes, FlattenBatch(nn.Sequential(*layers))), features
+        layers = _nature(channels, height, width)
+    return nn.Sequential(to_planes, FlattenBatch(nn.Sequential(*layers)))
 
 
 class ToPlanes(nn.Module):
@@ -86,16 +86,16 @@ class FlattenBatch(nn.Module):
         return features.reshape(*lead, features.shape[-1])
 
 
-def _nature(channels: int, height: int, width: int) -> tuple[list[nn.Module], int]:
+def _nature(channels: int, height: int, width: int) -> list[nn.Module]:
     """Mnih et al. 2015, https://doi.org/10.1038/nature14236: three convolutions and 512 features."""
     layers: list[nn.Module] = []
     for filters, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
         layers += [convolution(channels, filters, kernel, stride), nn.ReLU()]
         height, width, channels = (height - kernel) // stride + 1, (width - kernel) // stride + 1, filters
-    return [*layers, nn.Flatten(), linear(channels * height * width, 512, RELU_GAIN), nn.ReLU()], 512
+    return [*layers, nn.Flatten(), linear(channels * height * width, 512, RELU_GAIN), nn.ReLU()]
 
 
-def _impala(channels: int, height: int, width: int) -> tuple[list[nn.Module], int]:
+def _impala(channels: int, height: int, width: int) -> list[nn.Module]:
     """Espeholt et al. 2018, https://arxiv.org/abs/1802.01561: fifteen convolutions with residuals, 256 features."""
     layers: list[nn.Module] = []
     for filters in (16, 32, 32):
@@ -108,7 +108,7 @@ def _impala(channels: int, height: int, width: int) -> tuple[list[nn.Module], in
         nn.Flatten(),
         linear(channels * height * width, 256, RELU_GAIN),
         nn.ReLU(),
-    ], 256
+    ]
 
 
 class ResidualBlock(nn.Module):
