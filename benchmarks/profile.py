@@ -25,7 +25,7 @@ from recurrl.config.composed import typed
 from recurrl.learning.learner import Learner
 from recurrl.losses import advantage
 from recurrl.train import make_policy_for, set_process_state
-from recurrl.validation import check
+from recurrl.validation import check_config
 
 Times = dict[str, float]
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Trains for some iterations and prints the table."""
     with initialize_config_module("recurrl.configs", version_base=None):
         config = typed(compose("train", [*arguments.overrides, "collector=single"]))
-    check(config)
+    check_config(config)
     times = profile(config, arguments.iterations)
     text = f"Measured on {machine(torch.device(config.device))}.\n\n{table(times, config)}"
     sys.stdout.write(text + "\n")

@@ -30,6 +30,7 @@ from recurrl.recurrent import precision
 from recurrl.replay_check import check_replay
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.report import Report
+from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
 from recurrl.tracking.curve import plot_learning_curve
@@ -49,7 +50,7 @@ def train(
     settings: Mapping[str, Any],
     report: Report,
     request: StopRequest,
-    start: checkpoint.Saved | None = None,
+    start: checkpoint.Checkpoint | None = None,
 ) -> None:
     """Trains a policy as configured, from scratch or from a checkpoint.
 
@@ -72,7 +73,7 @@ def train(
     report.has_begun = True
 
     with ExitStack() as stack:
-        trackers = make_trackers(config, run_dir, settings, None if start is None else start.resumed)
+        trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         report.frames = 0 if start is None else start.frames
         collector = make_collector(config, policy, report.frames)
@@ -94,7 +95,7 @@ def train(
             if path is None and is_saved(config, report.frames, request.made):
                 path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
             if path is not None:
-                report.checkpoint = f"{checkpoint.FOLDER}/{path.name}"
+                report.checkpoint = f"{CHECKPOINTS}/{path.name}"
             evaluation = evaluated(config, policy, collector, report.frames, path, request)
             if evaluation is None:
                 break
@@ -107,7 +108,7 @@ def train(
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
                 if request.made:
                     break
-        plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
+        plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
 
 
 def iterations(
@@ -177,7 +178,7 @@ def evaluated(
 
 
 def resume(
-    start: checkpoint.Saved,
+    start: checkpoint.Checkpoint,
     run_dir: Path,
     parts: Mapping[str, checkpoint.Stateful],
     settings: Mapping[str, Any],
@@ -187,7 +188,7 @@ def resume(
     """Loads a checkpoint, and the result of the evaluation after it."""
     start.load(parts, settings)
     if start.path_in(run_dir, start.frames) is not None:
-        report.checkpoint = f"{checkpoint.FOLDER}/{start.path.name}"
+        report.checkpoint = f"{CHECKPOINTS}/{start.path.name}"
     if start.evaluation is not None:
         report.take(start.metrics | start.evaluation)
         if isinstance(collector, RestartingCollector):

@@ -18,7 +18,7 @@ from recurrl.evaluation import evaluate
 from recurrl.learning.learner import Learner
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.train import make_policy_for, set_process_state
-from recurrl.validation import check
+from recurrl.validation import check_config
 
 
 def configuration(task: Task, *overrides: str) -> TrainConfig:
@@ -52,7 +52,7 @@ def configuration(task: Task, *overrides: str) -> TrainConfig:
             ],
         )
     config = typed(composed)
-    check(config)
+    check_config(config)
     return config
 
 

@@ -11,7 +11,7 @@ import hydra
 
 from recurrl.checkpoint import not_finite
 from recurrl.cli.overrides import prepared
-from recurrl.cli.rules import check_config
+from recurrl.validation import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
 from recurrl.collector import collector_state, make_collector

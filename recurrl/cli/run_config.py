@@ -17,7 +17,6 @@ from recurrl.cli.saved_config import check_code, code_named, config_within, nami
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed, value_of
 from recurrl.config.keys import differences
-from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.envs.sources.gymnasium import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
@@ -27,7 +26,7 @@ from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 logger = logging.getLogger(__name__)
 
 
-def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, checkpoint.Saved | None]:
+def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, checkpoint.Checkpoint | None]:
     """The configuration of the run to resume, with this command line's overrides, and its checkpoint.
 
     Of a run that begins it is ``composed``, and None.
@@ -49,8 +48,10 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
-    unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
-    check_code(unnamed, source_of(start), f"name it on this command line too: {_as_overrides(effective)}")
+    allowed = set().union(*code_named(composed, EXTRAS).values())
+    unnamed = {key: left for key, texts in code_named(effective, EXTRAS).items() if (left := texts - allowed)}
+    again = " ".join(_as_override(effective, key) for key in unnamed)
+    check_code(unnamed, source_of(start), f"name it on this command line too: {again}")
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
@@ -58,15 +59,27 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     config = _typed(effective, composed, source_of(start))
     if "schedule_frames" in changes:
         logger.info(_schedules_line(config))
-    checkpoint.check_changes(config, changes)
+    _check_changes(config, changes)
     return effective, start
 
 
-def _as_overrides(config: DictConfig) -> str:
-    """The choices and packages of a configuration that are a user's own, as overrides."""
-    named = [f"{key_of(group)}={value_of(config, key_of(group))}" for group in ROOMS]
-    packages = ",".join(map(str, value_of(config, "env.packages") or []))
-    return " ".join([*(text for text in named if is_own(text)), *([f"env.packages=[{packages}]"] if packages else [])])
+def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Rejects changes of settings that a resumed run takes from its checkpoint."""
+    held = {"seed": "its random number generators are restored"}
+    if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
+        held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
+    if getattr(config.algorithm, "objective", None) == "kl" and "algorithm.objective" not in changes:
+        held["algorithm.kl_coeff"] = "algorithm.objective=kl resumes from its last weight"
+    for key in held.keys() & changes.keys():
+        raise ConfigError(
+            f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {held[key]}. "
+            "Leave it out, or start a new run without resume."
+        )
+
+
+def _as_override(config: DictConfig, key: str) -> str:
+    value = value_of(config, key)
+    return f"{key}=[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else f"{key}={value}"
 
 
 def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
@@ -95,16 +108,14 @@ def _schedules_line(config: TrainConfig) -> str:
     return f"The schedules {stays}. schedule_frames={config.total_frames} stretches them over the whole run."
 
 
-def config_of(saved: checkpoint.Saved) -> DictConfig:
+def config_of(saved: checkpoint.Checkpoint) -> DictConfig:
     """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
-    if checkpoint.is_alone(saved.path):
-        return config_within(saved.settings, saved.path)
-    return saved_config(saved.path)
+    return config_within(saved.settings, saved.path) if saved.is_alone else saved_config(saved.path)
 
 
-def source_of(saved: checkpoint.Saved) -> Path:
+def source_of(saved: checkpoint.Checkpoint) -> Path:
     """The file or checkpoint that :func:`config_of` reads."""
-    return saved.path if checkpoint.is_alone(saved.path) else run_directory_of(saved.path) / CONFIG_FILE
+    return saved.path if saved.is_alone else run_directory_of(saved.path) / CONFIG_FILE
 
 
 def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConfig:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,20 @@ from omegaconf.errors import OmegaConfBaseException
 from recurrl.config.keys import FREE, check_key, key_paths, packaged_keys, paths_of
 from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
-from recurrl.runtime.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
+from recurrl.runtime.run_directory import (
+    CONFIG_FILE,
+    CURVE,
+    METRICS,
+    SUMMARY,
+    check_writable_places,
+    read_text,
+    run_directory_of,
+)
 
 _MOST_BYTES = 2**20
 _INTERPOLATION = "${"
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
+_CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
 _MAKERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Ids of Gymnasium that make an environment of a module which their arguments name."""
 
@@ -65,27 +75,36 @@ def naming(source: Path) -> Iterator[None]:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def code_named(config: DictConfig, shipped: Iterable[str]) -> set[str]:
-    """The code that a configuration would import, except the packages of our own yamls."""
-    packages = OmegaConf.select(config, "env.packages") or []
-    named = {str(package) for package in packages if str(package).partition(".")[0] not in shipped}
-    choices = [str(OmegaConf.select(config, key)) for key in (*map(key_of, ROOMS), "env.id")]
-    named |= {name for name in choices if is_own(name)}
-    if (made_by := OmegaConf.select(config, "env.id")) in _MAKERS:
-        named.add(f"{made_by} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}")
-    return named
+def code_named(config: DictConfig, shipped: Collection[str]) -> dict[str, set[str]]:
+    """The code that a configuration would import, by key: what looks like ``module:Name``, and ``env.packages``.
+
+    Args:
+        config: a configuration.
+        shipped: packages of recurrl's own extras, which do not count.
+    """
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in _items(values)}
+    env_id, packages = found.get("env.id"), OmegaConf.select(config, "env.packages") or []
+    made_by = OmegaConf.select(config, "env.id")
+    if env_id is not None and ":" in str(made_by):
+        env_id.add(str(made_by))
+    if env_id is not None and made_by in _MAKERS:
+        env_id.add(f"{made_by} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}")
+    found["env.packages"] = {str(package) for package in packages if str(package).partition(".")[0] not in shipped}
+    return {key: texts for key, texts in found.items() if texts and key != "resume"}
 
 
-def check_code(named: set[str], source: Path, permission: str) -> None:
+def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:
     """Rejects to import what only a saved configuration names.
 
     Raises:
         ConfigError: it names something, with what to do.
     """
     if named:
+        texts = sorted(set().union(*named.values()))
         raise ConfigError(
-            f"{source} names code that would be imported and executed: {', '.join(sorted(named))}. If you trust it, "
-            f"{permission}."
+            f"{source} names code that would be imported and executed: {', '.join(texts)}. If you trust it, {permission}."
         )
 
 
@@ -99,7 +118,7 @@ def check_directory(run_dir: Path) -> None:
     if os.path.lexists(run_dir / CONFIG_FILE):
         with naming(run_dir / CONFIG_FILE):
             _check_keys(saved_config(run_dir))
-    for name, is_ours in (("summary.json", _is_summary), ("learning_curve.png", _is_curve)):
+    for name, is_ours in ((SUMMARY, _is_summary), (CURVE, _is_curve)):
         path = run_dir / name
         if os.path.lexists(path) and not is_ours(path):
             raise ConfigError(
@@ -109,11 +128,12 @@ def check_directory(run_dir: Path) -> None:
 
 
 def _check_keys(config: DictConfig) -> None:
-    """Rejects keys of no choice of ours. What a user's own choice takes is not asked: that would run its code."""
+    """Rejects unknown keys, except in a group with a choice of a user's own, whose keys only its code knows."""
+    known = packaged_keys()
     own = tuple(f"{group}." for group in ROOMS if is_own(str(OmegaConf.select(config, key_of(group)))))
-    for path in paths_of(OmegaConf.to_container(config)):
+    for path in paths_of(OmegaConf.to_container(config), known):
         if not path.startswith(own):
-            check_key(path, packaged_keys())
+            check_key(path, known)
 
 
 def _is_summary(path: Path) -> bool:
@@ -125,7 +145,7 @@ def _is_summary(path: Path) -> bool:
 
 
 def _is_curve(path: Path) -> bool:
-    return (path.parent / "metrics.csv").is_file()
+    return (path.parent / METRICS).is_file()
 
 
 def _parsed(text: str) -> Any:
@@ -153,6 +173,19 @@ def _at(values: dict[str, Any], key: str) -> Any:
     group, _, name = key.partition(".")
     inner = values.get(group, {})
     return inner.get(name, {}) if name else inner
+
+
+def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted keys of nested dictionaries with their values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, str) and _CODE.match(value) is not None
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -98,7 +98,7 @@ def typed_value(config: TrainConfig, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
 
 
-def check_keys(values: Any, chosen: Mapping[str, type]) -> None:
+def check_keys(values: Mapping[str, Any], chosen: Mapping[str, type]) -> None:
     """Rejects keys that are not in the schema, and suggests the nearest ones.
 
     Args:
@@ -109,7 +109,7 @@ def check_keys(values: Any, chosen: Mapping[str, type]) -> None:
         ConfigError: such a key.
     """
     known = set(key_paths(chosen=chosen))
-    for path in paths_of(values):
+    for path in paths_of(values, known):
         check_key(path, known)
 
 
@@ -162,13 +162,12 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
     return found
 
 
-def paths_of(values: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of nested dictionaries."""
-    if not isinstance(values, dict):
-        return []
+def paths_of(values: Mapping[str, Any], known: Collection[str], prefix: str = "") -> list[str]:
+    """The dotted keys of nested dictionaries. What is below a known key that is not a group is its value."""
     paths: list[str] = []
     for key, value in values.items():
-        paths.append(f"{prefix}{key}")
-        if f"{prefix}{key}" != FREE:
-            paths += paths_of(value, f"{prefix}{key}.")
+        path = f"{prefix}{key}"
+        paths.append(path)
+        if isinstance(value, Mapping) and (path not in known or any(one.startswith(f"{path}.") for one in known)):
+            paths += paths_of(value, known, f"{path}.")
     return paths

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recurrl.config import LoggerConfig
 from recurrl.errors import ConfigError
-from recurrl.tracking import Resumed
+from recurrl.tracking.trackers import Resumed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -160,8 +160,8 @@ def test_a_resumed_run_goes_on_from_the_weights_that_were_learnt(train, finished
     assert outcome.code == 0, outcome.err
     config = compose(*tiny, "cell=lstm")
     fresh, before, after = (make_policy_for(config) for _ in range(3))
-    checkpoint.Saved(checkpoint.find(finished_run)).load_policy(before)
-    checkpoint.Saved(checkpoint.find(tmp_path / "run")).load_policy(after)
+    checkpoint.Checkpoint(checkpoint.find(finished_run)).load_policy(before)
+    checkpoint.Checkpoint(checkpoint.find(tmp_path / "run")).load_policy(after)
     learnt = dict(before.named_parameters())
     for name, parameter in after.named_parameters():
         torch.testing.assert_close(parameter, learnt[name], rtol=0, atol=1e-6)
