@@ -11,7 +11,6 @@ import hydra
 
 from recurrl.checkpoint import not_finite
 from recurrl.cli.overrides import prepared
-from recurrl.validation import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
 from recurrl.collector import collector_state, make_collector
@@ -22,6 +21,7 @@ from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.runtime.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
+from recurrl.validation import check_config
 
 
 @resource_errors_as_messages()

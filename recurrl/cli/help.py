@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.config.composed import chosen_options, with_defaults
+from recurrl.config.composed import chosen_options, plain, with_defaults
 from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.run import TrainConfig
 
@@ -44,8 +44,7 @@ def explained(printed: str) -> str:
         return printed
     chosen = chosen_options(config)
     texts = {key: meaning.text for key, _, meaning in meanings(TrainConfig, chosen)}
-    values = OmegaConf.to_container(with_defaults(config, chosen), resolve=False)
-    assert isinstance(values, dict)
+    values = plain(with_defaults(config, chosen), resolve=False)
     before = re.sub(r"^(\w+): .{120,}", lambda line: _wrapped(line[0], len(line[1]) + 2), before, flags=re.MULTILINE)
     return "".join([before, marker, "\n".join(_lines(values, texts)), separator, after or "\n"])
 

@@ -11,9 +11,8 @@ from omegaconf import DictConfig
 
 from recurrl import checkpoint
 from recurrl.cli import run_config
-from recurrl.validation import check_config
 from recurrl.config import TrainConfig
-from recurrl.config.composed import typed
+from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
 from recurrl.runtime.report import Report
@@ -23,6 +22,7 @@ from recurrl.runtime.signals import stop_request
 from recurrl.runtime.time_limit import time_limit
 from recurrl.tracking.summary import write_summary
 from recurrl.train import train
+from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
                     return
             run_config.record(effective, run_dir)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, run_config.plain(effective), report, request, start)
+                train(config, run_dir, plain(effective), report, request, start)
         report.status = "completed"
     except KeyboardInterrupt:
         report.status = "interrupted"

@@ -19,6 +19,7 @@ from recurrl.errors import ConfigError
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
 
+
 def asks_for_keys(arguments: Sequence[str]) -> bool:
     """True for a command line that asks for the help or the configuration of a run, not for the run."""
     known, _ = get_args_parser().parse_known_args(list(arguments))

@@ -15,7 +15,7 @@ from recurrl import checkpoint
 from recurrl.cli.overrides import given_overrides
 from recurrl.cli.saved_config import check_code, code_named, config_within, naming, saved_config
 from recurrl.config import TrainConfig
-from recurrl.config.composed import typed, value_of
+from recurrl.config.composed import plain, typed, value_of
 from recurrl.config.keys import differences
 from recurrl.envs.sources.gymnasium import EXTRAS
 from recurrl.errors import ConfigError
@@ -146,10 +146,3 @@ def _save(config: DictConfig | ListConfig, path: Path) -> None:
     # Atomically, because a resumed run depends on it.
     with atomic_write(path) as file:
         OmegaConf.save(config, file)
-
-
-def plain(config: DictConfig) -> dict[str, Any]:
-    """A configuration as plain values, what refers to others resolved."""
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}

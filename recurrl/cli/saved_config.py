@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recurrl.config.composed import plain
 from recurrl.config.keys import FREE, check_key, key_paths, packaged_keys, paths_of
 from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
@@ -82,9 +83,7 @@ def code_named(config: DictConfig, shipped: Collection[str]) -> dict[str, set[st
         config: a configuration.
         shipped: packages of recurrl's own extras, which do not count.
     """
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in _items(values)}
+    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in _items(plain(config))}
     env_id, packages = found.get("env.id"), OmegaConf.select(config, "env.packages") or []
     made_by = OmegaConf.select(config, "env.id")
     if env_id is not None and ":" in str(made_by):
@@ -104,7 +103,8 @@ def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> 
     if named:
         texts = sorted(set().union(*named.values()))
         raise ConfigError(
-            f"{source} names code that would be imported and executed: {', '.join(texts)}. If you trust it, {permission}."
+            f"{source} names code that would be imported and executed: {', '.join(texts)}. If you trust it, "
+            f"{permission}."
         )
 
 
@@ -131,7 +131,7 @@ def _check_keys(config: DictConfig) -> None:
     """Rejects unknown keys, except in a group with a choice of a user's own, whose keys only its code knows."""
     known = packaged_keys()
     own = tuple(f"{group}." for group in ROOMS if is_own(str(OmegaConf.select(config, key_of(group)))))
-    for path in paths_of(OmegaConf.to_container(config), known):
+    for path in paths_of(plain(config), known):
         if not path.startswith(own):
             check_key(path, known)
 

@@ -55,7 +55,7 @@ def with_defaults(config: DictConfig, chosen: Mapping[str, type]) -> DictConfig:
     Raises:
         ConfigError: a key that does not exist, or a value of the wrong type.
     """
-    check_keys(OmegaConf.to_container(config, resolve=False), chosen)
+    check_keys(plain(config, resolve=False), chosen)
     schema = OmegaConf.structured(TrainConfig)
     for group, options in chosen.items():
         try:
@@ -63,7 +63,8 @@ def with_defaults(config: DictConfig, chosen: Mapping[str, type]) -> DictConfig:
         except (OmegaConfBaseException, ValueError) as error:
             raise ConfigError(
                 f"The options of {group}={value_of(config, key_of(group))}, {options.__name__}, cannot be keys of a "
-                f"configuration: {str(error).splitlines()[0].rstrip('.')}. Use numbers, strings, lists and dictionaries."
+                f"configuration: {str(error).splitlines()[0].rstrip('.')}. Use numbers, strings, lists and "
+                "dictionaries."
             ) from error
     try:
         merged = OmegaConf.merge(schema, config)
@@ -98,6 +99,18 @@ def _check_groups(merged: Any) -> None:
                 f"The configuration group {group!r} lacks {', '.join(lacking)}. A yaml of your own must inherit the "
                 f"rest: begin it with the line 'defaults: [{base}, _self_]'."
             )
+
+
+def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
+    """A configuration as plain values.
+
+    Args:
+        config: of any kind.
+        resolve: replace interpolations by what they refer to.
+    """
+    values = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def value_of(config: DictConfig, key: str) -> Any:

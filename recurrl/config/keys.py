@@ -20,7 +20,7 @@ RENAMED = {
     "policy.encoder_sizes": "encoder.sizes",
     "policy.image_encoder": "encoder.images",
 }
-"""Keys that have another name now."""
+"""Old names of keys."""
 
 SYNONYMS = {
     "action_noise": "policy.initial_std",
@@ -72,7 +72,7 @@ def key_paths(
     Args:
         schema: a dataclass.
         prefix: of its keys, with a dot at its end.
-        chosen: the options of the groups whose choices are known; of others, what all their choices have.
+        chosen: the options of groups whose choice is known; of others, the options that all choices have.
     """
     hints = {**get_type_hints(schema), **chosen}
     paths: list[str] = []
@@ -130,7 +130,7 @@ def check_key(path: str, known: Collection[str]) -> None:
     group, _, last = path.rpartition(".")
     if owner := _owner(group, path):
         raise ConfigError(
-            f"{path} is an option of {group}={owner}, and this run has another {group}. Leave it out, or choose "
+            f"{path} is an option of {group}={owner}, but this run has another {group}. Leave it out, or choose "
             f"{group}={owner}."
         )
     if last in SYNONYMS:
@@ -140,12 +140,17 @@ def check_key(path: str, known: Collection[str]) -> None:
     last_names = {key.rpartition(".")[2] for key in known}
     lasts = {last} if near else {last, *difflib.get_close_matches(last, last_names, n=1, cutoff=0.75)}
     near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
-    advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --help lists all keys."
+    advice = f"Did you mean {' or '.join(near)}?" if near else _advice(group, known)
     raise ConfigError(f"Unknown configuration key {path!r}. {advice}")
 
 
+def _advice(group: str, known: Collection[str]) -> str:
+    inside = sorted(key.removeprefix(f"{group}.") for key in known if group and key.startswith(f"{group}."))
+    return f"{group} has: {', '.join(inside)}." if inside else "recurrl-train --help lists all keys."
+
+
 def _owner(group: str, path: str) -> str | None:
-    """The choice of the package that has an option of this key."""
+    """The choice of the package that has this option."""
     owners = packaged(group).items() if group in ROOMS else ()
     return next((name for name, options in owners if path in key_paths(options, f"{group}.")), None)
 

@@ -167,10 +167,13 @@ def import_own(module_name: str, asked: str) -> ModuleType:
                 f"{asked}: there is no module {error.name}. Install its package, or run from the folder it is in."
             ) from error
         extra = f", for example with: pip install 'recurrl[{error.name}]'" if module_name.startswith("recurrl.") else ""
-        raise ConfigError(f"{asked} needs the module {error.name}, which is not installed. Install it{extra}.") from error
+        raise ConfigError(
+            f"{asked} needs the module {error.name}, which is not installed. Install it{extra}."
+        ) from error
     except Exception as error:  # a module may raise anything
         raise ConfigError(
-            f"{asked}: importing {module_name} fails with {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows where."
+            f"{asked}: importing {module_name} fails with {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows "
+            "where."
         ) from error
 
 
@@ -238,6 +241,7 @@ def _annotated(make: Callable[..., Any], base: type, asked: str) -> type:
     if not (inspect.isclass(found) and is_dataclass(found) and issubclass(found, base)):
         raise ConfigError(
             f"{asked}: the first parameter of its factory must be annotated with a dataclass derived from "
-            f"recurrl.config.{base.__name__}, its options; it is {getattr(found, '__name__', 'not annotated')}. {_ADVICE}"
+            f"recurrl.config.{base.__name__}, its options; it is {getattr(found, '__name__', 'not annotated')}. "
+            f"{_ADVICE}"
         )
     return found
