@@ -295,7 +295,7 @@ def _state_of_process_kept(here: Path) -> Iterator[None]:
     """Restores what a command sets for the whole process, and forgets the modules that it imported from ``here``."""
     root = logging.getLogger()
     handlers, level, torchrl_level = root.handlers[:], root.level, logging.getLogger("torchrl").level
-    threads, environment, choices = torch.get_num_threads(), dict(os.environ), deepcopy(ConfigStore.instance().repo)
+    threads, environment = torch.get_num_threads(), dict(os.environ)
     try:
         yield
     finally:
@@ -308,9 +308,16 @@ def _state_of_process_kept(here: Path) -> Iterator[None]:
         logging.getLogger("torchrl").setLevel(torchrl_level)
         torch.set_num_threads(threads)
         GlobalHydra.instance().clear()
-        ConfigStore.instance().repo = choices
-        for name, module in list(sys.modules.items()):
-            if (getattr(module, "__file__", None) or "").startswith(f"{here}{os.sep}"):
-                del sys.modules[name]
+        for group in filter(lambda entry: isinstance(entry, dict), ConfigStore.instance().repo.values()):
+            for name in [name for name, node in group.items() if getattr(node, "provider", "") == "recurrl"]:
+                del group[name]
+        for name in [name for name, module in sys.modules.items() if _lies_in(here, module)]:
+            del sys.modules[name]
         os.environ.clear()
         os.environ.update(environment)
+
+
+def _lies_in(here: Path, module: object) -> bool:
+    known = getattr(module, "__dict__", {})  # some modules of torch make up attributes
+    places = [known.get("__file__"), *known.get("__path__", ())]
+    return any(str(place).startswith(f"{here}{os.sep}") for place in places)

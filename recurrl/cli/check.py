@@ -6,9 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from hydra.errors import HydraException
-
-from recurrl.cli.messages import message
 from recurrl.cli.overrides import TRUST, check_overrides
 from recurrl.errors import ConfigError, RunError
 
@@ -39,6 +36,6 @@ def check_main() -> None:
             line = check_run(arguments.overrides, arguments.config_dir)
         else:
             line = "\n".join(diagnose_run(arguments.not_finite, arguments.trust_packages))
-    except (ConfigError, RunError, HydraException) as error:
-        sys.exit(f"error: {message(error)}")
+    except (ConfigError, RunError) as error:
+        sys.exit(f"error: {error}")
     sys.stdout.write(line + "\n")

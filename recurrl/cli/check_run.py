@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import hydra
+from hydra.errors import HydraException
 
 from recurrl.checkpoint import not_finite
+from recurrl.cli.messages import message
 from recurrl.cli.overrides import prepared
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
@@ -33,8 +35,11 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
-    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-        config = typed(hydra.compose("train", [*prepared(overrides), *search]))
+    try:
+        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+            config = typed(hydra.compose("train", [*prepared(overrides), *search]))
+    except HydraException as error:
+        raise ConfigError(message(error)) from error
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     check_config(config)

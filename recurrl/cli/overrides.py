@@ -8,7 +8,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
@@ -50,8 +50,8 @@ def prepared(arguments: Sequence[str]) -> list[str]:
 
 
 def _values(override: Override) -> list[str]:
-    swept = override.is_sweep_override()
-    return [str(value) for value in (override.sweep_string_iterator() if swept else [override.value()])]
+    value = override.value()
+    return [str(getattr(each, "text", each)) for each in (value.list if isinstance(value, ChoiceSweep) else [value])]
 
 
 def _register(group: str, name: str) -> None:

@@ -84,7 +84,7 @@ def chosen_options(config: DictConfig) -> dict[str, type]:
     for group in GROUPS:
         name, values = value_of(config, key_of(group)), value_of(config, group)
         if isinstance(name, str) and name != "???" and isinstance(values, DictConfig):
-            chosen[group] = options_class(group, name, [str(key) for key in values])
+            chosen[group] = options_class(group, name)
     return chosen
 
 

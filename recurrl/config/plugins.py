@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
@@ -190,16 +190,11 @@ def base_options(group: str) -> type:
     return hint
 
 
-def options_class(group: str, name: str, keys: Collection[str] = ()) -> type:
+def options_class(group: str, name: str) -> type:
     """The dataclass of a choice's options.
 
-    Those of the package's own choices are in :mod:`recurrl.config`, by name, so that they are known without importing
-    torch; a choice that has none there and no ``keys`` but the group's has the group's own.
-
-    Args:
-        group: of the configuration.
-        name: of the choice.
-        keys: those of its yaml.
+    Those of the package's choices are in :mod:`recurrl.config`, by name, so that they are known without importing
+    torch; a choice that has none there has the group's.
 
     Raises:
         ConfigError: there is no such choice, or its factory does not name its options.
@@ -207,10 +202,7 @@ def options_class(group: str, name: str, keys: Collection[str] = ()) -> type:
     base = base_options(group)
     check_name(group, name)
     if not is_own(name):
-        if found := packaged(group).get(name):
-            return found
-        if group not in ROOMS or set(keys) <= {field.name for field in fields(base)}:
-            return base
+        return packaged(group).get(name, base)
     return _annotated(factory(group, name), base, f"{_typed(group)}={name}")
 
 

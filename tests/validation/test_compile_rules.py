@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from recurrl.validation import choices
+from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
+from recurrl.validation import compiler
 
 
 @pytest.mark.parametrize(
@@ -26,11 +29,12 @@ def test_what_cannot_be_compiled_is_refused(
     assert advice in message
 
 
-def test_a_cell_whose_scan_the_compiler_cannot_differentiate_is_refused(
-    refusal: Callable[[dict[str, object]], str], step_only_cell: str, monkeypatch: pytest.MonkeyPatch
+def test_a_cell_whose_scan_the_compiler_cannot_differentiate_is_rejected(
+    defaults: TrainConfig, step_only_cell: str
 ) -> None:
-    monkeypatch.setitem(choices.CHOICES, "cell.name", (step_only_cell,))
-    assert "hand-written" in refusal({"compile": True, "cell.name": step_only_cell})
+    cell = replace(defaults.cell, name=step_only_cell)
+    with pytest.raises(ConfigError, match="hand-written"):
+        compiler.check(replace(defaults, compile=True, cell=cell))
 
 
 def test_without_a_compiler_of_its_own_language_compiling_is_refused(
