@@ -100,6 +100,6 @@ def test_several_choices_where_one_belongs_are_rejected(refused):
     )
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [*GROUPS, "experiment"])
 def test_a_group_without_a_choice_is_rejected(refused, group):
     assert refused(f"{group}=null").startswith(f"{group}=null is not a valid choice.")

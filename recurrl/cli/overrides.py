@@ -85,11 +85,11 @@ def check_overrides(arguments: Sequence[str]) -> None:
 
 def _check(override: Override, known: Collection[str], only_ours: bool) -> None:
     key = override.key_or_group
-    if key.startswith("hydra") or "/" in key or key == "experiment":
+    if key.startswith("hydra") or "/" in key:
         return
-    if key in GROUPS and not override.is_delete() and override.value() is None:
+    if key in ("experiment", *GROUPS) and not override.is_delete() and override.value() is None:
         raise ConfigError(f"{key}=null is not a valid choice. Leave it out, or give one of its options.")
-    if only_ours or key.partition(".")[0] not in ROOMS:
+    if key != "experiment" and (only_ours or key.partition(".")[0] not in ROOMS):
         check_key(key, known)
 
 

@@ -135,7 +135,7 @@ def check_key(path: str, known: Collection[str]) -> None:
         )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
-    known = {key for key in known if key not in GROUPS}
+    known = {key for key in known if key not in GROUPS or "." not in path}
     near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
     last_names = {key.rpartition(".")[2] for key in known}
     lasts = {last} if near else {last, *difflib.get_close_matches(last, last_names, n=1, cutoff=0.75)}

@@ -267,15 +267,15 @@ def test_going_on_from_a_name_that_looks_like_a_number_is_refused(refused):
     assert refused("resume=3").startswith("3 does not exist. Give a run directory")
 
 
-def test_going_on_from_a_folder_that_is_no_run_is_refused(refusal, tmp_path):
-    assert refusal({"resume": str(tmp_path)}).startswith(
+def test_going_on_from_a_folder_that_is_no_run_is_refused(refused, tmp_path):
+    assert refused(f"resume={tmp_path}").startswith(
         f"{tmp_path} is neither a run directory nor a checkpoint in one. Give a run directory"
     )
 
 
-def test_going_on_from_a_run_without_a_checkpoint_is_refused(refusal, finished_run, tmp_path):
+def test_going_on_from_a_run_without_a_checkpoint_is_refused(refused, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    assert refusal({"resume": str(run)}) == (
+    assert refused(f"resume={run}") == (
         f"{run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one without "
         "resume."
     )

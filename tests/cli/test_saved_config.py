@@ -1,4 +1,4 @@
-"""Saved configurations that are malformed, or name code: what each command that reads them says."""
+"""Saved configurations that are malformed or name code: the errors of each command that reads them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, said, p
         assert str(run / "config.yaml") in error, name
     assert "add --trust-packages" in told["evaluate"]
     assert "add --trust-packages" in told["check"]
-    assert f"name it on this command line too, packages as env.packages=[{PACKAGE},os]." in told["resume"]
+    assert f"name it on this command line too: env.packages=[{PACKAGE},os]." in told["resume"]
 
 
 def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, evaluate, tiny, package, tmp_path):
@@ -142,7 +142,7 @@ def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, eval
     assert train(*ours, "hydra.run.dir=run").code == 0
     shutil.copytree(tmp_path / "run" / "checkpoints" / "frames_000000000064", tmp_path / "mine")
     shutil.rmtree(package)
-    del sys.modules[PACKAGE]
+    sys.modules.pop(PACKAGE, None)
     for outcome in (evaluate("mine"), train("resume=mine", "total_frames=96", "hydra.run.dir=next")):
         assert PACKAGE in outcome.error
     assert not package.exists()
@@ -179,7 +179,7 @@ def test_a_yaml_of_ones_own_names_its_packages(train, tiny, package, tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"id": f"{PACKAGE}:Some-v0"}, "is not registered with Gymnasium"),
+        ({"id": f"{PACKAGE}:Some-v0"}, "names code that would be imported"),
         (
             {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
             "names code that would be imported",

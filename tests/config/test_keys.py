@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recurrl.config.composed import chosen_options
-from recurrl.config.keys import SYNONYMS, check_key, differences, key_paths, packaged_keys, paths_of, typed_value
+from recurrl.config.keys import check_key, differences, key_paths, paths_of, typed_value
 from recurrl.config.plugins import GROUPS, ROOMS, names, options_class, packaged
 from recurrl.errors import ConfigError
 
@@ -64,10 +64,6 @@ def test_an_option_of_another_choice_is_rejected_with_its_owner(group, owner, ke
 def test_an_option_of_another_choice_is_rejected_on_the_command_line(refused):
     assert refused("algorithm=grpo", "algorithm.lmbda=0.9").startswith("algorithm.lmbda is an option of algorithm=ppo,")
     assert refused("logger.mode=offline").startswith("logger.mode is an option of logger=wandb,")
-
-
-def test_every_key_of_another_library_leads_to_one_of_ours():
-    assert set(SYNONYMS.values()) <= packaged_keys()
 
 
 def test_the_differences_of_two_configurations_have_dotted_keys_and_both_values():

@@ -33,6 +33,7 @@ FREE_TEXT = {
     "logger.project": "a name",
     "logger.id": "a name",
     "env.packages": "any package",
+    "logger.only": "an example's: any beginning of a metric",
 }
 NUMBERS = [option for option in OPTIONS if {int, float} & set(option.kinds)]
 RANGES = [option for option in NUMBERS if option.meaning.range is not None]
