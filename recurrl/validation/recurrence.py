@@ -19,9 +19,8 @@ def check(config: TrainConfig) -> None:
             recompute=config.recompute.name,
             chunk_len=config.recompute.chunk_len,
             precision=config.precision.name,
-            hidden_size=config.cell.hidden_size,
         )
-        reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
+        reason = refusal(config.backend.name, load_cell(config.cell.name)(config.cell), options, device)
     if reason is not None:
         raise ConfigError(reason)
     require(
