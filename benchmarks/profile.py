@@ -18,12 +18,12 @@ import torch
 from hydra import compose, initialize_config_module
 
 from benchmarks.measuring import machine
-from recurrl import advantage
 from recurrl.collector import make_collector
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
+from recurrl.losses import advantage
 from recurrl.train import make_policy_for, set_process_state
 from recurrl.validation import check
 

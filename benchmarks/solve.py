@@ -22,7 +22,7 @@ from benchmarks.command_line import add_output, add_threads, publish
 from benchmarks.loops import RemoteLoop, remote_loop
 from benchmarks.measuring import machine
 from benchmarks.peers import Task, not_installed
-from recurrl.config import TrainConfig, given
+from recurrl.config import PPOConfig, TrainConfig
 from recurrl.config.composed import typed
 
 T = TypeVar("T")
@@ -92,6 +92,8 @@ def default_task() -> Task:
     """The default run as a task for all loops."""
     with initialize_config_module("recurrl.configs", version_base=None):
         config: TrainConfig = typed(compose("train"))
+    algorithm = config.algorithm
+    assert isinstance(algorithm, PPOConfig)
     return Task(
         cell=config.cell.name,
         envs=config.env.num_envs,
@@ -100,12 +102,12 @@ def default_task() -> Task:
         minibatches=config.slices_per_batch // config.minibatch_slices,
         hidden=config.cell.hidden_size,
         lr=config.lr,
-        gamma=config.algorithm.gamma,
-        lmbda=given(config.algorithm.lmbda),
-        clip=config.algorithm.clip_epsilon,
+        gamma=algorithm.gamma,
+        lmbda=algorithm.lmbda,
+        clip=algorithm.clip_epsilon,
         seed=config.seed,
         lr_final_fraction=config.lr_final_fraction,
-        clip_final_fraction=config.algorithm.clip_final_fraction,
+        clip_final_fraction=algorithm.clip_final_fraction,
         total_frames=config.total_frames,
         reward_scale=config.env.reward_scale,
         normalize=config.env.normalize_observation,
@@ -114,7 +116,7 @@ def default_task() -> Task:
 
 def contenders(default: Task) -> dict[tuple[str, str], Task]:
     """The tasks by loop and settings."""
-    longer = replace(default, total_frames=PEER_FRAMES_FACTOR * given(default.total_frames))
+    longer = replace(default, total_frames=PEER_FRAMES_FACTOR * (default.total_frames or 0))
     return {
         ("recurrl", DEFAULT): default,
         ("sb3_contrib", DEFAULT): replace(longer, cell="lstm"),
@@ -150,7 +152,7 @@ def _iterate(attempt: Attempt, task: Task, remote: RemoteLoop, arguments: argpar
 
 
 def _done(attempt: Attempt, task: Task, limit_s: float) -> bool:
-    used_up = attempt.frames + task.frames > given(task.total_frames) or attempt.seconds > limit_s
+    used_up = attempt.frames + task.frames > (task.total_frames or 0) or attempt.seconds > limit_s
     return attempt.solved or used_up
 
 

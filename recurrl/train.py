@@ -14,22 +14,23 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector
 
-from recurrl import checkpoint, not_finite
+from recurrl import checkpoint
+from recurrl.checkpoint import not_finite
 from recurrl.collector import collection_metrics, make_collector
+from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import RestartingCollector
 from recurrl.collector.seeds import seed_process, seeds
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.envs import make_env, recurrent_modules
-from recurrl.episodes import EpisodeStatistics
 from recurrl.errors import ConfigError, EnvironmentFaultError, NonFiniteError, RunError
 from recurrl.evaluation import KEPT, StoppedError, evaluate, evaluation_metrics, memory_metrics, random_metrics
-from recurrl.garbage import start_up_spared
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import ACTION, Policy, make_policy
 from recurrl.recurrent import precision
 from recurrl.replay_check import check_replay
-from recurrl.report import Report
-from recurrl.signals import StopRequest
+from recurrl.runtime.garbage import start_up_spared
+from recurrl.runtime.report import Report
+from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
 from recurrl.tracking.curve import plot_learning_curve
 from recurrl.tracking.progress import Progress

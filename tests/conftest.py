@@ -37,6 +37,7 @@ from recurrl import checkpoint, envs
 from recurrl.cli import check as check_command
 from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
+from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
@@ -82,7 +83,7 @@ def tiny() -> list[str]:
         "minibatch_slices=4",
         "epochs=2",
         "cell.hidden_size=8",
-        "policy.encoder_sizes=[8]",
+        "encoder.sizes=[8]",
         "evaluation.episodes=2",
     ]
 
@@ -93,7 +94,7 @@ def compose_untyped() -> Callable[..., DictConfig]:
 
     def compose(*overrides: str) -> DictConfig:
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            return hydra.compose("train", list(overrides))
+            return hydra.compose("train", prepared(overrides))
 
     return compose
 

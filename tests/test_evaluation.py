@@ -18,12 +18,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from recurrl.collector import make_collector
+from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.seeds import seed_process
 from recurrl.config import TrainConfig
-from recurrl.episodes import EpisodeStatistics
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
 from recurrl.policy import Policy
-from recurrl.report import Report
+from recurrl.runtime.report import Report
 from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
@@ -50,7 +50,7 @@ def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[Train
     """A policy, set by hand, that remembers the cue without fail."""
     config = compose(
         *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
-        "policy.encoder_sizes=[]",
+        "encoder.sizes=[]",
     )
     policy = make_policy_for(config)
     with torch.no_grad():

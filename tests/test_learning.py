@@ -70,6 +70,6 @@ def test_without_memory_it_is_not_solved(console: Console, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_pendulum_experiment_swings_up_without_the_velocity(seed: int, console: Console, tmp_path: Path) -> None:
-    summary = train(console, tmp_path, "experiment=pendulum_novel", f"seed={seed}")
+    summary = train(console, tmp_path, "experiment=pendulum_no_velocity", f"seed={seed}")
     assert summary["eval_return_mean"] >= -300
     assert summary["frames"] <= 100_000

@@ -106,7 +106,7 @@ def test_each_source_of_environments_has_a_yaml_that_names_it():
 
 @pytest.mark.parametrize("name", envs.source_names())
 def test_a_source_of_environments_can_check_and_make(name):
-    module = importlib.import_module(f"recurrl.envs.{name}")
+    module = importlib.import_module(f"recurrl.envs.sources.{name}")
     assert callable(module.check)
     assert callable(module.make)
 

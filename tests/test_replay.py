@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from recurrl.buffer import SliceBuffer
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.learner import Learner
+from recurrl.learning.buffers.on_policy import SliceBuffer
+from recurrl.learning.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 from recurrl.train import make_policy_for, set_process_state
 
@@ -23,7 +23,7 @@ Compose = Callable[..., TrainConfig]
 
 SMALL = (
     "cell.hidden_size=12",
-    "policy.encoder_sizes=[16]",
+    "encoder.sizes=[16]",
     "env.num_envs=6",
     "frames_per_batch=240",
     "slice_len=8",
@@ -42,7 +42,7 @@ def make(config: TrainConfig) -> tuple[Policy, Any]:
     return policy, make_collector(config, policy)
 
 
-@pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel"])
+@pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity"])
 @pytest.mark.parametrize("backend", ["reference", "pad", "scan", "triton"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, compose: Compose) -> None:

@@ -19,7 +19,7 @@ from wrong_environments import Stale
 
 from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
-from recurrl.envs import gymnasium as gymnasium_source
+from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ReplayError
 from recurrl.policy import Policy, PolicyModule
 from recurrl.replay_check import TOLERANCE, check_replay
@@ -30,7 +30,7 @@ Compose = Callable[..., TrainConfig]
 Register = Callable[[Callable[[], Any]], str]
 
 SMALL = (
-    *("cell.hidden_size=8", "policy.encoder_sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
+    *("cell.hidden_size=8", "encoder.sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
     *("minibatch_slices=4", "backend=pad", "device=cpu", "env.max_episode_steps=11"),
 )
 STATE = "recurrent_state"
@@ -74,7 +74,7 @@ def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "mingru", "none"])
-@pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel"])
+@pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity"])
 def test_a_batch_that_is_right_gives_one_line(compose: Compose, env: str, cell: str) -> None:
     config = compose(*SMALL, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy = make(config)
@@ -88,7 +88,7 @@ def test_a_batch_that_is_right_gives_one_line(compose: Compose, env: str, cell: 
 
 def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_come(compose: Compose) -> None:
     # No episode ends in the batch, so that the check acts at random in environments of its own.
-    config = compose(*SMALL[:-1], "env=pendulum_novel")
+    config = compose(*SMALL[:-1], "env=pendulum_no_velocity")
     policy = make(config)
     batch = collect(config, policy)
     before, weights = batch.clone(), {name: value.clone() for name, value in policy.state_dict().items()}

@@ -1,7 +1,7 @@
 """The training loops that ``benchmark.py train`` compares: one module each, run in separate processes.
 
 A module has ``make(task)``, which returns a :class:`Loop`. Because memory is compared too, peers import nothing of
-recurrl except :mod:`recurrl.schedule`.
+recurrl except :mod:`recurrl.losses.schedule`.
 """
 
 from __future__ import annotations

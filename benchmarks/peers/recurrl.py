@@ -15,8 +15,8 @@ from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.evaluation import evaluate
-from recurrl.garbage import start_up_spared
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
+from recurrl.runtime.garbage import start_up_spared
 from recurrl.train import make_policy_for, set_process_state
 from recurrl.validation import check
 
@@ -29,7 +29,7 @@ def configuration(task: Task, *overrides: str) -> TrainConfig:
             [
                 f"cell={task.cell}",
                 f"cell.hidden_size={task.hidden}",
-                f"policy.encoder_sizes=[{task.hidden}]",
+                f"encoder.sizes=[{task.hidden}]",
                 f"env.mask={list(HIDDEN)}",
                 f"env.num_envs={task.envs}",
                 f"frames_per_batch={task.frames}",

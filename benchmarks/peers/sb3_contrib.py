@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from torch import Tensor, nn
 
 from benchmarks.peers import OBSERVATION_SIZE, Task, masked_cartpole
-from recurrl.schedule import annealed
+from recurrl.losses.schedule import annealed
 
 
 class Encoder(BaseFeaturesExtractor):

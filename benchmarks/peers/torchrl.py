@@ -27,7 +27,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from benchmarks.peers import ACTIONS, LONGEST_EPISODE, OBSERVATION_SIZE, Task, masked_cartpole
-from recurrl.schedule import annealed
+from recurrl.losses.schedule import annealed
 
 CELLS = {"gru": GRUModule, "lstm": LSTMModule}
 

@@ -17,10 +17,10 @@ from recurrl.config import TrainConfig
 from recurrl.config.keys import differences
 from recurrl.envs import recurrent_modules
 from recurrl.errors import ConfigError
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
 from recurrl.recurrent.auto import Choices
-from recurrl.run_directory import CONFIG_FILE, run_directory_of
+from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.tracking import Resumed
 
 FOLDER = "checkpoints"
@@ -277,7 +277,7 @@ def check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -
     held = {"seed": "its random number generators are restored"}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
-    if config.algorithm.objective == "kl" and "algorithm.objective" not in changes:
+    if getattr(config.algorithm, "objective", None) == "kl" and "algorithm.objective" not in changes:
         held["algorithm.kl_coeff"] = "algorithm.objective=kl resumes from its last weight"
     for key in held.keys() & changes.keys():
         raise ConfigError(

@@ -20,9 +20,9 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
-from recurrl.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.errors import ConfigError, RunError
-from recurrl.run_directory import UnreadableError, looks_like_checkpoint, read_text
+from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
+from recurrl.runtime.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
 PREFIX = "frames_"
 CHECKSUMS = "checksums.json"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import hydra
 
-from recurrl import not_finite
+from recurrl.checkpoint import not_finite
+from recurrl.cli.overrides import prepared
 from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
@@ -17,9 +18,9 @@ from recurrl.collector import collector_state, make_collector
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
 from recurrl.replay_check import check_replay
-from recurrl.resources import resource_errors_as_messages
-from recurrl.run_directory import CONFIG_FILE, run_directory_of
-from recurrl.time_limit import time_limit
+from recurrl.runtime.resources import resource_errors_as_messages
+from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
+from recurrl.runtime.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
 
 
@@ -33,7 +34,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
     with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-        config = typed(hydra.compose("train", [*overrides, *search]))
+        config = typed(hydra.compose("train", [*prepared(overrides), *search]))
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     check_config(config)

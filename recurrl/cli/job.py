@@ -10,16 +10,16 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from recurrl import checkpoint
-from recurrl.atomic import remove_unfinished
 from recurrl.cli import run_config
 from recurrl.cli.rules import check_config
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError, RunError
-from recurrl.report import Report
-from recurrl.resources import os_error_message, resource_errors_as_messages
-from recurrl.run_directory import read_text
-from recurrl.signals import stop_request
-from recurrl.time_limit import time_limit
+from recurrl.runtime.atomic import remove_unfinished
+from recurrl.runtime.report import Report
+from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
+from recurrl.runtime.run_directory import read_text
+from recurrl.runtime.signals import stop_request
+from recurrl.runtime.time_limit import time_limit
 from recurrl.tracking.summary import FILE_NAME as SUMMARY
 from recurrl.tracking.summary import write_summary
 from recurrl.train import train

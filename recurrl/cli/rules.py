@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from recurrl import envs, losses
+from recurrl import envs
 from recurrl.config import TrainConfig
-from recurrl.envs.gymnasium import EXTRAS
+from recurrl.envs.sources.gymnasium import EXTRAS
 from recurrl.validation import check
 
 
@@ -21,9 +21,8 @@ def check_config(config: TrainConfig) -> None:
     check(config)
     _find_packages_here(config.env.packages)
     envs.check(config.env)
-    if config.algorithm.resets_rows:
+    if config.algorithm.members_of_a_group is not None:
         envs.check_rows(config.env, config.steps_per_row)
-    losses.check(config.algorithm)
 
 
 def _find_packages_here(packages: Iterable[str]) -> None:

@@ -12,16 +12,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl import checkpoint
-from recurrl.atomic import atomic_write
 from recurrl.cli.overrides import given_overrides
 from recurrl.cli.saved_config import check_code, code_named, config_within, naming, saved_config
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed, value_of
 from recurrl.config.keys import differences
-from recurrl.envs.gymnasium import EXTRAS
+from recurrl.config.plugins import ROOMS, is_own, key_of
+from recurrl.envs.sources.gymnasium import EXTRAS
 from recurrl.errors import ConfigError
-from recurrl.run_directory import CONFIG_FILE, run_directory_of
-from recurrl.schedule import annealed
+from recurrl.losses.schedule import annealed
+from recurrl.runtime.atomic import atomic_write
+from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
+    unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
+    check_code(unnamed, source_of(start), f"name it on this command line too: {_as_overrides(effective)}")
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
@@ -56,10 +59,14 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     if "schedule_frames" in changes:
         logger.info(_schedules_line(config))
     checkpoint.check_changes(config, changes)
-    unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
-    packages = ",".join(map(str, effective.env.packages))
-    check_code(unnamed, source_of(start), f"name it on this command line too, packages as env.packages=[{packages}]")
     return effective, start
+
+
+def _as_overrides(config: DictConfig) -> str:
+    """The choices and packages of a configuration that are a user's own, as overrides."""
+    named = [f"{key_of(group)}={value_of(config, key_of(group))}" for group in ROOMS]
+    packages = ",".join(map(str, value_of(config, "env.packages") or []))
+    return " ".join([*(text for text in named if is_own(text)), *([f"env.packages=[{packages}]"] if packages else [])])
 
 
 def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
@@ -106,11 +113,10 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
     Raises:
         ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
     """
-    with naming(source):
-        result = typed(config)
     if not trust_packages:
         check_code(code_named(config, EXTRAS), source, "add --trust-packages")
-    return result
+    with naming(source):
+        return typed(config)
 
 
 def record(effective: DictConfig, run_dir: Path) -> None:

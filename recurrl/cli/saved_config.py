@@ -14,14 +14,14 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.config import TrainConfig
-from recurrl.config.keys import FREE, check_keys, key_paths
+from recurrl.config.keys import FREE, check_key, key_paths, packaged_keys, paths_of
+from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
-from recurrl.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
+from recurrl.runtime.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
 
 _MOST_BYTES = 2**20
 _INTERPOLATION = "${"
-_GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths(TrainConfig) if "." in key), FREE)
+_GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
 _MAKERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Ids of Gymnasium that make an environment of a module which their arguments name."""
 
@@ -66,9 +66,11 @@ def naming(source: Path) -> Iterator[None]:
 
 
 def code_named(config: DictConfig, shipped: Iterable[str]) -> set[str]:
-    """The code that an environment's settings would import, except the packages of our own yamls."""
+    """The code that a configuration would import, except the packages of our own yamls."""
     packages = OmegaConf.select(config, "env.packages") or []
     named = {str(package) for package in packages if str(package).partition(".")[0] not in shipped}
+    choices = [str(OmegaConf.select(config, key)) for key in (*map(key_of, ROOMS), "env.id")]
+    named |= {name for name in choices if is_own(name)}
     if (made_by := OmegaConf.select(config, "env.id")) in _MAKERS:
         named.add(f"{made_by} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}")
     return named
@@ -96,7 +98,7 @@ def check_directory(run_dir: Path) -> None:
     check_writable_places(run_dir)
     if os.path.lexists(run_dir / CONFIG_FILE):
         with naming(run_dir / CONFIG_FILE):
-            check_keys(OmegaConf.to_container(saved_config(run_dir)))
+            _check_keys(saved_config(run_dir))
     for name, is_ours in (("summary.json", _is_summary), ("learning_curve.png", _is_curve)):
         path = run_dir / name
         if os.path.lexists(path) and not is_ours(path):
@@ -104,6 +106,14 @@ def check_directory(run_dir: Path) -> None:
                 f"{path} was not written by a run, and this run would overwrite it. Move it away, or give the run a "
                 "directory of its own with hydra.run.dir=..."
             )
+
+
+def _check_keys(config: DictConfig) -> None:
+    """Rejects keys of no choice of ours. What a user's own choice takes is not asked: that would run its code."""
+    own = tuple(f"{group}." for group in ROOMS if is_own(str(OmegaConf.select(config, key_of(group)))))
+    for path in paths_of(OmegaConf.to_container(config)):
+        if not path.startswith(own):
+            check_key(path, packaged_keys())
 
 
 def _is_summary(path: Path) -> bool:

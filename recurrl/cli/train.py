@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import re
 import signal
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import hydra
@@ -17,10 +20,12 @@ from omegaconf import DictConfig
 
 from recurrl import STARTED, __version__
 from recurrl.cli.directories import check_unused, run_directory
-from recurrl.cli.overrides import check_overrides, given_overrides
+from recurrl.cli.help import explained
+from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
 from recurrl.config.composed import as_schema, value_of
+from recurrl.config.keys import check_key
 from recurrl.errors import ConfigError, RunError
-from recurrl.signals import Interrupted
+from recurrl.runtime.signals import Interrupted
 
 _finished: list[tuple[str, str | None]] = []
 """Of each job of this process: its overrides, and the error it failed with."""
@@ -38,7 +43,11 @@ def main() -> None:
     logging.raiseExceptions = full_error
     try:
         check_overrides(sys.argv[1:])
-        _jobs()
+        sys.argv[1:] = prepared(sys.argv[1:])
+        if asks_for_keys(sys.argv[1:]):
+            _print_explained()
+        else:
+            _jobs()
     except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
@@ -52,12 +61,28 @@ def main() -> None:
 
 
 def _printed(error: Exception) -> str:
+    # Hydra says of an option of another choice only that it could not override it.
+    if found := re.match(r"Could not override '([\w.]+)'", str(error)):
+        try:
+            check_key(found[1], ())
+        except ConfigError as refusal:
+            return str(refusal)
     # Hydra's error for a choice that does not exist is one of the operating system too.
     if isinstance(error, OSError) and not isinstance(error, HydraException):
-        from recurrl.resources import os_error_message
+        from recurrl.runtime.resources import os_error_message
 
         return os_error_message(error)
     return str(error)
+
+
+def _print_explained() -> None:
+    """Prints Hydra's ``--help`` or ``--cfg job``, and what each key means."""
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            _jobs()
+    finally:
+        sys.stdout.write(explained(printed.getvalue()))
 
 
 class _Refused(BaseException):

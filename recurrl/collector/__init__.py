@@ -5,7 +5,6 @@ One module per choice of ``collector``, with ``make(config, policy)``.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
 from torchrl.collectors import BaseCollector
@@ -13,6 +12,7 @@ from torchrl.collectors import BaseCollector
 from recurrl.collector.restarts import RestartingCollector
 from recurrl.collector.seeds import seed_after
 from recurrl.config import TrainConfig
+from recurrl.config.plugins import factory
 from recurrl.policy import Policy
 
 
@@ -29,11 +29,11 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0) -> Base
     Raises:
         ConfigError: the environment cannot be made, or would not carry the policy's states.
     """
-    make = importlib.import_module(f"{__name__}.{config.collector.name}").make
+    make = factory("collector", config.collector.name)
     config = replace(config, seed=seed_after(config.seed, frames))
     if config.collector.on_fault == "restart":
-        return RestartingCollector(config, lambda seeded: make(seeded, policy))
-    collector: BaseCollector = make(config, policy)
+        return RestartingCollector(config, lambda seeded: make(seeded.collector, seeded, policy))
+    collector: BaseCollector = make(config.collector, config, policy)
     return collector
 
 

@@ -15,8 +15,8 @@ import torch
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 
-from recurrl.environment_state import UnsavableError
 from recurrl.envs import TensorEnv
+from recurrl.envs.saved_state import UnsavableError
 
 logger = logging.getLogger(__name__)
 

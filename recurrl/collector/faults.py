@@ -19,7 +19,7 @@ from typing import Any
 from torch import multiprocessing
 
 from recurrl.config import TrainConfig
-from recurrl.environment_state import UnsavableError
+from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError, RunError
 
 _NOTICED = b"\0"

@@ -19,7 +19,7 @@ from torchrl.collectors import MultiAsyncCollector
 
 from recurrl.collector import collector_state
 from recurrl.collector.workers import Workers
-from recurrl.config import TrainConfig
+from recurrl.config import CollectorConfig, TrainConfig
 from recurrl.policy import Policy
 
 
@@ -78,7 +78,7 @@ class AsyncCollector(Workers, MultiAsyncCollector):
         collector_state.warn_if_lost(state)
 
 
-def make(config: TrainConfig, policy: Policy) -> AsyncCollector:
+def make(options: CollectorConfig, config: TrainConfig, policy: Policy) -> AsyncCollector:
     """The collector.
 
     Raises:

@@ -14,7 +14,7 @@ from torchrl.collectors import MultiSyncCollector
 
 from recurrl.collector import collector_state
 from recurrl.collector.workers import Workers
-from recurrl.config import TrainConfig
+from recurrl.config import CollectorConfig, TrainConfig
 from recurrl.policy import Policy
 
 
@@ -54,7 +54,7 @@ class SyncCollector(Workers, MultiSyncCollector):
             self._restore(state["workers"])
 
 
-def make(config: TrainConfig, policy: Policy) -> SyncCollector:
+def make(options: CollectorConfig, config: TrainConfig, policy: Policy) -> SyncCollector:
     """The collector.
 
     Raises:

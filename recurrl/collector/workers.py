@@ -28,8 +28,8 @@ from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy import Policy, PolicyModule
-from recurrl.signals import ignore_signals
-from recurrl.time_limit import time_limit
+from recurrl.runtime.signals import ignore_signals
+from recurrl.runtime.time_limit import time_limit
 
 _POLL_S = 0.2
 

@@ -5,13 +5,15 @@ Invalid configurations raise a :class:`ConfigError`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.config import AUTO_DEVICE, TrainConfig
 from recurrl.config.keys import check_keys, key_paths, typed_value
+from recurrl.config.plugins import GROUPS, key_of, options_class
+from recurrl.config.run import AUTO_DEVICE, TrainConfig
 from recurrl.errors import ConfigError
 
 
@@ -35,16 +37,34 @@ def as_schema(config: DictConfig) -> TrainConfig:
     Raises:
         ConfigError: likewise.
     """
-    check_keys(OmegaConf.to_container(config, resolve=False))
+    chosen = chosen_options(config)
+    check_keys(OmegaConf.to_container(config, resolve=False), chosen)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), config)
+        schema = OmegaConf.structured(TrainConfig)
+        for group, options in chosen.items():
+            schema[group] = OmegaConf.structured(options)
+        merged = OmegaConf.merge(schema, config)
         _check_groups(merged)
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(_untypable(error, config)) from error
     assert isinstance(result, TrainConfig)
-    _check_lists(result)
+    _check_lists(result, key_paths(chosen=chosen))
     return result
+
+
+def chosen_options(config: DictConfig) -> dict[str, type]:
+    """The options of each group's choice.
+
+    Raises:
+        ConfigError: a choice does not exist.
+    """
+    chosen = {}
+    for group in GROUPS:
+        name, values = value_of(config, key_of(group)), value_of(config, group)
+        if isinstance(name, str) and name != "???" and isinstance(values, DictConfig):
+            chosen[group] = options_class(group, name, [str(key) for key in values])
+    return chosen
 
 
 def _check_groups(merged: Any) -> None:
@@ -72,9 +92,9 @@ def value_of(config: DictConfig, key: str) -> Any:
         raise ConfigError(_untypable(error, config)) from error
 
 
-def _check_lists(config: TrainConfig) -> None:
+def _check_lists(config: TrainConfig, keys: Iterable[str]) -> None:
     """Rejects nested values in lists, which OmegaConf accepts."""
-    for key in key_paths(TrainConfig):
+    for key in keys:
         value = typed_value(config, key)
         nested = [item for item in value if isinstance(item, list | dict)] if isinstance(value, list) else []
         if nested:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
-from recurrl.config import TrainConfig
+from recurrl.config.plugins import GROUPS, ROOMS, packaged
+from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
 FREE = "env.kwargs"
 """Below this key are an environment's arguments, which are not in the schema."""
 
+RENAMED = {
+    "policy.encoder_sizes": "encoder.sizes",
+    "policy.image_encoder": "encoder.images",
+}
+"""Keys that have another name now."""
 
 SYNONYMS = {
     "action_noise": "policy.initial_std",
@@ -57,9 +64,17 @@ SYNONYMS = {
 """Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers."""
 
 
-def key_paths(schema: type, prefix: str = "") -> list[str]:
-    """The dotted paths of all keys of a schema, those of groups included."""
-    hints = get_type_hints(schema)
+def key_paths(
+    schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
+) -> list[str]:
+    """The dotted paths of all keys of a schema, those of groups included.
+
+    Args:
+        schema: a dataclass.
+        prefix: of its keys, with a dot at its end.
+        chosen: the options of the groups whose choices are known; of others, what all their choices have.
+    """
+    hints = {**get_type_hints(schema), **chosen}
     paths: list[str] = []
     for field in fields(schema):
         path = prefix + field.name
@@ -69,40 +84,70 @@ def key_paths(schema: type, prefix: str = "") -> list[str]:
     return paths
 
 
+def packaged_keys() -> set[str]:
+    """The dotted paths of all keys of all choices of the package."""
+    found = set(key_paths())
+    for group in ROOMS:
+        for options in packaged(group).values():
+            found |= set(key_paths(options, f"{group}."))
+    return found
+
+
 def typed_value(config: TrainConfig, key: str) -> Any:
     """The value behind a dotted key of a typed configuration."""
     return reduce(getattr, key.split("."), config)
 
 
-def check_keys(values: Any) -> None:
+def check_keys(values: Any, chosen: Mapping[str, type]) -> None:
     """Rejects keys that are not in the schema, and suggests the nearest ones.
+
+    Args:
+        values: nested dictionaries.
+        chosen: the options of each group's choice.
 
     Raises:
         ConfigError: such a key.
     """
-    known = set(key_paths(TrainConfig))
-    for path in _paths_of(values):
+    known = set(key_paths(chosen=chosen))
+    for path in paths_of(values):
         check_key(path, known)
 
 
-def check_key(path: str, known: Iterable[str] | None = None) -> None:
-    """Rejects a dotted key that is not in the schema, and suggests the nearest ones.
+def check_key(path: str, known: Collection[str]) -> None:
+    """Rejects a dotted key that is not among the known ones, and suggests the nearest of them.
+
+    Args:
+        path: the key.
+        known: all keys of the run's choices.
 
     Raises:
         ConfigError: the key is unknown.
     """
-    known = set(key_paths(TrainConfig)) if known is None else set(known)
     if path in known or path.startswith(f"{FREE}."):
         return
-    last = path.rpartition(".")[2]
+    if path in RENAMED:
+        raise ConfigError(f"The configuration key {path!r} is now {RENAMED[path]}. Give {RENAMED[path]}=...")
+    group, _, last = path.rpartition(".")
+    if owner := _owner(group, path):
+        raise ConfigError(
+            f"{path} is an option of {group}={owner}, and this run has another {group}. Leave it out, or choose "
+            f"{group}={owner}."
+        )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
+    known = {key for key in known if key not in GROUPS}
     near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
-    names = {key.rpartition(".")[2] for key in known}
-    lasts = {last} if near else {last, *difflib.get_close_matches(last, names, n=1, cutoff=0.75)}
+    last_names = {key.rpartition(".")[2] for key in known}
+    lasts = {last} if near else {last, *difflib.get_close_matches(last, last_names, n=1, cutoff=0.75)}
     near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
-    advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --cfg job lists all keys."
+    advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --help lists all keys."
     raise ConfigError(f"Unknown configuration key {path!r}. {advice}")
+
+
+def _owner(group: str, path: str) -> str | None:
+    """The choice of the package that has an option of this key."""
+    owners = packaged(group).items() if group in ROOMS else ()
+    return next((name for name, options in owners if path in key_paths(options, f"{group}.")), None)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
@@ -117,12 +162,13 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
     return found
 
 
-def _paths_of(values: Any, prefix: str = "") -> list[str]:
+def paths_of(values: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of nested dictionaries."""
     if not isinstance(values, dict):
         return []
     paths: list[str] = []
     for key, value in values.items():
         paths.append(f"{prefix}{key}")
         if f"{prefix}{key}" != FREE:
-            paths += _paths_of(value, f"{prefix}{key}.")
+            paths += paths_of(value, f"{prefix}{key}.")
     return paths

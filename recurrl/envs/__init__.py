@@ -1,6 +1,6 @@
 """Builds environments for recurrent policies: batched, with is_init, primers and returns.
 
-One module per source of environments, except those whose names begin with ``_``. A source has three functions:
+Each module of :mod:`recurrl.envs.sources` is a source of environments. A source has three functions:
 ``check(config)`` rejects a bad configuration without making anything; ``episode_limit(config)`` returns the maximal
 episode length; and ``make(config, num_envs, groups)`` returns a TorchRL environment of batch size ``[num_envs]`` with
 the entries ``observation``, ``action`` and ``reward``. With groups, a group's members start from the same states.
@@ -20,14 +20,15 @@ from torchrl.data import Bounded
 from torchrl.envs import Compose, EnvBase, InitTracker, StepCounter, TransformedEnv
 
 from recurrl.config import EnvConfig
-from recurrl.envs._episode_return import EpisodeReturn
-from recurrl.envs._tensors import TensorEnv
+from recurrl.envs import sources
+from recurrl.envs.episode_return import EpisodeReturn
+from recurrl.envs.groups import Groups
+from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
-from recurrl.groups import Groups
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 from recurrl.recurrent import RecurrentModule
+from recurrl.runtime.time_limit import limited
 from recurrl.specs import choices
-from recurrl.time_limit import limited
 
 EPISODE_RETURN = "episode_reward"
 EPISODE_LENGTH = "step_count"
@@ -35,7 +36,7 @@ EPISODE_LENGTH = "step_count"
 
 def source_names() -> tuple[str, ...]:
     """The available sources of environments."""
-    return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")))
+    return tuple(sorted(found.name for found in pkgutil.iter_modules(sources.__path__)))
 
 
 def check(config: EnvConfig) -> None:
@@ -69,7 +70,7 @@ def make_env(
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
     Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each of its recurrent
-    states. A step of all copies, and a reset, take no longer than :func:`recurrl.time_limit.time_limit` allows.
+    states. A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
 
     Raises:
         ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.
@@ -183,7 +184,7 @@ def recurrent_modules(policy: nn.Module | None) -> list[RecurrentModule]:
 def _source(config: EnvConfig) -> Any:
     if config.source not in source_names():
         raise ConfigError(f"env.source={config.source} does not exist. Choose one of: {', '.join(source_names())}.")
-    return importlib.import_module(f"{__name__}.{config.source}")
+    return importlib.import_module(f"{sources.__name__}.{config.source}")
 
 
 __all__ = [

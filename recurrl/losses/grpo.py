@@ -9,7 +9,6 @@ Shape legend: B rows or slices, N environments, T steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -17,13 +16,10 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from recurrl.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, add_group_advantages, advantage_metrics
-from recurrl.config import TrainConfig, given
-from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
-from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, Policy
-from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.schedule import anneal
+from recurrl.keys import ACTION, LOG_PROB
+from recurrl.losses.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK
+from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
+from recurrl.losses.policy_loss import Losses, add_coefficients
 
 REF_LOG_PROB = "ref_log_prob"
 
@@ -146,76 +142,6 @@ class GRPOTerms(nn.Module):
             return total
         # Where no step counts the sum is zero, and the mean should be too.
         return total / torch.where(weight.sum() > 0, weight.sum(), 1.0)
-
-
-class GRPO:
-    """Advantages relative to a group, the loss, and the reference policy if there is one.
-
-    Args:
-        config: the run's configuration.
-        policy: the policy to improve, without a critic.
-    """
-
-    def __init__(self, config: TrainConfig, policy: Policy) -> None:
-        algorithm = config.algorithm
-        self.config, self._policy = algorithm, policy
-        self._iterations = 0
-        self.loss = PolicyLoss(policy, GRPOTerms(**options_of(GRPOTerms, algorithm)).to(config.device))
-        self._reference = deepcopy(policy) if algorithm.kl_to_ref_coeff else None
-        self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, ADVANTAGE]
-        self.keys += [LOSS_MASK, EPISODE_LOSS_STEPS, *([] if self._reference is None else [REF_LOG_PROB])]
-        low, high = algorithm.clip_range
-        self._schedules = {
-            "entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction),
-            "clip_epsilon_low": (low, algorithm.clip_final_fraction),
-            "clip_epsilon_high": (high, algorithm.clip_final_fraction),
-        }
-
-    def begin_iteration(self, progress: float) -> None:
-        """Sets clip range and entropy coefficient, and makes the policy the reference where that is due."""
-        anneal(self.loss.terms, self._schedules, progress)
-        every = self.config.ref_refresh_updates
-        if self._reference is not None and every is not None and self._iterations % every == 0:
-            self._reference.load_state_dict(self._policy.state_dict())
-        self._iterations += 1
-
-    def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes advantages, which steps count, and the reference policy's log-probabilities."""
-        config = self.config
-        metrics = add_group_advantages(
-            batch_NT,
-            reward_NT,
-            group_size=given(config.group_size),
-            gamma=config.gamma,
-            kind=given(config.advantage),
-            divide_by_std=given(config.divide_by_std),
-            drop_flat_groups=given(config.drop_flat_groups),
-        )
-        if self._reference is not None:
-            # Rows begin with a reset, so the reference goes through its own states, not the policy's.
-            with torch.no_grad():
-                distribution, _, _ = self._reference.sequence(*self._reference.inputs(batch_NT))
-                batch_NT.set(REF_LOG_PROB, distribution.log_prob(batch_NT[ACTION]))
-        return {**metrics, **advantage_metrics(batch_NT[ADVANTAGE][batch_NT[LOSS_MASK]])}
-
-    def end_iteration(self, kl: float) -> None:
-        """Nothing here follows the KL."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The reference policy, and the iterations that count towards its refresh."""
-        reference = {} if self._reference is None else self._reference.state_dict()
-        return {"iterations": self._iterations, "reference": reference}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
-        self._iterations = state["iterations"]
-        if self._reference is not None:
-            self._reference.load_state_dict(state["reference"])
-
-
-def make_algorithm(config: TrainConfig, policy: Policy) -> GRPO:
-    """GRPO as configured."""
-    return GRPO(config, policy)
 
 
 def entropy_of(distribution: Distribution, samples: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
 
-Shape legend: N environments, T steps, B rows or slices.
+Shape legend: B rows or slices, T steps.
 """
 
 from __future__ import annotations
@@ -16,17 +16,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional
 
-from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
-from recurrl.config import TrainConfig, given
-from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
-from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
-from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.schedule import anneal
+from recurrl.keys import ACTION, LOG_PROB, VALUE
+from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, standardized
+from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
+from recurrl.losses.policy_loss import Losses, add_coefficients
 
-# The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
-KL_COEFF_FACTOR = 2.0
-KL_TOLERANCE = 1.5
 DISTANCES = {"l2": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
 
 
@@ -141,65 +135,3 @@ def _diagnostics(log_ratio: Tensor, clipped: dict[str, Tensor]) -> dict[str, Ten
         **clipped,
         "policy/effective_sample_size": effective_sample_fraction(log_ratio, everywhere),
     }
-
-
-class PPO:
-    """Generalised advantage estimates and PPO's losses.
-
-    Args:
-        config: the run's configuration.
-        policy: the policy to improve, with a critic.
-    """
-
-    def __init__(self, config: TrainConfig, policy: Policy) -> None:
-        algorithm = config.algorithm
-        self.config, self._policy, self._desired_kl = algorithm, policy, config.desired_kl
-        self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET]
-        self.loss = PolicyLoss(policy, PPOTerms(**options_of(PPOTerms, algorithm)).to(config.device))
-        self._schedules = {"entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction)}
-        if algorithm.objective == "clip":
-            for name, start in zip(("clip_epsilon_low", "clip_epsilon_high"), algorithm.clip_range, strict=True):
-                self._schedules[name] = (start, algorithm.clip_final_fraction)
-
-    def begin_iteration(self, progress: float) -> None:
-        """Sets clip range and entropy coefficient."""
-        anneal(self.loss.terms, self._schedules, progress)
-
-    def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes advantages and value targets."""
-        add_advantages(batch_NT, self._policy, reward_NT, self.config.gamma, given(self.config.lmbda))
-        advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
-        metrics = {
-            **advantage_metrics(advantage),
-            "value/mean": float(value.mean()),
-            "value/std": float(value.std(correction=0)),
-            "value/target_mean": float(target.mean()),
-            "value/target_std": float(target.std(correction=0)),
-            "value/explained_variance": float(1 - (target - value).var() / target.var()),
-        }
-        if self.config.normalize_advantage == "batch":
-            batch_NT.set(ADVANTAGE, standardized(advantage))
-        return metrics
-
-    def end_iteration(self, kl: float) -> None:
-        """Raises or lowers the weight of a KL penalty."""
-        if self.config.objective != "kl":
-            return
-        if kl > self._desired_kl * KL_TOLERANCE:
-            self.loss.terms.kl_coeff *= KL_COEFF_FACTOR
-        elif kl < self._desired_kl / KL_TOLERANCE:
-            self.loss.terms.kl_coeff /= KL_COEFF_FACTOR
-
-    def state_dict(self) -> dict[str, Any]:
-        """The weight of a KL penalty."""
-        return {"kl_coeff": self.loss.terms.kl_coeff} if self.config.objective == "kl" else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
-        if self.config.objective == "kl":
-            self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
-
-
-def make_algorithm(config: TrainConfig, policy: Policy) -> PPO:
-    """The configured variant of PPO."""
-    return PPO(config, policy)

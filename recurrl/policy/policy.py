@@ -18,7 +18,7 @@ from torchrl.data import Composite, TensorSpec
 from recurrl.config import TrainConfig
 from recurrl.keys import OBSERVATION
 from recurrl.policy.distributions import act
-from recurrl.policy.encoders import observe
+from recurrl.policy.encoders.mlp import observe
 from recurrl.policy.flat import flat
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, linear
@@ -68,6 +68,11 @@ class Policy(nn.Module):
 
     def _trunks(self) -> list[Trunk]:
         return [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
 
     @property
     def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
@@ -180,7 +185,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     cell = cell_of(config)
     trunk = make_trunk(config, observation, cell)
     actor_head = make_actor(config, observation, action_spec)
-    critic = config.algorithm.critic
+    critic = config.algorithm.critic_kind
     critic_head = critic_trunk = None
     if critic is not None:
         critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from tensordict import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
 from recurrl.config import NO_CELL, TrainConfig
-from recurrl.policy.encoders import make_encoder
+from recurrl.config.plugins import factory
 from recurrl.policy.flat import flat
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.cell import Cell
-from recurrl.recurrent.cells import load_cell
 from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import state_shapes
 
@@ -103,7 +103,7 @@ class ResidualNorm(nn.Module):
 
 def cell_of(config: TrainConfig) -> Cell | None:
     """The configured cell; None for a feed-forward network."""
-    return None if config.cell.name == NO_CELL else load_cell(config.cell.name)(config.cell)
+    return None if config.cell.name == NO_CELL else factory("cell", config.cell.name)(config.cell)
 
 
 def make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, prefix: str = "") -> Trunk:
@@ -118,7 +118,9 @@ def make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, 
     Raises:
         ConfigError: the observation is of a kind that the configured encoders cannot handle.
     """
-    encoder, width = make_encoder(config, observation)
+    make_encoder = factory("encoder", config.encoder.name)
+    encoder = make_encoder(config.encoder, observation, config.env.normalize_observation)
+    width = encoder(observation.zero(torch.Size([1]))).shape[-1]
     join = None
     if config.policy.residual or config.policy.layer_norm:
         join = ResidualNorm(width, config.cell.hidden_size, config.policy.residual, config.policy.layer_norm)

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from recurrl import __version__
-from recurrl.atomic import atomic_write
 from recurrl.recurrent.backends import Options, candidates, load_backend
 from recurrl.recurrent.cell import Cell, Weights
 from recurrl.recurrent.layer import Parameters, weights_of
 from recurrl.recurrent.segments import Segments, in_transform
+from recurrl.runtime.atomic import atomic_write
 
 CACHE_VARIABLE = "RECURRL_CACHE_DIR"
 # By turns, and the more often the shorter they take, for the median of a few short ones is that of the machine's moods.

@@ -13,9 +13,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
-from recurrl.buffer import segment_ends
 from recurrl.config import TrainConfig
 from recurrl.errors import ReplayError
+from recurrl.learning.buffers.on_policy import segment_ends
 from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy
 from recurrl.replay_check.places import NOT_SEEN, first, place
 

@@ -5,12 +5,14 @@ A module has the name of its yaml in the config group ``logger`` and is imported
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from recurrl.config import LoggerConfig
+from recurrl.config.plugins import factory
 
 if TYPE_CHECKING:
     from recurrl.config import TrainConfig
@@ -107,7 +109,8 @@ def make_trackers(
     with ExitStack() as opened:
         trackers: list[Tracker] = []
         for name in dict.fromkeys((ALWAYS_ON, config.logger.name)):
-            tracker: Tracker = importlib.import_module(f"{__name__}.{name}").make(config, run_dir, settings, resumed)
+            options = config.logger if name == config.logger.name else LoggerConfig(name=name)
+            tracker: Tracker = factory("logger", name)(options, run_dir, settings, resumed)
             opened.callback(tracker.close, 1)
             trackers.append(tracker)
             if tracker.id is not None:

@@ -7,15 +7,13 @@ import io
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-from recurrl.atomic import atomic_write
+from recurrl.config import LoggerConfig
 from recurrl.errors import ConfigError
-from recurrl.run_directory import read_text
+from recurrl.runtime.atomic import atomic_write
+from recurrl.runtime.run_directory import read_text
 from recurrl.tracking import FRAMES, Resumed
-
-if TYPE_CHECKING:
-    from recurrl.config import TrainConfig
 
 FILE_NAME = "metrics.csv"
 
@@ -73,14 +71,16 @@ class CsvTracker:
         return self._path.open("a", encoding="utf-8", newline="")
 
 
-def make(config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None) -> CsvTracker:
-    """The tracker of a run that starts in ``run_dir``, or goes on there when ``config.resume`` points into it.
+def make(
+    options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
+) -> CsvTracker:
+    """The tracker of a run that starts in ``run_dir``, or continues there if the setting ``resume`` points into it.
 
     Raises:
         ConfigError: the directory holds the metrics of another run.
     """
     path = run_dir / FILE_NAME
-    return CsvTracker(path, resumes=_points_into(config.resume, run_dir) and path.exists())
+    return CsvTracker(path, resumes=_points_into(settings.get("resume"), run_dir) and path.exists())
 
 
 def last_frames(path: Path) -> int:

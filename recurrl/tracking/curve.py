@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from recurrl.atomic import replacing
+from recurrl.runtime.atomic import replacing
 from recurrl.tracking import FRAMES
 
 TRAIN_MEAN = "train/return_mean"

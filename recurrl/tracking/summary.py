@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recurrl.atomic import atomic_write
+from recurrl.runtime.atomic import atomic_write
 
 FILE_NAME = "summary.json"
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recurrl.config import LoggerConfig
 from recurrl.errors import ConfigError
 from recurrl.tracking import Resumed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-    from recurrl.config import TrainConfig
 
 DIRECTORY = "tensorboard"
 
@@ -57,7 +56,7 @@ class TensorboardTracker:
 
 
 def make(
-    config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
+    options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> TensorboardTracker:
     """Creates the tracker of a run in ``run_dir``.
 

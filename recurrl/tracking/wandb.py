@@ -17,7 +17,7 @@ from recurrl.tracking.csv import FILE_NAME, last_frames
 from recurrl.tracking.wandb_mode import Mode, choose_mode
 
 if TYPE_CHECKING:
-    from recurrl.config import TrainConfig
+    from recurrl.config import WandbConfig
 
 NAME = "wandb"
 FINISH_TIMEOUT_S = 60.0
@@ -108,11 +108,11 @@ class WandbTracker:
 
 
 def make(
-    config: TrainConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
+    options: WandbConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> WandbTracker:
     """Starts a separate wandb run for this training run, even if the process has started others.
 
-    A resumed run continues its wandb run, and ``config.logger.id`` names any wandb run to continue. Steps never
+    A resumed run continues its wandb run, and ``logger.id`` names any wandb run to continue. Steps never
     decrease: metrics already recorded for repeated frames stay.
 
     The mode ``auto`` respects wandb's own settings (``WANDB_MODE``, ``wandb offline``); without any it is online if
@@ -124,10 +124,10 @@ def make(
     """
     with ExitStack() as resources:
         wandb_settings = _process_settings()
-        mode = choose_mode(config.logger.mode, wandb_settings)
+        mode = choose_mode(options.mode, wandb_settings)
         resources.enter_context(_process_mode(mode.name, wandb_settings.mode))
         earlier = None if resumed is None else resumed.ids.get(NAME)
-        run = _start(mode, config, config.logger.id or earlier, run_dir, settings)
+        run = _start(mode, options, options.id or earlier, run_dir, settings)
         recorded = _recorded(run, run_dir, resumed)
         logger.info("wandb run %s is %s (%s). %s", run.id, mode.name, mode.reason, _where(run))
         return WandbTracker(run, run_dir, resources.pop_all(), recorded)
@@ -163,12 +163,12 @@ def _process_settings() -> wandb.Settings:
 
 
 def _start(
-    mode: Mode, config: TrainConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any]
+    mode: Mode, options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any]
 ) -> wandb.Run:
     asked = wandb.setup().settings
     try:
         return wandb.init(
-            project=config.logger.project,
+            project=options.project,
             dir=run_dir,
             # A resumed run keeps its name.
             name="/".join(run_dir.resolve().parts[-2:]) if run_id is None else None,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from recurrl import compiling
 from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, require
+from recurrl.learning import compiling
 from recurrl.recurrent.backends import AUTO
 from recurrl.recurrent.cell import is_parallel_in_time
-from recurrl.recurrent.cells import load_cell
 from recurrl.recurrent.gated import is_hand_written
 
 BACKENDS = (AUTO, "scan", "triton")
@@ -35,7 +35,7 @@ def check(config: TrainConfig) -> None:
         f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
         "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
     )
-    cell = load_cell(config.cell.name)(config.cell)
+    cell = factory("cell", config.cell.name)(config.cell)
     require(
         is_hand_written(cell) or is_parallel_in_time(cell),
         f"compile=true is not possible with cell={config.cell.name}: compiling needs a cell with a hand-written "

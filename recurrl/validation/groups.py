@@ -9,7 +9,7 @@ from recurrl.validation.advice import divisors
 
 def check(config: TrainConfig) -> None:
     """Rejects groups that do not fit the environments, and workers that would split them."""
-    size, envs = config.algorithm.group_size, config.env.num_envs
+    size, envs = config.algorithm.members_of_a_group, config.env.num_envs
     if size is None:
         return
     fitting = [divisor for divisor in divisors(envs) if divisor > 1]

@@ -14,7 +14,7 @@ def check(config: TrainConfig) -> None:
         f"env.reward_scale={scale:g} has no effect with env.normalize_reward=true, which divides it out again. Give "
         "env.reward_scale=1, or env.normalize_reward=false.",
     )
-    over = config.algorithm.normalize_advantage
+    over = getattr(config.algorithm, "normalize_advantage", None)
     frames = {"minibatch": config.minibatch_slices * config.slice_len, "batch": config.frames_per_batch}.get(str(over))
     keys = "minibatch_slices or slice_len" if over == "minibatch" else "frames_per_batch"
     require(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, require
 from recurrl.recurrent.backends import Options, refusal
-from recurrl.recurrent.cells import load_cell
 
 
 def check(config: TrainConfig) -> None:
@@ -20,10 +20,10 @@ def check(config: TrainConfig) -> None:
             chunk_len=config.recompute.chunk_len,
             precision=config.precision.name,
         )
-        reason = refusal(config.backend.name, load_cell(config.cell.name)(config.cell), options, device)
+        reason = refusal(config.backend.name, factory("cell", config.cell.name)(config.cell), options, device)
     if reason is not None:
         raise ConfigError(reason)
     require(
-        config.algorithm.critic != "recurrent" or config.cell.name != NO_CELL,
+        config.algorithm.critic_kind != "recurrent" or config.cell.name != NO_CELL,
         "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward.",
     )

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torchrl.checkpoint import Checkpoint
 
-from recurrl.atomic import UNFINISHED, unfinished
 from recurrl.checkpoint import files
 from recurrl.errors import ConfigError
+from recurrl.runtime.atomic import UNFINISHED, unfinished
 
 
 def module(seed: int = 0) -> torch.nn.Module:

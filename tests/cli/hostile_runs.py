@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from recurrl.atomic import UNFINISHED
 from recurrl.checkpoint import files
+from recurrl.runtime.atomic import UNFINISHED
 
 PACKAGE = "package_of_a_stranger"
 TEXTS = (

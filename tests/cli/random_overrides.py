@@ -8,14 +8,15 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from recurrl.validation.choices import CHOICES
+
 import recurrl.configs
 from recurrl.config import TrainConfig
 from recurrl.config.keys import key_paths
-from recurrl.validation.choices import CHOICES
 
 SMALL = (
     *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
-    *("slice_len=4", "minibatch_slices=4", "epochs=2", "cell.hidden_size=8", "policy.encoder_sizes=[8]"),
+    *("slice_len=4", "minibatch_slices=4", "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]"),
     *("evaluation.episodes=2", "evaluation.memory=false"),
 )
 """What is drawn over: two iterations in a fraction of a second."""
@@ -80,7 +81,7 @@ STRINGS = {
     "device": ("auto", "cpu", "cpu:0", "cpu:1", "cuda", "cuda:0", "cuda:99", "meta", "mps", "cpu:-1"),
 }
 LISTS = {
-    "policy.encoder_sizes": ("[]", "[1]", "[8,4]", "[0]", "[-1]", f"[{10**18}]", "[8,null]", "[1.5]", "[a]", "[[8]]"),
+    "encoder.sizes": ("[]", "[1]", "[8,4]", "[0]", "[-1]", f"[{10**18}]", "[8,null]", "[1.5]", "[a]", "[[8]]"),
     "env.mask": (
         "[]",
         "[0]",

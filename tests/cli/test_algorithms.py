@@ -17,7 +17,7 @@ VARIANTS = {
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
 def test_each_algorithm_trains_goes_on_and_is_evaluated(train, evaluate, tiny, tmp_path, overrides):
     # Pendulum, because members of a group never have the same return there.
-    env = ("env=pendulum_novel", "env.num_envs=4", "env.max_episode_steps=8")
+    env = ("env=pendulum_no_velocity", "env.num_envs=4", "env.max_episode_steps=8")
     first = train(*tiny, *env, *overrides, "hydra.run.dir=first")
     assert first.code == 0, first.err
     again = train("resume=first", "total_frames=96", "hydra.run.dir=again")

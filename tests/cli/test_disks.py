@@ -15,8 +15,8 @@ import gymnasium
 import pytest
 from disks import with_a_disk_of_its_own
 
-from recurrl.atomic import unfinished
 from recurrl.cli import job
+from recurrl.runtime.atomic import unfinished
 
 PROGRAM = Path(__file__).parents[1] / "full_disk.py"
 FULL = "The disk is full: No space left on device"

@@ -9,7 +9,7 @@ import pytest
 from run_files import SUMMARY_KEYS, metrics, summary
 
 from recurrl.cli.evaluate_run import evaluate_run
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 
 REFUSAL = (
     "recompute=full is not possible with backend=pad, whose fused kernels manage their own backward workspace. "

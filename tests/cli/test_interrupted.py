@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from run_files import metrics, settings, summary, without_times
 
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(t
 
 EXACTLY = {
     "gru": (),
-    "lstm": ("cell=lstm", "env=pendulum_novel"),
+    "lstm": ("cell=lstm", "env=pendulum_no_velocity"),
     "discrete observations": ("env=repeat_first",),
     "states refreshed": ("state=refresh",),
     "learning rate adapted": ("lr_schedule=adaptive",),

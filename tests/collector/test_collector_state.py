@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from recurrl.collector import collection_metrics, make_collector
 from recurrl.collector.faults import WorkerFaultError
 from recurrl.config import TrainConfig
-from recurrl.environment_state import UnsavableError
+from recurrl.envs.saved_state import UnsavableError
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -26,18 +26,18 @@ SMALL = ("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slic
 UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
 CASES = {
     "cartpole": (),
-    "pendulum": ("env=pendulum_novel", "cell=lstm"),
+    "pendulum": ("env=pendulum_no_velocity", "cell=lstm"),
     "vector environment": ("env.vectorization=vector_entry_point", "env.max_episode_steps=9"),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
     "previous action": ("env.previous_action=true", "env.previous_reward=true"),
-    "torchrl's path": ("policy.bounded_action=tanh", "env=pendulum_novel"),
+    "torchrl's path": ("policy.bounded_action=tanh", "env=pendulum_no_velocity"),
     "in torch": ("env=repeat_previous_torch",),
     "groups": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10"),
 }
 OF_WORKERS = {
     "workers": ("collector=multi_sync",),
-    "workers on torchrl's path": ("collector=multi_sync", "policy.bounded_action=tanh", "env=pendulum_novel"),
+    "workers on torchrl's path": ("collector=multi_sync", "policy.bounded_action=tanh", "env=pendulum_no_velocity"),
     "workers that are restarted": ("collector=multi_sync", "collector.on_fault=restart"),
 }
 

@@ -24,7 +24,7 @@ from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("cell.hidden_size=12", "policy.encoder_sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
+SMALL = ("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
 NATIVE = "env.vectorization=vector_entry_point"
 DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
 """Discrete observations; most episodes terminate, a few are truncated."""
@@ -37,7 +37,7 @@ def make(config: TrainConfig, kind: type[Collector], **options: Any) -> tuple[An
     with torch.no_grad():
         for parameter in policy.actor_head.parameters():
             parameter.normal_(std=0.5)
-    return single.make(config, policy, kind, **options), policy
+    return single.make(config.collector, config, policy, kind, **options), policy
 
 
 def batches(
@@ -66,9 +66,9 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
 @pytest.mark.parametrize(
     ("env", "ends"),
     [
-        (("env=cartpole_novel", "env.max_episode_steps=17"), {"terminated", "truncated"}),
+        (("env=cartpole_no_velocity", "env.max_episode_steps=17"), {"terminated", "truncated"}),
         ((NATIVE, "env.max_episode_steps=17"), {"terminated", "truncated"}),
-        (("env=pendulum_novel", "env.max_episode_steps=23"), {"truncated"}),
+        (("env=pendulum_no_velocity", "env.max_episode_steps=23"), {"truncated"}),
         (DISCRETE, {"terminated", "truncated"}),
         (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
     ],
@@ -160,7 +160,7 @@ def test_a_policy_with_a_step_of_its_own_is_called_by_it(compose: Compose) -> No
     config = compose(*SMALL)
     policy = make_policy_for(config)
     policy.__class__ = Cautious
-    collector = single.make(config, policy)
+    collector = single.make(config.collector, config, policy)
     assert collector.why_general == "the policy overrides step, Cautious.step"
     batch = next(iter(collector))
     collector.shutdown()
@@ -189,7 +189,7 @@ def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     if change_env is not None:
         monkeypatch.setattr(single, "make_env", lambda *arguments: change_env(make_env(*arguments)))
     policy = make_policy_for(config)
-    collector = single.make(config, policy)
+    collector = single.make(config.collector, config, policy)
     assert isinstance(collector, LeanCollector)
     assert collector.why_general is not None
     assert reason in collector.why_general

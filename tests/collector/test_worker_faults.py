@@ -15,7 +15,7 @@ from recurrl.collector.restarts import RestartingCollector
 from recurrl.config import TrainConfig
 from recurrl.errors import EnvironmentFaultError, RunError
 from recurrl.policy import Policy
-from recurrl.time_limit import time_limit
+from recurrl.runtime.time_limit import time_limit
 from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
@@ -63,7 +63,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(
     config, policy = failing(compose, at=0, by="hanging")
     # As after Ctrl-Z: the first alarm comes long after it was due, the second one on time.
     times = [0.0, 1000.0, 1000.15]
-    monkeypatch.setattr("recurrl.time_limit.time", SimpleNamespace(monotonic=lambda: times.pop(0)))
+    monkeypatch.setattr("recurrl.runtime.time_limit.time", SimpleNamespace(monotonic=lambda: times.pop(0)))
     with time_limit(0.1), pytest.raises(EnvironmentFaultError, match="TimeLimitError"):
         make_collector(config, policy)
     assert not times

@@ -103,9 +103,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_key(untypable, 
     assert ".. " not in error
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("env.mask", 3), ("env.packages", "popgym"), ("policy.encoder_sizes", 8)], ids=str
-)
+@pytest.mark.parametrize(("key", "value"), [("env.mask", 3), ("env.packages", "popgym"), ("encoder.sizes", 8)], ids=str)
 def test_one_value_where_a_list_belongs_is_refused_with_how_a_list_is_written(untypable, key, value):
     error = untypable(key, value)
     assert error.startswith(f"The configuration key '{key}'")
@@ -119,7 +117,7 @@ def test_one_value_where_a_list_belongs_is_refused_with_how_a_list_is_written(un
         ("seed", -0.0, "seed=0"),
         ("num_threads", 2.0, "num_threads=2"),
         ("env.num_envs", -1e3, "env.num_envs=-1_000"),
-        ("policy.encoder_sizes", [64, 32.0], "policy.encoder_sizes=[64,32]"),
+        ("encoder.sizes", [64, 32.0], "encoder.sizes=[64,32]"),
     ],
     ids=str,
 )
@@ -135,7 +133,7 @@ def test_a_list_where_a_number_belongs_is_refused_without_advice_that_would_not_
 
 @pytest.mark.parametrize(
     ("key", "value", "nested"),
-    [("policy.encoder_sizes", [[64]], "[64]"), ("env.mask", [1, {"a": 1}], "{'a': 1}"), ("env.packages", [[]], "[]")],
+    [("encoder.sizes", [[64]], "[64]"), ("env.mask", [1, {"a": 1}], "{'a': 1}"), ("env.packages", [[]], "[]")],
     ids=str,
 )
 def test_what_is_no_plain_value_within_a_list_is_refused(untypable, key, value, nested):

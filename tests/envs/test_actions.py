@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from recurrl.envs._wrappers import ActionsInUnits, PreviousStep, in_units, under_one_key
-from recurrl.envs.gymnasium import InlineEnv
+from recurrl.envs.sources.gymnasium import InlineEnv
+from recurrl.envs.wrappers import ActionsInUnits, PreviousStep, in_units, under_one_key
 
 DTYPES = (np.float16, np.float32, np.float64)
 

@@ -15,7 +15,7 @@ from torchrl.envs.utils import check_env_specs
 
 from recurrl.config import TrainConfig
 from recurrl.envs import check_states, make_env
-from recurrl.envs.gymnasium import InlineEnv
+from recurrl.envs.sources.gymnasium import InlineEnv
 from recurrl.errors import ConfigError
 from recurrl.recurrent import GRUModule
 from recurrl.train import make_policy_for
@@ -71,7 +71,9 @@ def test_a_truncation_is_not_a_termination(compose: Compose) -> None:
     assert torch.equal(after["done"], after["terminated"] | after["truncated"])
 
 
-@pytest.mark.parametrize("env", ["cartpole_novel", "pendulum_novel", "mountaincar_continuous_novel", "repeat_first"])
+@pytest.mark.parametrize(
+    "env", ["cartpole_no_velocity", "pendulum_no_velocity", "mountaincar_continuous_no_velocity", "repeat_first"]
+)
 def test_specs_tell_the_truth(env: str, compose: Compose) -> None:
     made = make_env(compose(f"env={env}").env, 3, seed=0)
     check_env_specs(made)
@@ -81,9 +83,9 @@ def test_specs_tell_the_truth(env: str, compose: Compose) -> None:
 @pytest.mark.parametrize(
     ("env", "shape"),
     [
-        ("cartpole_novel", (2,)),
-        ("pendulum_novel", (2,)),
-        ("mountaincar_continuous_novel", (1,)),
+        ("cartpole_no_velocity", (2,)),
+        ("pendulum_no_velocity", (2,)),
+        ("mountaincar_continuous_no_velocity", (1,)),
         ("repeat_previous", ()),
         ("repeat_first", ()),
     ],
@@ -101,7 +103,7 @@ def test_hidden_entries_are_the_ones_named(compose: Compose) -> None:
 
 
 def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(compose: Compose) -> None:
-    env = make_env(compose("env=pendulum_novel", "env.mask=[]").env, 2, seed=0)
+    env = make_env(compose("env=pendulum_no_velocity", "env.mask=[]").env, 2, seed=0)
     start = env.reset()
     results = [env.step(start.clone().set("action", torch.full((2, 1), a)))["next", "reward"] for a in (1.0,)]
     env.set_seed(0)

@@ -19,7 +19,7 @@ ENVIRONMENTS = {
     "recurrl-test/MiniGrid-MemoryS7-v0": (
         "minigrid",
         "minigrid",
-        ("env.packages=[minigrid,wrapped_minigrid]", "policy.image_encoder=impala"),
+        ("env.packages=[minigrid,wrapped_minigrid]", "encoder.images=impala"),
     ),
     "ALE/Breakout-v5": ("atari", "ale_py", ("env.packages=[ale_py]",)),
 }

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from recurrl.envs._faults import Faults
+from recurrl.envs.faults import Faults
 from recurrl.errors import EnvironmentFaultError
 
 FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset", "first reset")

@@ -179,10 +179,10 @@ WAYS = {
 def test_rows_hold_every_step_of_every_episode_and_nothing_else(
     make: Callable[..., Clocks], torchrls_path: bool, register_vector: Callable[..., str], compose: Compose
 ) -> None:
-    small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "policy.encoder_sizes=[4]")
+    small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", NATIVE, *small)
     set_process_state(config)
-    collector = single.make(config, make_policy_for(config))
+    collector = single.make(config.collector, config, make_policy_for(config))
     assert collector.why_general is None
     if torchrls_path:
         collector.why_general = "asked for"
@@ -320,7 +320,7 @@ def test_a_run_with_evaluation_needs_no_single_environment(
 
 
 def test_an_id_without_a_vector_environment_is_refused(refused: Callable[..., str]) -> None:
-    assert refused("env=pendulum_novel", NATIVE) == (
+    assert refused("env=pendulum_no_velocity", NATIVE) == (
         "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 has no "
         "vector_entry_point. Choose env.vectorization=inline, or register the id with one."
     )

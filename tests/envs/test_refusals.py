@@ -22,7 +22,7 @@ def test_an_id_like_none_that_is_registered_is_refused_without_guesses(refusal):
 def test_a_package_that_is_not_installed_is_refused_with_the_command_that_installs_it(refusal, not_installed):
     not_installed("some_games")
     assert refusal({"env.packages": ["some_games"]}) == (
-        "env=cartpole_novel needs the package some_games. Install it with: pip install some_games"
+        "env=cartpole_no_velocity needs the package some_games. Install it with: pip install some_games"
     )
 
 

@@ -14,9 +14,9 @@ from torch.distributions import Normal
 from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
 
-from recurrl.advantage import standardized
 from recurrl.config import TrainConfig
 from recurrl.losses import Losses, PPOLoss, make_algorithm
+from recurrl.losses.advantage import standardized
 from recurrl.losses.ppo import PPO
 from recurrl.policy import Policy, PolicyModule
 from recurrl.recurrent import RecurrentModule
@@ -25,7 +25,7 @@ from recurrl.train import make_policy_for
 Compose = Callable[..., TrainConfig]
 
 B, T = 4, 6
-SMALL = ("cell.hidden_size=4", "policy.encoder_sizes=[4]", "backend=reference", "device=cpu")
+SMALL = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference", "device=cpu")
 
 
 def make(compose: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
@@ -137,7 +137,7 @@ def gradients(output: Any, policy: Policy) -> tuple[Tensor, ...]:
 def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused(
     objective: str, compose: Compose
 ) -> None:
-    algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", "env=cartpole_novel")
+    algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", "env=cartpole_no_velocity")
     policy.actor_head.distribution = lambda logits: Normal(logits, 1.0)
     batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match="A loss needs one per step"):

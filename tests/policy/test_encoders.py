@@ -13,9 +13,9 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
-from recurrl.normalization import ObservationNormalizer
-from recurrl.policy.encoders import ONE_HOT_LIMIT, make_encoder, observe
-from recurrl.policy.images import make_image_encoder
+from recurrl.policy.encoders.images import make_image_encoder
+from recurrl.policy.encoders.mlp import ONE_HOT_LIMIT, make_encoder, observe
+from recurrl.policy.normalization import ObservationNormalizer
 
 Compose = Callable[..., TrainConfig]
 
@@ -65,11 +65,11 @@ def test_an_image_that_is_too_small_is_refused_with_what_to_do(compose: Compose)
     with pytest.raises(ConfigError) as caught:
         make_encoder(compose(), spec)
     assert str(caught.value) == (
-        "The observation camera.left is an image of 35×80 pixels, too small for policy.image_encoder=nature, which "
-        "needs 36×36. Choose policy.image_encoder=impala, which takes any size, or enlarge the images, for example "
+        "The observation camera.left is an image of 35×80 pixels, too small for encoder.images=nature, which "
+        "needs 36×36. Choose encoder.images=impala, which takes any size, or enlarge the images, for example "
         "with gymnasium.wrappers.ResizeObservation."
     )
-    make_encoder(compose("policy.image_encoder=impala"), spec)
+    make_encoder(compose("encoder.images=impala"), spec)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_an_image_that_is_too_small_is_refused_with_what_to_do(compose: Compose)
 def test_what_is_no_vector_becomes_one(
     spec: TensorSpec, observation: torch.Tensor, vector: torch.Tensor, compose: Compose
 ) -> None:
-    torch.testing.assert_close(encoded(compose("policy.encoder_sizes=[]"), spec, observation), vector)
+    torch.testing.assert_close(encoded(compose("encoder.sizes=[]"), spec, observation), vector)
 
 
 def test_many_values_are_looked_up_instead_of_one_hot(compose: Compose) -> None:
     spec = Categorical(ONE_HOT_LIMIT + 1)
-    result = encoded(compose("policy.encoder_sizes=[]"), spec, torch.tensor([0, 5, 5, ONE_HOT_LIMIT, 0]))
+    result = encoded(compose("encoder.sizes=[]"), spec, torch.tensor([0, 5, 5, ONE_HOT_LIMIT, 0]))
     assert result.shape[1] == compose().cell.hidden_size
     assert torch.equal(result[1], result[2])
     assert not torch.equal(result[0], result[1])
@@ -109,7 +109,7 @@ DICT = Composite(
 
 
 def test_each_entry_of_a_dict_has_its_own_network_and_the_mask_has_none(compose: Compose) -> None:
-    config = compose("policy.encoder_sizes=[16]")
+    config = compose("encoder.sizes=[16]")
     encoder, width = make_encoder(config, DICT)
     assert width == 16 + 16 + 512 + 16 + 2 + 1
     assert (ACTION_MASK,) not in encoder.paths
@@ -133,9 +133,9 @@ def test_statistics_are_of_vectors_only(compose: Compose) -> None:
 
 
 def test_hidden_layers_are_orthogonal_with_gain_sqrt_2(compose: Compose) -> None:
-    encoder, _ = make_encoder(compose("policy.encoder_sizes=[8]"), image(36, 36, 1))
+    encoder, _ = make_encoder(compose("encoder.sizes=[8]"), image(36, 36, 1))
     weights = [module.weight.flatten(1) for module in encoder.modules() if isinstance(module, nn.Conv2d)]
-    vector, _ = make_encoder(compose("policy.encoder_sizes=[8]"), Unbounded((9,)))
+    vector, _ = make_encoder(compose("encoder.sizes=[8]"), Unbounded((9,)))
     weights += [module.weight for module in vector.modules() if isinstance(module, nn.Linear)]
     assert len(weights) == 4
     for weight in weights:

@@ -22,14 +22,14 @@ from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy, make_policy
 from recurrl.train import make_policy_for, set_process_state
 
 Configure = Callable[..., TrainConfig]
 Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 
-IMPALA = "policy.image_encoder=impala"
+IMPALA = "encoder.images=impala"
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 NORMS = ("policy.layer_norm=true", "policy.residual=true")
 
@@ -81,7 +81,7 @@ def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchr
     config, found = configure(env_id, *overrides, **kwargs), {}
     for kind in (Collector, LeanCollector):
         set_process_state(config)
-        collector = single.make(config, make_policy_for(config), kind)
+        collector = single.make(config.collector, config, make_policy_for(config), kind)
         assert kind is Collector or collector.why_general is None
         found[kind] = [batch.clone() for batch in islice(collector, 3)]
         collector.shutdown()
@@ -126,7 +126,7 @@ LEARNING = (
     "minibatch_slices=8",
     "epochs=4",
     "cell.hidden_size=32",
-    "policy.encoder_sizes=[32]",
+    "encoder.sizes=[32]",
     "lr=5e-3",
     "total_frames=9600",
     "algorithm.normalize_advantage=minibatch",
@@ -149,7 +149,7 @@ SQUASHED = "policy.bounded_action=tanh"
 KINDS = [
     *(("vector", action, "") for action in ACTIONS),
     *((observation, "discrete", "") for observation in OBSERVATIONS if "image" not in observation),
-    ("image", "discrete", "policy.image_encoder=nature"),
+    ("image", "discrete", "encoder.images=nature"),
     ("small_image", "discrete", IMPALA),
     ("vector", "bounded", SQUASHED),
     ("dict", "dict", ""),

@@ -12,9 +12,9 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
 from recurrl.envs import check_seeds, make_env
+from recurrl.envs.groups import Groups
 from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.evaluation import evaluate, random_metrics
-from recurrl.groups import Groups
 from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, Policy, make_policy
 
 Configure = Callable[..., TrainConfig]

@@ -47,7 +47,7 @@ def test_a_residual_connection_adds_what_entered_the_cell(configure: Configure, 
 
 
 def test_a_residual_connection_between_other_widths_is_linear(configure: Configure, collect: Collect) -> None:
-    seen = trunk_of(configure(CUE, "policy.residual=true", "policy.encoder_sizes=[5]"), collect)
+    seen = trunk_of(configure(CUE, "policy.residual=true", "encoder.sizes=[5]"), collect)
     (shortcut,) = (p for name, p in seen.policy.trunk.named_parameters() if "shortcut" in name)
     torch.testing.assert_close(seen.features, seen.rnn_output + seen.encoded @ shortcut.T)
 

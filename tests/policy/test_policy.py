@@ -20,7 +20,7 @@ from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
 from recurrl.policy.distributions import categorical
 from recurrl.policy.heads import ActionHead
@@ -32,7 +32,7 @@ Compose = Callable[..., TrainConfig]
 
 B, T, H = 5, 7, 6
 SMALL = (
-    *("cell.hidden_size=8", "policy.encoder_sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
+    *("cell.hidden_size=8", "encoder.sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
     *("minibatch_slices=4", "backend=reference", "device=cpu", "env.max_episode_steps=11", "epochs=1"),
 )
 
@@ -146,7 +146,7 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
         set_process_state(config)
         made, own = make_policy_for(config), kind()
         policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
-        collector = single.make(config, policy, collector_kind)
+        collector = single.make(config.collector, config, policy, collector_kind)
         batches.append(next(iter(collector)).clone())
         collector.shutdown()
     assert collector.why_general is None

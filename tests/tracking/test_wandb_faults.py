@@ -22,7 +22,7 @@ import wandb
 from disks import with_a_disk_of_its_own
 from wandb_server import WandbServer
 
-from recurrl.learner import Learner
+from recurrl.learning.learner import Learner
 from recurrl.tracking import Resumed, make_trackers
 
 

@@ -23,7 +23,7 @@ from recurrl.recurrent.backends import backend_names
         ("collector.name", ("single",)),
         ("logger.name", ("csv", "tensorboard", "wandb")),
         ("logger.mode", ("auto", "online", "offline")),
-        ("policy.image_encoder", ("nature", "impala")),
+        ("encoder.images", ("nature", "impala")),
         ("policy.bounded_action", ("clip", "tanh")),
         ("recompute.name", ("none", "full", "chunk")),
         ("state", ("stored", "zero", "burn_in", "refresh")),

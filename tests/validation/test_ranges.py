@@ -121,11 +121,11 @@ def test_a_number_that_may_be_null_has_no_range_then(check_with, key):
 
 
 def test_each_number_of_a_list_is_in_the_range_and_an_empty_one_is_fine(check_with):
-    check_with("policy.encoder_sizes", [])
-    check_with("policy.encoder_sizes", [1, 2**16])
+    check_with("encoder.sizes", [])
+    check_with("encoder.sizes", [1, 2**16])
     with pytest.raises(ConfigError) as caught:
-        check_with("policy.encoder_sizes", [8, 0])
-    assert str(caught.value) == ("policy.encoder_sizes[1]=0 is out of range. Give an integer from 1 to 65_536.")
+        check_with("encoder.sizes", [8, 0])
+    assert str(caught.value) == ("encoder.sizes[1]=0 is out of range. Give an integer from 1 to 65_536.")
 
 
 def test_every_number_of_the_schema_has_a_range_or_a_rule_elsewhere():
@@ -135,4 +135,4 @@ def test_every_number_of_the_schema_has_a_range_or_a_rule_elsewhere():
     numbers = {key for key in key_paths(TrainConfig) if {int, float} & {type_of(key), *get_args(type_of(key))}}
     assert set(ranges.RANGES) == numbers - set(ELSEWHERE)
     assert set(ELSEWHERE) < numbers
-    assert {key for case in CASES.values() for key in case.keys} == numbers - set(ELSEWHERE) - {"policy.encoder_sizes"}
+    assert {key for case in CASES.values() for key in case.keys} == numbers - set(ELSEWHERE) - {"encoder.sizes"}

@@ -26,19 +26,14 @@ def cell_names() -> tuple[str, ...]:
 
 
 def load_cell(name: str) -> Callable[[Any], Cell]:
-    """The factory of a cell: of the package (``gru``), or of any other (``package.module:Name``).
+    """The factory of a cell of the package.
 
     Raises:
         ValueError: no such cell.
     """
-    if name in cell_names():
-        return importlib.import_module(f"{__name__}.{name}").make
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError(
-            f"Unknown cell {name!r}. Choose one of: {', '.join(cell_names())}; or name your own as package.module:Name."
-        )
-    return getattr(importlib.import_module(module), attribute)
+    if name not in cell_names():
+        raise ValueError(f"Unknown cell {name!r}. Choose one of: {', '.join(cell_names())}.")
+    return importlib.import_module(f"{__name__}.{name}").make
 
 
 def make_cell(name: str, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Cell:

@@ -1,0 +1,1 @@
+"""Algorithms: how a batch is prepared for learning, and its loss."""

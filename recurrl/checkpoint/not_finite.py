@@ -1,0 +1,87 @@
+"""Saves the batch that made training produce NaN or Inf, and diagnoses where they appear.
+
+Shape legend: N environments, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from recurrl.checkpoint import Stateful, components, files
+from recurrl.config import TrainConfig
+from recurrl.learning.learner import Learner
+from recurrl.policy import Policy
+from recurrl.runtime.resources import os_error_message
+
+FOLDER = "not_finite"
+ROWS = "rows"
+
+
+class Rows:
+    """The rows of an iteration, as a component of a checkpoint."""
+
+    def __init__(self, batch_NT: TensorDictBase | None = None) -> None:
+        self.batch_NT = batch_NT
+
+    def state_dict(self) -> dict[Any, Tensor]:
+        """Each entry by its key."""
+        assert self.batch_NT is not None
+        return dict(self.batch_NT.items(True, True))
+
+    def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
+        """From a checkpoint."""
+        shape = state["next", "done"].shape[:2]
+        self.batch_NT = TensorDict(dict(state), batch_size=shape)
+
+
+def save_batch(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, Stateful]) -> str:
+    """Saves rows as prepared for learning, and the learner, and returns how to diagnose them.
+
+    If they cannot be written, it returns why; the run's error stays the NaN or Inf.
+    """
+    path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
+    try:
+        files.write(path, {**of, ROWS: Rows(batch_NT)}, {"frames": frames})
+    except OSError as error:
+        return f"The batch could not be saved. {os_error_message(error)}"
+    return f"To find where they appear: recurrl-check --not-finite {path}"
+
+
+def diagnose(config: TrainConfig, policy: Policy, path: Path) -> Iterator[str]:
+    """Replays the batch that :func:`save_batch` wrote, and yields lines that locate NaN and Inf.
+
+    Args:
+        config: the run's configuration.
+        policy: made for it; its weights are replaced by the saved ones.
+        path: the path that :func:`save_batch` wrote.
+
+    Raises:
+        ConfigError: no batch is saved there, it is damaged, or it does not fit the configuration.
+    """
+    learner, rows = Learner(config, policy), Rows()
+    files.read(path, {**components(learner), ROWS: rows})
+    assert rows.batch_NT is not None
+    batch_NT = rows.batch_NT.to(torch.device(config.device))
+    for key in sorted(batch_NT.keys(True, True), key=str):
+        yield from _said_of(" ".join(key) if isinstance(key, tuple) else key, batch_NT[key])
+    for number, (losses, not_finite) in enumerate(learner.trial(batch_NT), start=1):
+        told = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+        where = f"non-finite in {', '.join(not_finite)}" if not_finite else "finite"
+        yield f"minibatch {number}: {told}; gradient {where}"
+
+
+def _said_of(name: str, values_NT: Tensor) -> Iterator[str]:
+    if not values_NT.is_floating_point():
+        return
+    rows, steps = values_NT.shape[:2]
+    finite_NT = values_NT.isfinite().reshape(rows, steps, -1).all(-1)
+    size_NT = values_NT.abs().reshape(rows, steps, -1).amax(-1)
+    row, step = divmod(int(torch.where(finite_NT, size_NT, torch.inf).argmax()), steps)
+    what = "largest" if finite_NT.all() else "not finite,"
+    yield f"{name}: {what} {float(size_NT[row, step]):g} in environment {row} at step {step} of the row"

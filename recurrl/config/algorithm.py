@@ -1,0 +1,108 @@
+"""Options of algorithms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, option
+
+
+@dataclass
+class AlgorithmConfig:
+    """What the learner reads of every algorithm; each derives a dataclass with options of its own."""
+
+    name: str = option("the algorithm")
+    gamma: float = option("discount per step", FRACTION)
+    max_grad_norm: float | None = option("gradients are clipped to this norm; null: not at all", POSITIVE)
+    target_kl: float | None = option(
+        "stop the epochs of an iteration once the approximate KL exceeds this; null: never", POSITIVE
+    )
+
+    @property
+    def critic_kind(self) -> str | None:
+        """``shared`` (on the actor's trunk), ``recurrent`` or ``feedforward`` (on its own); None without a critic."""
+        return None
+
+    @property
+    def members_of_a_group(self) -> int | None:
+        """How many environments start every row from the same state; None: each continues its own episodes."""
+        return None
+
+
+@dataclass
+class ClippedConfig(AlgorithmConfig):
+    """An algorithm with a clipped probability ratio and an entropy bonus."""
+
+    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
+    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE)
+    clip_final_fraction: float = option("fraction of the clip range at the end; 1: constant", FRACTION)
+    entropy_coeff: float = option("weight of the entropy bonus", WEIGHT)
+    entropy_final_fraction: float = option("fraction of entropy_coeff at the end; 1: constant", FRACTION)
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """The clip range of the probability ratio below and above 1."""
+        return self.clip_epsilon, self.clip_epsilon if self.clip_epsilon_high is None else self.clip_epsilon_high
+
+
+@dataclass
+class PPOConfig(ClippedConfig):
+    """Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
+
+    objective: str = option(
+        "clip, kl (a penalty on the KL from the policy that collected) or plain", choices=("clip", "kl", "plain")
+    )
+    kl_coeff: float = option("initial weight for objective=kl; adapts to hold the KL near desired_kl", SCALE)
+    critic: str = option(
+        "shared (a head on the actor's trunk), recurrent (its own encoder, cell and states) or feedforward (its own "
+        "encoder and layer, without memory)",
+        choices=("shared", "recurrent", "feedforward"),
+    )
+    lmbda: float = option("λ of generalised advantage estimation", FRACTION)
+    critic_coeff: float = option("weight of the value loss", WEIGHT)
+    critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"))
+    clip_value: float | None = option(
+        "how far the value may move from the stored one in the value loss; null: any distance", POSITIVE
+    )
+    normalize_advantage: str = option(
+        "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "
+        "where all advantages are near zero",
+        choices=("none", "minibatch", "batch"),
+    )
+
+    @property
+    def critic_kind(self) -> str | None:
+        """As configured."""
+        return self.critic
+
+
+@dataclass
+class GRPOConfig(ClippedConfig):
+    """Group-relative policy optimisation (Shao et al. 2024, https://arxiv.org/abs/2402.03300), without a critic."""
+
+    group_size: int = option(
+        "environments that start alike and are compared; must divide env.num_envs",
+    )
+    advantage: str = option(
+        "outcome (return less the group's mean) or process (likewise, the return from each step on)",
+        choices=("outcome", "process"),
+    )
+    divide_by_std: bool = option("also divide by the group's standard deviation")
+    drop_flat_groups: bool = option("leave out groups whose members all have the same return")
+    aggregation: str = option(
+        "step (mean over steps) or episode (mean over episodes of the mean over their steps)",
+        choices=("step", "episode"),
+    )
+    kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", WEIGHT)
+    ref_refresh_updates: int | None = option(
+        "iterations between updates of the reference to the policy; null: the first policy remains", STEPS
+    )
+    kl_to_inference_coeff: float = option("weight of the KL from the policy that collected", WEIGHT)
+    kl_mask_threshold: float | None = option(
+        "steps whose squared log-ratio exceeds twice this are masked out; null: none", POSITIVE
+    )
+
+    @property
+    def members_of_a_group(self) -> int | None:
+        """As configured."""
+        return self.group_size

@@ -1,0 +1,43 @@
+"""Options of the recurrent layer: its cell, and how it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recurrl.config.options import FEATURES, LAYERS, option
+
+NO_CELL = "none"
+
+
+@dataclass
+class CellConfig:
+    """The recurrent cell; ``none`` puts a feed-forward layer of the same size in its place, as a control.
+
+    A cell with options of its own derives a dataclass from this one.
+    """
+
+    name: str = option("the cell; none is the control without memory, a feed-forward layer of the same size")
+    hidden_size: int = option("width of the cell", FEATURES)
+    num_layers: int = option("layers on top of each other", LAYERS)
+
+
+@dataclass
+class BackendConfig:
+    """The implementation of the recurrent layer."""
+
+    name: str = option("the implementation of the recurrent layer; auto measures on the first batch and chooses")
+
+
+@dataclass
+class PrecisionConfig:
+    """The arithmetic of the recurrent layer's matrix products."""
+
+    name: str = option("the arithmetic of the recurrent layer's matrix products")
+
+
+@dataclass
+class RecomputeConfig:
+    """Activations that the recurrent layer's backward pass recomputes instead of storing."""
+
+    name: str = option("what the backward pass recomputes instead of storing it")
+    chunk_len: int = option("steps per piece, for recompute=chunk")

@@ -1,0 +1,27 @@
+"""Options of encoders: from an observation to the vector that enters the cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recurrl.config.options import FEATURES, option
+
+
+@dataclass
+class EncoderConfig:
+    """An encoder; one with options of its own derives a dataclass from this one."""
+
+    name: str = option("the encoder")
+
+
+@dataclass
+class MLPConfig(EncoderConfig):
+    """Dense layers for vectors and convolutions for images; each entry of a dict observation has its own."""
+
+    sizes: list[int] = option("widths of the layers between observation and cell, each followed by tanh", FEATURES)
+    layer_norm: bool = option("normalise these layers before their tanh")
+    images: str = option(
+        "convolutions for images: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018, any "
+        "size)",
+        choices=("nature", "impala"),
+    )

@@ -1,0 +1,47 @@
+"""Options of environments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from recurrl.config.options import COPIES, SCALE, STEPS, option
+
+NATIVE = "vector_entry_point"
+"""Gymnasium's ``vectorization_mode`` of the same name."""
+INLINE = "inline"
+
+
+@dataclass
+class EnvConfig:
+    """An environment and its number of copies."""
+
+    name: str = option("the name of this choice")
+    source: str = option("the module of recurrl.envs.sources that makes it, or package.module:Name")
+    id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
+    num_envs: int = option("copies stepped side by side", COPIES)
+    vectorization: str = option(
+        "inline (copies stepped one after the other) or vector_entry_point (the id's registered vector environment, "
+        "which steps all of them in one call)",
+        choices=(INLINE, NATIVE),
+        removed={
+            "serial": "env.vectorization=inline",
+            "gymnasium": "env.vectorization=inline",
+            "parallel": "collector=multi_sync collector.num_workers=N, which runs the environments in N processes",
+        },
+    )
+    packages: list[str] = option("packages to import first, which register ids")
+    mask: list[int] = option("indices of the observation to hide from the policy")
+    max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
+    reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
+    normalize_observation: bool = option("normalise observations by running statistics, which are part of the policy")
+    previous_action: bool = option("show the policy its previous action, zero at an episode's first step")
+    previous_reward: bool = option("show the policy the previous reward, unscaled")
+    action_mask_from_info: bool = option(
+        'take the mask of allowed actions from info["action_mask"]; one in the entry action_mask of a dict observation '
+        "is used automatically"
+    )
+    normalize_reward: bool = option(
+        "divide rewards for learning by the running standard deviation of the discounted return"
+    )
+    kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")

@@ -1,0 +1,183 @@
+"""The choices of each group: those of the package, and ``package.module:Name`` of a user's own.
+
+A choice is a *factory*, a class or function whose first parameter is annotated with the dataclass of its options, which
+derives from the group's own (``CellConfig`` for a cell). ``gru`` in the group ``cell`` is short for
+``recurrl.recurrent.cells.gru:make``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from recurrl.config.run import TrainConfig
+from recurrl.errors import ConfigError
+
+ROOMS = {
+    "env": "recurrl.envs.sources",
+    "cell": "recurrl.recurrent.cells",
+    "backend": "recurrl.recurrent.backends",
+    "encoder": "recurrl.policy.encoders",
+    "algorithm": "recurrl.algorithms",
+    "collector": "recurrl.collector",
+    "buffer": "recurrl.learning.buffers",
+    "logger": "recurrl.tracking",
+}
+"""The package of each group's choices."""
+
+GROUPS = (*ROOMS, "recompute", "precision")
+"""All groups of which a run has one choice."""
+
+
+def key_of(group: str) -> str:
+    """The key that names a group's factory."""
+    return "env.source" if group == "env" else f"{group}.name"
+
+
+@cache
+def names(group: str) -> tuple[str, ...]:
+    """The package's own choices of a group, in alphabetical order."""
+    # By their files: importing the sources of environments would import torch.
+    folder, suffix = files("recurrl.configs") / group, ".yaml"
+    if group == "env":
+        folder, suffix = files("recurrl") / "envs" / "sources", ".py"
+    found = (path.name for path in folder.iterdir())
+    return tuple(sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix) and name[0] != "_"))
+
+
+def is_own(name: str) -> bool:
+    """True for a user's own, ``package.module:Name``."""
+    return ":" in name
+
+
+def check_name(group: str, name: str) -> None:
+    """Rejects a name that is neither one of the package's choices nor of the form of a user's own.
+
+    Raises:
+        ConfigError: with the choices.
+    """
+    if name in names(group) or (group in ROOMS and is_own(name)):
+        return
+    own = "; or give package.module:Name, a factory of your own" if group in ROOMS else ""
+    raise ConfigError(f"{key_of(group)}={name} does not exist. Choose one of: {', '.join(names(group))}{own}.")
+
+
+def factory(group: str, name: str) -> Callable[..., Any]:
+    """What makes the choice ``name`` of a group.
+
+    Raises:
+        ConfigError: there is no such choice, module or name.
+    """
+    check_name(group, name)
+    target = f"{ROOMS[group]}.{name}:make" if not is_own(name) else name
+    return load(target, key_of(group))
+
+
+def load(target: str, key: str) -> Any:
+    """What ``package.module:Name`` names. The current folder is searched too, after what is installed.
+
+    Raises:
+        ConfigError: there is no such module, or no such name in it.
+    """
+    module_name, _, name = target.partition(":")
+    module = import_own(module_name, f"{key}={target}")
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise ConfigError(f"{key}={target}: the module {module_name} has no {name}. It is at {module.__file__}.")
+    return found
+
+
+def import_own(module_name: str, asked: str) -> ModuleType:
+    """A module that the configuration names, installed or in the current folder.
+
+    Args:
+        module_name: its dotted name.
+        asked: the key and value that name it, for the error.
+
+    Raises:
+        ConfigError: it does not exist, or needs a module that is not installed.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{asked}: there is no module {error.name}. Install its package, or run from the folder it is in."
+            ) from error
+        raise ConfigError(f"{asked} needs the module {error.name}, which is not installed.") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{asked}: {module_name!r} is not the name of a module. Give package.module:Name.") from error
+
+
+def base_options(group: str) -> type:
+    """The dataclass from which the options of a group's choices derive."""
+    hint: type = get_type_hints(TrainConfig)[group]
+    return hint
+
+
+def options_class(group: str, name: str, keys: Collection[str] = ()) -> type:
+    """The dataclass of a choice's options.
+
+    Those of the package's own choices are in :mod:`recurrl.config`, by name, so that they are known without importing
+    torch; a choice that has none there and no ``keys`` but the group's has the group's own.
+
+    Args:
+        group: of the configuration.
+        name: of the choice.
+        keys: those of its yaml.
+
+    Raises:
+        ConfigError: there is no such choice, or its factory does not name its options.
+    """
+    base = base_options(group)
+    check_name(group, name)
+    if not is_own(name):
+        if found := packaged(group).get(name):
+            return found
+        if group not in ROOMS or set(keys) <= {field.name for field in fields(base)}:
+            return base
+    return _annotated(factory(group, name), base, f"{key_of(group)}={name}")
+
+
+def packaged(group: str) -> Mapping[str, type]:
+    """The choices of the package that have a dataclass of their own in :mod:`recurrl.config`, by name."""
+    base = base_options(group)
+    classes = {
+        cls.__name__.removesuffix("Config").lower(): cls
+        for cls in vars(sys.modules[base.__module__]).values()
+        if inspect.isclass(cls) and issubclass(cls, base) and cls is not base
+    }
+    return {name: classes[key] for name in names(group) if (key := name.replace("_", "").lower()) in classes}
+
+
+def _annotated(make: Callable[..., Any], base: type, asked: str) -> type:
+    """The annotation of a factory's first parameter."""
+    try:
+        function: Any = make.__init__ if inspect.isclass(make) else make
+        hints = get_type_hints(function)
+        parameters = list(inspect.signature(make).parameters)
+    except (NameError, TypeError, ValueError) as error:
+        raise ConfigError(f"{asked}: the parameters of its factory cannot be read: {error}. {_ADVICE}") from error
+    found = hints.get(parameters[0]) if parameters else None
+    if not (inspect.isclass(found) and is_dataclass(found) and issubclass(found, base)):
+        raise ConfigError(
+            f"{asked}: the first parameter of its factory must be annotated with a dataclass derived from "
+            f"recurrl.config.{base.__name__}, its options; it is {found}. {_ADVICE}"
+        )
+    return found
+
+
+_ADVICE = "examples/extending has one of each kind."

@@ -1,0 +1,137 @@
+"""The schema of a training run.
+
+Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recurrl.config.algorithm import AlgorithmConfig
+from recurrl.config.cell import BackendConfig, CellConfig, PrecisionConfig, RecomputeConfig
+from recurrl.config.collector import BufferConfig, CollectorConfig
+from recurrl.config.encoder import EncoderConfig
+from recurrl.config.env import EnvConfig
+from recurrl.config.logger import LoggerConfig
+from recurrl.config.options import COPIES, FRACTION, POSITIVE, RATE, SCALE, SEED, STEPS, WORKERS, option
+
+AUTO_DEVICE = "auto"
+
+STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
+"""The values of ``state``: where slices take their first recurrent state from, see ``recurrl.learning.states``."""
+
+
+@dataclass
+class PolicyConfig:
+    """The network around the cell."""
+
+    layer_norm: bool = option("normalise the cell's output")
+    residual: bool = option("add the cell's input to its output")
+    initial_std: float = option(
+        "standard deviation of continuous actions before training, in units of half the action range", SCALE
+    )
+    bounded_action: str = option(
+        "how bounded continuous actions stay within their bounds: clip (a Gaussian that the environment clips) or tanh "
+        "(a squashed Gaussian)",
+        choices=("clip", "tanh"),
+    )
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoints are also written before evaluations, at the end and on interruption."""
+
+    every_frames: int | None = option(
+        "frames between checkpoints; null: only before evaluations, at the end and on interruption", STEPS
+    )
+    keep_last: int | None = option("checkpoints to keep besides the best evaluated one; null: all", STEPS)
+
+
+@dataclass
+class EvaluationConfig:
+    """Evaluation in deterministic episodes."""
+
+    episodes: int = option("deterministic episodes", COPIES)
+    every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
+    memory: bool = option("at the end, also with states zeroed at each step and with those of another episode")
+    random: bool = option("at the end, also with random actions; the last line says so if the policy is no better")
+
+
+@dataclass
+class TrainConfig:
+    """A training run."""
+
+    env: EnvConfig
+    cell: CellConfig
+    backend: BackendConfig
+    recompute: RecomputeConfig
+    precision: PrecisionConfig
+    encoder: EncoderConfig
+    algorithm: AlgorithmConfig
+    collector: CollectorConfig
+    buffer: BufferConfig
+    logger: LoggerConfig
+    policy: PolicyConfig
+    checkpoint: CheckpointConfig
+    evaluation: EvaluationConfig
+    seed: int = option("of all random numbers", SEED)
+    device: str = option("auto (cuda if available), cpu, cuda, cuda:1, ...")
+    num_threads: int | None = option(
+        "torch's threads; null: torch's default. Small networks are fastest with one", WORKERS
+    )
+    compile: bool = option(
+        "torch.compile the loss: half a minute before the first update, then faster updates if slices are short"
+    )
+    total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
+    schedule_frames: int | None = option(
+        "frames over which learning rate, clip range and entropy coefficient fall; null: total_frames. A run resumed "
+        "with other total_frames keeps its schedules",
+        STEPS,
+    )
+    frames_per_batch: int = option(
+        "frames per iteration; each environment takes a row of frames_per_batch / env.num_envs steps", STEPS
+    )
+    slice_len: int = option("steps per slice, the length of backpropagation through time; must divide a row", STEPS)
+    state: str = option(
+        "states that slices start from: stored (the rollout's), zero, burn_in (recomputed from the steps before the "
+        "slice) or refresh (all recomputed before each epoch)",
+        choices=STATE_POLICIES,
+    )
+    burn_in_len: int | None = option("for state=burn_in: steps before the slice; less than slice_len", STEPS)
+    epochs: int = option("passes over each batch", STEPS)
+    minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
+    lr: float = option("Adam's initial learning rate", RATE)
+    lr_schedule: str = option(
+        "linear (falls with frames) or adaptive (holds the KL of an update near desired_kl)",
+        choices=("linear", "adaptive"),
+    )
+    lr_final_fraction: float = option("for lr_schedule=linear: fraction of lr at the end; 1: constant", FRACTION)
+    desired_kl: float = option("for lr_schedule=adaptive and algorithm.objective=kl", POSITIVE)
+    max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
+    replay_check: bool = option(
+        "before learning, check that the update sees what the rollout saw; refuse to train otherwise"
+    )
+    resume: str | None = option(
+        "a run directory or checkpoint to continue from; auto: the newest in this run's directory"
+    )
+
+    @property
+    def steps_per_row(self) -> int:
+        """T: steps per environment and iteration."""
+        return self.frames_per_batch // self.env.num_envs
+
+    @property
+    def slices_per_batch(self) -> int:
+        """Slices per iteration."""
+        return self.frames_per_batch // self.slice_len
+
+    @property
+    def iterations(self) -> int:
+        """Iterations in ``total_frames``, rounded down."""
+        return self.total_frames // self.frames_per_batch
+
+    def progress(self, frames: int) -> float:
+        """The progress of schedules after ``frames``; constant from their last iteration on."""
+        over = self.schedule_frames or self.total_frames
+        last = (over // self.frames_per_batch - 1) * self.frames_per_batch
+        return min(frames, last) / over

@@ -1,0 +1,237 @@
+"""Vector environments that step all their environments in one call, made by an id's ``vector_entry_point``.
+
+Shape legend: N environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from recurrl.config import NATIVE
+from recurrl.envs.faults import Fault, Faults, unpacked
+from recurrl.envs.observations import Observations
+from recurrl.envs.saved_state import UnsavableError, restore, state_of
+from recurrl.envs.spaces import check_spaces, spec_under
+from recurrl.envs.tensors import TensorEnv
+from recurrl.envs.wrappers import in_units, seen_entries
+from recurrl.errors import ConfigError
+from recurrl.keys import ACTION, OBSERVATION
+
+Array = np.ndarray[Any, Any]
+Observed = dict[NestedKey, Array]
+Vector = VectorEnv[Any, Any, Any]
+
+ON_DEMAND, AT_ONCE = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP
+
+
+class NativeVectorEnv(TensorEnv):
+    """A vector environment of Gymnasium as an environment of batch size ``[N]``.
+
+    An episode's last step returns its last observation; the next step is the first of the next episode. The vector
+    environment either resets on request (``AutoresetMode.DISABLED``, with ``options["reset_mask"]``), or resets within
+    the last step and returns the last observation as ``info["final_obs"]`` (``AutoresetMode.SAME_STEP``).
+    ``AutoresetMode.NEXT_STEP`` is rejected, because it inserts a step that is not a transition.
+
+    Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
+
+    Args:
+        vector: the vector environment.
+        env_id: its registered id.
+        mask: indices of the observation to hide.
+
+    Raises:
+        ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
+    """
+
+    def __init__(self, vector: Vector, env_id: str, mask: Sequence[int]) -> None:
+        vector = ResetOnDemand(vector) if type(vector) is CartPoleVectorEnv else vector
+        _check_mode(vector, env_id)
+        count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
+        check_spaces(env_id, observed, acted)
+        shown, seen = seen_entries(observed, mask) if mask else (observed, None)
+        units, to_env = in_units(acted)
+        observation = spec_under(OBSERVATION, _nested(OBSERVATION, shown)).expand(count)
+        action = spec_under(ACTION, _nested(ACTION, units)).expand(count)
+        super().__init__(count, dict(observation.items()), action[ACTION])
+        self._vector, self._seen, self._to_env = vector, seen, to_env
+        self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
+        self._faults = Faults(env_id, count)
+        zeros = _zeros(observed, count)
+        self._reader, self._of_one = (
+            Observations(self._faults, observed, zeros, acted, batched) for batched in (True, False)
+        )
+        # Not attributes of this object, because setting an attribute of an EnvBase takes microseconds.
+        # The arrays are replaced and never written to, because they are handed out.
+        self._last: Observed = {}
+        self._restarted = np.zeros(count, bool)
+
+    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
+        """Resets all or the chosen environments; with SAME_STEP these are reset already, and are only read."""
+        begun_N = np.ones(self._vector.num_envs, bool) if chosen is None else chosen.numpy().reshape(-1)
+        if chosen is not None and self._resets_at_once:
+            self._refuse_resets_of_others(begun_N)
+        else:
+            options = None if chosen is None else {"reset_mask": begun_N.copy()}
+            with self._faults.blamed("reset"):
+                begun = self._taken(unpacked("reset", self._vector.reset(options=options))[0])
+            for key, values in begun.items():
+                begins_N = begun_N.reshape(-1, *[1] * (values.ndim - 1))
+                self._last[key] = values if chosen is None else np.where(begins_N, values, self._last[key])
+            self._reader.check(self._last, begun_N)
+        self._restarted[...] = False
+        return _tensors(self._last)
+
+    def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Steps all in one call."""
+        faults = self._faults
+        faults.steps += 1
+        with faults.blamed("step"):
+            returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
+            observation, rewards, terminated, truncated, info = returned
+            taken = self._taken(observation)
+        results = faults.results(rewards, terminated, truncated)
+        self._last.update(taken)
+        after = self._observed_after(results["done"].numpy()[:, 0], info)
+        return {**_tensors(after), **results}
+
+    def episodes(self) -> dict[str, Any]:
+        """The state of the vector environment, and what was observed last."""
+        return {"environment": state_of(self._vector), "observed": _tensors(self._last)}
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Gives the vector environment its state."""
+        saved = {len(values) for values in state["observed"].values()}
+        if saved != {self._vector.num_envs}:
+            raise UnsavableError(f"{saved} environments were saved, but there are now {self._vector.num_envs}")
+        restore(self._vector, state["environment"])
+        self._last.update({key: values.numpy().copy() for key, values in state["observed"].items()})
+
+    def _observed_after(self, over_N: Array, info: dict[str, Any]) -> Observed:
+        """The observations after a step, for finished episodes their last ones."""
+        if not self._resets_at_once:
+            self._reader.check(self._last, ~over_N)
+            return self._last
+        self._reader.check(self._last)
+        self._restarted[...] = over_N
+        if not over_N.any():
+            return self._last
+        with self._faults.blamed("step"):
+            filled = self._with_final(over_N.nonzero()[0], info)
+        self._reader.check(filled, ~over_N)
+        return filled
+
+    def _taken(self, observation: Any) -> Observed:
+        """The visible part of a batch of observations, in new memory."""
+        return self._seen_of(self._reader.read(observation))
+
+    def _seen_of(self, entries: list[Array]) -> Observed:
+        keys = self._reader.keys
+        if self._seen is not None:
+            return {keys[0]: entries[0][:, self._seen]}
+        return {key: entry.copy() for key, entry in zip(keys, entries, strict=True)}
+
+    def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
+        """The observations, with those of new episodes replaced by the previous episodes' last ones."""
+        final = info.get("final_obs")
+        if final is None:
+            raise Fault(
+                "ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires. Have step put "
+                "each episode's last observation there."
+            )
+        filled = {key: values.copy() for key, values in self._last.items()}
+        # One per environment, or one for all of them.
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            for i in which:
+                entries = [entry[None] for entry in self._of_one.read(final[i])]
+                for key, values in self._seen_of(entries).items():
+                    filled[key][i] = values[0]
+        else:
+            for key, values in self._taken(final).items():
+                filled[key][which] = values[which]
+        return filled
+
+    def _refuse_resets_of_others(self, chosen_N: Array) -> None:
+        if (chosen_N & ~self._restarted).any():
+            raise ConfigError(
+                f"{self._faults.env_id} resets its environments automatically when their episodes end, and cannot "
+                "reset others. Choose env.vectorization=inline, or have it reset by options['reset_mask'] "
+                "(AutoresetMode.DISABLED)."
+            )
+
+    def _set_seed(self, seed: int | None) -> None:
+        with self._faults.blamed("reset"):
+            self._vector.reset(seed=seed)
+
+    def close(self, **kwargs: Any) -> None:
+        """Closes the vector environment."""
+        with self._faults.blamed("close"):
+            self._vector.close()
+        super().close(**kwargs)
+
+
+class ResetOnDemand(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Gymnasium's vector CartPole with resets on request.
+
+    The original supports only NEXT_STEP autoreset.
+    """
+
+    metadata = CartPoleVectorEnv.metadata | {"autoreset_mode": ON_DEMAND}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets all, or those of ``options["reset_mask"]``; random numbers are drawn for all of them either way."""
+        if options is None or "reset_mask" not in options:
+            return self.env.reset(seed=seed, options=options)
+        cart: Any = self.env
+        mask, state, steps = options["reset_mask"], cart.state, cart.steps
+        _, info = cart.reset(seed=seed)
+        cart.state = np.where(mask, cart.state, state)
+        cart.steps = np.where(mask, cart.steps, steps)
+        return cart.state.T.astype(np.float32), info
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps all environments and resets none."""
+        cart: Any = self.env
+        cart.prev_done[...] = False
+        return self.env.step(actions)
+
+
+def _check_mode(vector: Vector, env_id: str) -> None:
+    mode = vector.metadata.get("autoreset_mode")
+    if mode not in (ON_DEMAND, AT_ONCE):
+        raise ConfigError(
+            f"env.vectorization={NATIVE}: the vector environment of {env_id} does not declare SAME_STEP or DISABLED "
+            f"autoreset (metadata['autoreset_mode'] is {mode}). NEXT_STEP autoreset inserts a step that is not a "
+            "transition. Have the vector_entry_point accept autoreset_mode and honour AutoresetMode.SAME_STEP; or "
+            "implement SAME_STEP or DISABLED and declare it in metadata; or choose env.vectorization=inline."
+        )
+
+
+def _nested(key: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
+    return spaces.Dict({key: space}) if isinstance(space, spaces.Dict) else space
+
+
+def _zeros(space: spaces.Space[Any], count: int) -> Observed:
+    """An array of each entry of a batch of observations."""
+    spec = spec_under(OBSERVATION, _nested(OBSERVATION, space)).expand(count)
+    return {key: values.numpy() for key, values in spec.zero().items(include_nested=True, leaves_only=True)}
+
+
+def _tensors(observed: Observed) -> dict[NestedKey, Tensor]:
+    return {key: torch.from_numpy(values) for key, values in observed.items()}
+
+
+def _plain(action: Tensor | TensorDictBase) -> Any:
+    """Actions of all environments in Gymnasium's form, a dict if they have several parts."""
+    if isinstance(action, Tensor):
+        return action.numpy()
+    return {key: _plain(part) for key, part in action.items()}

@@ -1,0 +1,291 @@
+"""Memory tasks in torch: thousands of environments in a few tensor operations, on any device.
+
+Shape legend: N environments, C cards, O entries of an observation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import Categorical, TensorSpec, Unbounded
+
+from recurrl.config import EnvConfig
+from recurrl.envs.groups import Groups
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.envs.tensors import TensorEnv
+from recurrl.errors import ConfigError
+
+
+def check(config: EnvConfig) -> None:
+    """Rejects unknown tasks and arguments, and options of other sources.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    if config.id not in TASKS:
+        raise ConfigError(f"env.id={config.id} is not a memory task. Choose one of: {', '.join(TASKS)}.")
+    given = ("self", "num_envs", "max_steps")
+    taken = [name for name in inspect.signature(TASKS[config.id].__init__).parameters if name not in given]
+    unknown = sorted(set(config.kwargs) - set(taken))
+    if unknown:
+        raise ConfigError(f"env.id={config.id} does not take env.kwargs.{unknown[0]}. It takes: {', '.join(taken)}.")
+    if config.mask or config.packages or config.vectorization != "inline":
+        raise ConfigError(
+            f"env={config.name} runs all its environments as one and hides observations itself. Leave env.mask, "
+            "env.packages and env.vectorization unchanged."
+        )
+
+
+def episode_limit(config: EnvConfig) -> int | None:
+    """The steps after which an episode is truncated; None for no limit."""
+    return config.max_episode_steps
+
+
+def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> TensorEnv:
+    """The configured task, ``num_envs`` times.
+
+    Raises:
+        ConfigError: an argument is out of range, or groups are given, whose members cannot start alike.
+    """
+    if groups is not None:
+        raise ConfigError(
+            f"algorithm=grpo needs the episodes of a group to start from the same state, but env={config.name} draws "
+            "all episodes from one generator. Choose algorithm=ppo, or a Gymnasium task."
+        )
+    try:
+        return TASKS[config.id](num_envs, max_steps=config.max_episode_steps, **config.kwargs)
+    except ValueError as error:
+        raise ConfigError(f"env={config.name}: {error}") from error
+
+
+class MemoryTask(TensorEnv):
+    """The base of the tasks: a clock, a time limit, seeds, and partial resets.
+
+    The environment has its own generator, and every reset draws equally many numbers, whichever environments it resets.
+
+    Args:
+        num_envs: environments, N.
+        observation: spec of the observation of all environments.
+        actions: number of actions.
+        max_steps: truncates an episode after so many steps; None for never.
+        device: the device of all tensors.
+    """
+
+    def __init__(
+        self, num_envs: int, observation: TensorSpec, actions: int, max_steps: int | None, device: str
+    ) -> None:
+        action = Categorical(actions, shape=(num_envs,), device=device)
+        super().__init__(num_envs, {"observation": observation}, action, device)
+        self.max_steps = max_steps
+        self.time = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self._generator = torch.Generator(device)
+
+    @abstractmethod
+    def begin(self, chosen: Tensor) -> None:
+        """Draws the hidden state of new episodes in the chosen environments ``[N]``."""
+
+    @abstractmethod
+    def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Acts; time counts from 1. Returns the rewards ``[N]`` and which episodes end ``[N]``."""
+
+    @abstractmethod
+    def observe(self) -> Tensor:
+        """The observation ``[N, ...]`` as of now, in new memory."""
+
+    def reset_tensors(self, chosen: Tensor | None) -> dict[str, Tensor]:
+        """Starts new episodes in the chosen environments."""
+        mask = torch.ones_like(self.time, dtype=torch.bool) if chosen is None else chosen.reshape(-1)
+        self.time.masked_fill_(mask, 0)
+        self.begin(mask)
+        return {"observation": self.observe()}
+
+    def step_tensors(self, action: Tensor) -> dict[str, Tensor]:
+        """Steps all environments."""
+        self.time += 1
+        reward, terminated = self.move(action)
+        late = torch.zeros_like(terminated) if self.max_steps is None else self.time >= self.max_steps
+        truncated = late & ~terminated
+        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        return {
+            "observation": self.observe(),
+            "reward": reward.unsqueeze(-1),
+            **{name: flag.unsqueeze(-1) for name, flag in flags.items()},
+        }
+
+    def episodes(self) -> dict[str, Any]:
+        """All tensors, and the generator."""
+        tensors = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {"tensors": tensors, "generator": self._generator.get_state()}
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Restores them."""
+        if any(getattr(self, name).shape != value.shape for name, value in state["tensors"].items()):
+            raise UnsavableError("the number of environments or the task's arguments have changed")
+        for name, value in state["tensors"].items():
+            setattr(self, name, value.to(self.device))
+        self._generator.set_state(state["generator"])
+
+    def draw(self, high: int, *shape: int) -> Tensor:
+        """Integers from 0 to ``high`` − 1."""
+        return torch.randint(high, shape, generator=self._generator, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+
+NORTH, EAST, SOUTH, WEST = range(4)
+
+
+class TMaze(MemoryTask):
+    """A corridor with a sign at its western end that says which way to turn at the junction at its eastern end.
+
+    Bakker 2001, "Reinforcement learning with long short-term memory". Actions are north, east, south and west. The
+    agent sees three bits: 011 at a sign to the north, 110 at one to the south, 101 in the corridor, 010 at the
+    junction. A turn at the junction ends the episode, with reward 4 where it is the sign's and −0.1 where not; standing
+    still, against a wall, costs 0.1. In the active task the agent starts a step east of the sign, and has to go and
+    look.
+
+    Args:
+        num_envs: environments, N.
+        length: steps from the sign to the junction.
+        active: whether the sign has to be looked for.
+        max_steps: as for :class:`MemoryTask`.
+        device: likewise.
+    """
+
+    def __init__(
+        self, num_envs: int, length: int, active: bool = False, max_steps: int | None = None, device: str = "cpu"
+    ) -> None:
+        if length < 1 + active:
+            raise ValueError(f"length={length} is too short. Give at least {1 + active}.")
+        super().__init__(num_envs, Unbounded((num_envs, 3), device=device), 4, max_steps, device)
+        self.length, self.start = length, int(active)
+        self.position = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.way = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        """The sign: ``NORTH`` or ``SOUTH``."""
+        bits = [[0, 1, 1], [1, 1, 0], [1, 0, 1], [0, 1, 0]]
+        self._bits = torch.tensor(bits, dtype=torch.float32, device=device)
+
+    def begin(self, chosen: Tensor) -> None:
+        """Draws the sign."""
+        self.way = torch.where(chosen, self.draw(2, self.time.shape[0]) * SOUTH, self.way)
+        self.position.masked_fill_(chosen, self.start)
+
+    def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Goes, turns, or stands still."""
+        turned = (self.position == self.length) & ((action == NORTH) | (action == SOUTH))
+        wanted = self.position + (action == EAST).long() - (action == WEST).long()
+        position = wanted.clamp(0, self.length)
+        still = position == self.position
+        self.position = position
+        reward = torch.where(turned & (action == self.way), 4.0, torch.where(still, -0.1, 0.0))
+        return reward, turned
+
+    def observe(self) -> Tensor:
+        """The bits of where the agent is."""
+        place = torch.where(self.position == self.length, 3, 2)
+        return self._bits[torch.where(self.position == 0, self.way // SOUTH, place)]
+
+
+class MemoryChain(MemoryTask):
+    """Bits that are seen at the beginning, one of which is asked for ``length`` steps later.
+
+    The task of bsuite (Osband et al. 2020, https://arxiv.org/abs/1908.03568), step for step: the observation is the
+    time left, the index of the bit asked for (seen before the last action, zero else) and the bits as ±1 (seen before
+    the first two, zero else). The last of ``length`` + 1 actions is to be the bit's value: reward 1 or −1.
+
+    Args:
+        num_envs: environments, N.
+        length: bsuite's ``memory_length``.
+        bits: how many.
+        max_steps: as for :class:`MemoryTask`.
+        device: likewise.
+    """
+
+    def __init__(
+        self, num_envs: int, length: int, bits: int = 1, max_steps: int | None = None, device: str = "cpu"
+    ) -> None:
+        if min(length, bits) < 1:
+            raise ValueError(f"length={length} and bits={bits} must be at least 1.")
+        super().__init__(num_envs, Unbounded((num_envs, bits + 2), device=device), 2, max_steps, device)
+        self.length, self.bits = length, bits
+        self.context = torch.zeros(num_envs, bits, dtype=torch.int64, device=device)
+        self.query = torch.zeros(num_envs, dtype=torch.int64, device=device)
+
+    def begin(self, chosen: Tensor) -> None:
+        """Draws the bits, and which is asked for."""
+        count = self.time.shape[0]
+        self.context = torch.where(chosen.unsqueeze(-1), self.draw(2, count, self.bits), self.context)
+        self.query = torch.where(chosen, self.draw(self.bits, count), self.query)
+
+    def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Counts at the last step."""
+        ends = self.time == self.length + 1
+        asked = self.context.gather(1, self.query.unsqueeze(-1)).squeeze(-1)
+        return torch.where(ends, torch.where(action == asked, 1.0, -1.0), 0.0), ends
+
+    def observe(self) -> Tensor:
+        """Time, query, bits."""
+        # bsuite's first step shows the reset's observation again: its clock runs one behind.
+        clock = (self.time - 1).clamp(min=0)
+        left = 1 - clock / self.length
+        query = torch.where(clock == self.length - 1, self.query, 0)
+        shown = torch.where((clock == 0).unsqueeze(-1), 2 * self.context - 1, 0)
+        return torch.cat((left.unsqueeze(-1), query.unsqueeze(-1), shown), -1).float()
+
+
+class RepeatPrevious(MemoryTask):
+    """Cards are dealt one by one; each action is to be the suit of the card seen ``k`` − 1 steps before.
+
+    The task of POPGym (Morad et al. 2023, https://arxiv.org/abs/2303.01859): 52 cards a deck, without replacement;
+    rewards of ±1 / (cards − k) from the k-th action on, so that the return is between −1 and 1.
+
+    Args:
+        num_envs: environments, N.
+        k: 1 is the card that is seen now. POPGym's easy task has 4, medium 32, hard 64.
+        decks: 1, 2 and 3 there.
+        max_steps: as for :class:`MemoryTask`.
+        device: likewise.
+    """
+
+    def __init__(
+        self, num_envs: int, k: int = 4, decks: int = 1, max_steps: int | None = None, device: str = "cpu"
+    ) -> None:
+        count = 52 * decks
+        if not 1 <= k < count:
+            raise ValueError(f"k={k} must be from 1 to {count - 1} for decks={decks}.")
+        super().__init__(num_envs, Categorical(4, shape=(num_envs,), device=device), 4, max_steps, device)
+        self.k, self.count = k, count
+        self.cards = torch.zeros(num_envs, count, dtype=torch.int64, device=device)
+        """The suits in the order in which they are dealt, ``[N, C]``."""
+        self._suits = torch.arange(count, device=device) % 4
+
+    def begin(self, chosen: Tensor) -> None:
+        """Shuffles."""
+        noise = torch.rand(self.cards.shape, generator=self._generator, device=self.device)
+        self.cards = torch.where(chosen.unsqueeze(-1), self._suits[noise.argsort(-1)], self.cards)
+
+    def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Compares."""
+        asked = self.cards.gather(1, (self.time - self.k).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        unit = 1 / (self.count - self.k)
+        reward = torch.where(self.time >= self.k, torch.where(action == asked, unit, -unit), 0.0)
+        return reward, self.time == self.count - 1
+
+    def observe(self) -> Tensor:
+        """The card dealt last."""
+        return self.cards.gather(1, self.time.unsqueeze(-1)).squeeze(-1)
+
+
+TASKS: dict[str, type[TMaze] | type[MemoryChain] | type[RepeatPrevious]] = {
+    "t_maze": TMaze,
+    "memory_chain": MemoryChain,
+    "repeat_previous": RepeatPrevious,
+}

@@ -1,0 +1,238 @@
+"""Gymnasium wrappers that bring observations and actions into one form.
+
+A plain observation stays one. An observation of several entries, be they the environment's own, a mask of actions, or
+the previous action and reward, becomes a dict under the one key ``observation``; likewise actions of several parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from recurrl.envs.faults import Fault, as_array, unpacked
+from recurrl.envs.groups import EpisodeSeeds
+from recurrl.errors import ConfigError
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
+
+Env = gymnasium.Env[Any, Any]
+Space = spaces.Space[Any]
+
+_NOTHING = np.zeros(1, np.float32)
+
+
+class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Removes entries of a vector observation.
+
+    Raises:
+        ConfigError: an index the observation does not have, or nothing would be left.
+    """
+
+    def __init__(self, env: Env, mask: Sequence[int]) -> None:
+        super().__init__(env)
+        self.observation_space, self._seen = seen_entries(env.observation_space, mask)
+
+    def observation(self, observation: Any) -> Any:
+        """The entries that are seen."""
+        return observation[self._seen]
+
+
+def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, np.ndarray[Any, Any]]:
+    """The space of a vector observation without the masked entries, and the indices of those that remain.
+
+    Raises:
+        ConfigError: an index the observation does not have, or nothing would be left.
+    """
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(
+            f"env.mask={list(mask)} hides entries of a vector, but the observation space is {space}. Remove env.mask."
+        )
+    size = space.shape[0]
+    if any(index >= size for index in mask) or len(set(mask)) >= size:
+        raise ConfigError(
+            f"env.mask={list(mask)} does not fit an observation of {size} entries: give indices from 0 to {size - 1}, "
+            "and leave at least one entry visible."
+        )
+    seen = np.array([index for index in range(size) if index not in set(mask)])
+    return spaces.Box(space.low[seen], space.high[seen], dtype=space.dtype.type), seen
+
+
+class ActionsInUnits(gymnasium.ActionWrapper[Any, Any, Any]):
+    """Clips continuous actions to their bounds; where both are finite, −1 and 1 stand for them."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.action_space, self._to_env = in_units(env.action_space)
+
+    def action(self, action: Any) -> Any:
+        """The action for the environment."""
+        return self._to_env(action)
+
+
+def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
+    """The space that a policy acts in, and the map from there to ``space``, for one action or a batch.
+
+    Dimensions of a Box are independent: one with two finite bounds is in units of half its range, one with equal bounds
+    always has that value (and zero as its only action), and any other is only clipped.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {key: in_units(part) for key, part in space.spaces.items()}
+        units = spaces.Dict({key: part[0] for key, part in parts.items()})
+        return units, lambda action: {key: to_env(action[key]) for key, (_, to_env) in parts.items()}
+    if not isinstance(space, spaces.Box):
+        return space, lambda action: action
+    dtype = space.dtype  # a policy may compute in another
+    limits = np.finfo(dtype)
+    # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    bounded, one = np.isfinite(low) & np.isfinite(high), (low < high).astype(np.float64)
+    units_low, units_high = np.where(bounded, -one, low), np.where(bounded, one, high)
+    low, high = np.maximum(low, float(limits.min)), np.minimum(high, float(limits.max))
+    middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
+
+    def to_env(action: Any) -> Any:
+        # Clipped after scaling, because rounding may leave the bounds too.
+        return np.minimum(np.maximum(middle + half * action, low), high).astype(dtype)
+
+    return spaces.Box(units_low.astype(dtype), units_high.astype(dtype), dtype=dtype.type), to_env
+
+
+class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds ``info["action_mask"]`` to the observation as the entry ``action_mask``, one number per choice.
+
+    Args:
+        env: with discrete or multi-discrete actions, whose choices are concatenated in the mask.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        mask = spaces.MultiBinary(spaces.flatdim(env.action_space))
+        self.observation_space = _with_entries(env.observation_space, {ACTION_MASK: mask}, "action_mask_from_info")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As the environment, with the mask."""
+        observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
+        return self._masked(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the environment, with the mask."""
+        observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
+        return self._masked(observation, info), reward, terminated, truncated, info
+
+    def _masked(self, observation: Any, info: Any) -> Any:
+        if not isinstance(info, dict) or ACTION_MASK not in info:
+            raise Fault(
+                "returned no info['action_mask'], which env.action_mask_from_info=true requires. Set it to false, or "
+                "have the environment return one at every reset and step."
+            )
+        mask = as_array(info[ACTION_MASK])
+        # Its dtype is not specified.
+        bits = mask != 0 if mask.dtype.kind in "biuf" else mask
+        if not np.array_equal(bits, mask):
+            raise Fault(f"returned an action mask with values other than 0 and 1: {mask}.")
+        return entries_of(self.env.observation_space, observation) | {ACTION_MASK: bits}
+
+
+class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds the previous action or reward to the observation, zeros at an episode's first step.
+
+    The action is the one the environment received, after clipping: continuous entries unchanged, discrete ones as
+    one-hot vectors, the parts of a composite concatenated.
+
+    Args:
+        env: whose actions are in units of half their range.
+        action: add the entry ``previous_action``.
+        reward: add the entry ``previous_reward``, of size 1.
+    """
+
+    def __init__(self, env: Env, action: bool, reward: bool) -> None:
+        super().__init__(env)
+        self._adds = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: reward}
+        flat = spaces.flatten_space(env.action_space)
+        assert isinstance(flat, spaces.Box)
+        self._flat = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
+        limits = np.finfo(np.float32)
+        self._lowest, self._highest = np.maximum(self._flat.low, limits.min), np.minimum(self._flat.high, limits.max)
+        added: dict[str, Space] = {
+            PREVIOUS_ACTION: self._flat,
+            PREVIOUS_REWARD: spaces.Box(-np.inf, np.inf, (1,), np.float32),
+        }
+        added = {key: space for key, space in added.items() if self._adds[key]}
+        self.observation_space = _with_entries(env.observation_space, added, " or env.".join(added))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As the environment; nothing was done before."""
+        observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
+        return self._with(observation, np.zeros(self._flat.shape, np.float32), 0.0), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the environment; ``action`` and its reward are what the next observation calls previous."""
+        observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
+        flat: Any = spaces.flatten(self.env.action_space, action)
+        given = np.clip(flat, self._lowest, self._highest).astype(np.float32)
+        return self._with(observation, given, reward), reward, terminated, truncated, info
+
+    def _with(self, observation: Any, action: Any, reward: Any) -> dict[str, Any]:
+        # Invalid rewards are rejected with the others.
+        given = as_array(reward)
+        number = given.reshape(1).astype(np.float32) if given.size == 1 and given.dtype.kind in "biuf" else _NOTHING
+        added = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: number}
+        return entries_of(self.env.observation_space, observation) | {
+            key: value for key, value in added.items() if self._adds[key]
+        }
+
+
+def _with_entries(space: Space, added: dict[str, Space], key: str) -> spaces.Dict:
+    entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {OBSERVATION: space}
+    for name in added:
+        if name in entries:
+            raise ConfigError(
+                f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
+                "rename the environment's entry."
+            )
+    return spaces.Dict(entries | added)
+
+
+def entries_of(space: Space, observation: Any) -> dict[str, Any]:
+    """The entries of an observation; one that is not a dict is the entry ``observation`` of one."""
+    if not isinstance(space, spaces.Dict):
+        return {OBSERVATION: observation}
+    if not isinstance(observation, Mapping):
+        raise Fault(f"returned a {type(observation).__name__} as observation, but its space is a dict.")
+    return dict(observation)
+
+
+def under_one_key(env: Env) -> Env:
+    """Puts a dict observation under ``observation`` and a dict action under ``action``."""
+    if isinstance(env.observation_space, spaces.Dict):
+        space = spaces.Dict({OBSERVATION: env.observation_space})
+        env = gymnasium.wrappers.TransformObservation(env, lambda observation: {OBSERVATION: observation}, space)
+    if isinstance(env.action_space, spaces.Dict):
+        space = spaces.Dict({ACTION: env.action_space})
+        env = gymnasium.wrappers.TransformAction(env, lambda action: action[ACTION], space)
+    return env
+
+
+class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Gives every reset without a seed the group's next seed.
+
+    Args:
+        env: the environment.
+        seeds: what the group's members share.
+    """
+
+    def __init__(self, env: Env, seeds: EpisodeSeeds) -> None:
+        super().__init__(env)
+        self._seeds = seeds
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Starts an episode."""
+        return self.env.reset(seed=self._seeds.next() if seed is None else seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Takes a step."""
+        self._seeds.step()
+        return self.env.step(action)

@@ -1,0 +1,1 @@
+"""Buffers: what learning draws its minibatches from."""

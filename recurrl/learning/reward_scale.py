@@ -1,0 +1,51 @@
+"""Rewards scaled for learning, by a constant or by running statistics."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from recurrl.policy.normalization import RunningMoments
+
+
+class RewardScaler(nn.Module):
+    """Scales rewards for learning: by a constant, and by the running deviation of the discounted return if asked.
+
+    Dividing by the deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale whatever the
+    discount (Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, appendix A).
+
+    Args:
+        num_envs: environments, N.
+        gamma: discount per step.
+        scale: the constant.
+        running: divide by the running deviation too.
+    """
+
+    discounted_return: Tensor
+
+    def __init__(self, num_envs: int, gamma: float, scale: float, running: bool) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.scale = scale
+        self.moments = RunningMoments(1) if running else None
+        self.register_buffer("discounted_return", torch.zeros(num_envs))
+
+    @torch.no_grad()
+    def forward(self, reward_NT: Tensor, is_init_NT: Tensor) -> Tensor:
+        """Scaled rewards ``[N, T]`` of one iteration, whose own returns enter the statistics first.
+
+        Args:
+            reward_NT: the environments' rewards.
+            is_init_NT: where episodes start, whether or not the episode before came to an end: after a fault, and in a
+                resumed run, collection may start over in mid-episode.
+        """
+        scaled = reward_NT * self.scale
+        if self.moments is None:
+            return scaled
+        returns = []
+        for reward, is_init in zip(scaled.unbind(1), is_init_NT.unbind(1), strict=True):
+            self.discounted_return.masked_fill_(is_init, 0.0).mul_(self.gamma).add_(reward)
+            returns.append(self.discounted_return.clone())
+        self.moments.update(torch.stack(returns, 1).unsqueeze(-1))
+        deviation = (self.moments.variance + 1e-8).sqrt().to(scaled.dtype)
+        return (scaled / deviation).clamp(-10, 10)

@@ -1,0 +1,77 @@
+"""The result of a loss, and the loss of a minibatch over a policy's parameters.
+
+Shape legend: S slices, K steps of a slice.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from recurrl.config import ClippedConfig
+from recurrl.policy import Policy
+
+
+class Losses(NamedTuple):
+    """The result of a loss.
+
+    Attributes:
+        terms: scalars whose sum is minimised, by name; they are logged as ``loss/<name>``.
+        metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
+    """
+
+    terms: dict[str, Tensor]
+    metrics: dict[str, Tensor]
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms."""
+        first, *others = self.terms.values()
+        return sum(others, first)
+
+    def logged(self) -> dict[str, Tensor]:
+        """Terms and metrics, by the name of their column."""
+        return {**{f"loss/{name}": term.detach() for name, term in self.terms.items()}, **self.metrics}
+
+
+def add_coefficients(terms: nn.Module, clip_epsilon: float | tuple[float, float], **others: float) -> None:
+    """Registers the clip range, ε or (ε_low, ε_high), and other values that a schedule may change."""
+    low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
+    for name, value in {"clip_epsilon_low": low, "clip_epsilon_high": high, **others}.items():
+        # In double precision; a tensor of no dimensions leaves the losses in that of the network.
+        terms.register_buffer(name, torch.tensor(value, dtype=torch.float64))
+
+
+def options_of(terms: type[nn.Module], config: ClippedConfig) -> dict[str, Any]:
+    """The settings of an algorithm that are options of its terms, which have the same names."""
+    settings = {**vars(config), "clip_epsilon": config.clip_range}
+    return {name: settings[name] for name in signature(terms).parameters if name in settings}
+
+
+class PolicyLoss(nn.Module):
+    """The loss of a minibatch of slices, over the policy's own parameters, which run once.
+
+    Args:
+        policy: the policy to improve.
+        terms: ``(distribution, value, slices)`` to :class:`Losses`, where ``slices`` is the minibatch.
+    """
+
+    def __init__(self, policy: Policy, terms: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self.terms: Any = terms
+
+    def forward(self, slices_SK: TensorDictBase) -> Losses:
+        """The losses of a minibatch.
+
+        Raises:
+            KeyError: an entry is missing.
+            ValueError: the policy gives more than one log-probability a step.
+        """
+        distribution, value, _ = self.policy.sequence(*self.policy.inputs(slices_SK))
+        losses: Losses = self.terms(distribution, value, slices_SK)
+        return losses

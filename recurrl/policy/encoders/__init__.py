@@ -1,0 +1,1 @@
+"""Encoders: from an observation to the vector that enters the cell."""

@@ -1,0 +1,65 @@
+"""Error messages for missing resources: disk space, memory, permissions."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from recurrl.errors import RunError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_OUT_OF_MEMORY = "DefaultCPUAllocator: "
+"""The beginning of torch's plain RuntimeError when memory runs out on the CPU."""
+
+
+@contextmanager
+def resource_errors_as_messages() -> Iterator[None]:
+    """Converts errors of the operating system and of memory to errors printed without a traceback.
+
+    Raises:
+        RunError: such an error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunError(os_error_message(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise RunError(_too_large(error)) from error
+    except RuntimeError as error:
+        if _OUT_OF_MEMORY not in str(error):
+            raise
+        raise RunError(_too_large(error)) from error
+
+
+def os_error_message(error: OSError) -> str:
+    """The operating system's error, and what to do."""
+    reason = error.strerror or str(error)
+    where = f" for {error.filename}" if error.filename else ""
+    if error.errno in _FULL:
+        return (
+            f"The disk is full: {reason}{where}. Earlier checkpoints are intact. Free some space, then continue with "
+            "resume=auto in the same hydra.run.dir."
+        )
+    if error.errno in _FORBIDDEN:
+        return (
+            f"Permission denied by the operating system: {reason}{where}. Give a writable directory with "
+            "hydra.run.dir=..."
+        )
+    if error.errno in _IN_THE_WAY:
+        return (
+            f"Something is in the way: {reason}{where}. Move it away, or give another directory with hydra.run.dir=..."
+        )
+    return f"The operating system reports {type(error).__name__}: {reason}{where}. HYDRA_FULL_ERROR=1 shows where."
+
+
+def _too_large(error: Exception) -> str:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return (
+        f"Out of memory: {reason.rstrip('.')}. Give a smaller frames_per_batch, minibatch_slices, cell.hidden_size, "
+        "encoder.sizes or env.num_envs; recompute=full also needs less."
+    )

@@ -1,0 +1,205 @@
+"""Environments that go on in another process as if nothing had happened, and those that cannot."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from recurrl.envs.saved_state import UnsavableError, restore, state_of
+
+IDS = [
+    "CartPole-v1",
+    "Pendulum-v1",
+    "MountainCarContinuous-v0",
+    "Acrobot-v1",
+    "Blackjack-v1",
+    "FrozenLake-v1",
+    "popgym:popgym-RepeatFirstEasy-v0",
+    "popgym:popgym-RepeatPreviousEasy-v0",
+]
+
+
+def made(env_id: str) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make(env_id, disable_env_checker=True, max_episode_steps=12)
+
+
+def played(env: gymnasium.Env[Any, Any], actions: list[Any]) -> list[Any]:
+    seen: list[Any] = []
+    for action in actions:
+        observation, reward, terminated, truncated, _ = env.step(action)
+        seen.append((np.asarray(observation), reward, terminated, truncated))
+        if terminated or truncated:
+            seen.append(np.asarray(env.reset()[0]))
+    return seen
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("steps", [0, 5, 40])
+def test_a_restored_environment_goes_on_as_the_one_that_was_saved(env_id, steps):
+    env, other = made(env_id), made(env_id)
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(steps + 40)]
+    env.reset(seed=3)
+    played(env, actions[:steps])
+    saved = state_of(env)
+    expected = played(env, actions[steps:])
+    file = io.BytesIO()
+    torch.save(saved, file)
+    other.reset(seed=4)
+    file.seek(0)
+    restore(other, torch.load(file, weights_only=True))
+    np.testing.assert_equal(played(other, actions[steps:]), expected)
+
+
+def test_what_came_up_after_the_state_was_saved_is_gone_when_it_is_restored():
+    env = made("Pendulum-v1")
+    env.reset(seed=0)
+    saved = state_of(env)
+    env.unwrapped.came_up = 3
+    restore(env, saved)
+    assert not hasattr(env.unwrapped, "came_up")
+
+
+def test_what_says_how_an_environment_was_made_stays_when_its_state_is_restored():
+    env, other = (gymnasium.wrappers.TransformReward(made("Pendulum-v1"), lambda reward: 2 * reward) for _ in range(2))
+    env.reset(seed=0)
+    other.reset(seed=1)
+    kept = dict(vars(other)["_saved_kwargs"])
+    restore(other, state_of(env))
+    assert vars(other)["_saved_kwargs"] == kept
+    actions = [env.action_space.sample() for _ in range(30)]
+    np.testing.assert_equal(played(other, actions), played(env, actions))
+
+
+class Simulator:
+    """Holds its state where python does not see it."""
+
+    __slots__ = ("handle",)
+
+
+class Simulated(gymnasium.Env[Any, Any]):
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        (Simulator(), r"Simulated\.held is a .*Simulator, which is not a plain value"),
+        (iter([1]), r"Simulated\.held is a builtins\.list_iterator, which is not a plain value"),
+        ([Simulated(3)], r"Simulated\.held holds a Simulated, which is not a plain value"),
+    ],
+)
+def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_the_reason_names_it(held, reason):
+    with pytest.raises(UnsavableError, match=reason):
+        state_of(Simulated(held))
+
+
+class Raising:
+    """Raises whatever is asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("no")
+
+
+class Lying:
+    """Says that it is an array, which has what it has not."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> Any:
+        return np.ndarray
+
+
+class Pretending:
+    """Says that it is a space, which would be left out of what is saved."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> Any:
+        return gymnasium.Space
+
+
+class WithProperty:
+    @property
+    def __dict__(self) -> Any:
+        raise OSError("the simulator is gone")
+
+
+class Endless(dict[str, int]):
+    """A dict of its own kind."""
+
+
+class _Nameless(type):
+    """As SWIG makes classes: without a module."""
+
+    @property
+    def __module__(cls) -> str:
+        raise AttributeError("__module__")
+
+
+class Nameless(metaclass=_Nameless):
+    __slots__ = ()
+
+
+def _nested(depth: int) -> Any:
+    found: Any = 0
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def _of_itself() -> Any:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+HELD = {
+    "raises": Raising,
+    "lies": Lying,
+    "pretends to be a space": Pretending,
+    "raises in a property": WithProperty,
+    "dict of its own kind": Endless,
+    "without a module": Nameless,
+    "iterator": lambda: iter([]),
+    "object": object,
+    "nested deep": lambda: _nested(100_000),
+    "of itself": _of_itself,
+    "of itself within": lambda: {"a": {"b": _of_itself()}},
+    "large array": lambda: np.zeros(2**27),
+    "large tensor": lambda: torch.zeros(2**27),
+    "long list": lambda: [0] * 3_000_000,
+    "many lists": lambda: [[0] * 1000] * 3000,
+    "array of objects": lambda: np.array([None]),
+    "array of times": lambda: np.zeros(2, "M8[s]"),
+    "complex": lambda: 1j,
+    "bytes": lambda: b"bytes",
+    "range": lambda: range(3),
+}
+
+
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD)
+def test_what_cannot_be_saved_is_named_whatever_it_does_when_it_is_looked_at(make):
+    with pytest.raises(UnsavableError, match=r"Simulated\.held"):
+        state_of(Simulated(make()))
+
+
+def test_an_environment_that_refers_to_itself_cannot_be_saved():
+    env = Simulated(None)
+    env.held = env
+    with pytest.raises(UnsavableError, match="is a reference cycle"):
+        state_of(env)
+
+
+def test_a_state_does_not_fit_an_environment_made_otherwise():
+    state = state_of(Simulated(Simulated(1)))
+    with pytest.raises(UnsavableError, match=r"Simulated\.held was a Simulated, and is a NoneType here"):
+        restore(Simulated(None), state)

@@ -1,0 +1,77 @@
+"""Slices: every frame is seen exactly once an epoch, and a slice is a contiguous piece of one row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from recurrl.learning.buffers.on_policy import SliceBuffer
+
+
+def rows_of_episodes(lengths: list[int], rows: int, steps: int) -> TensorDict:
+    """Rows filled with episodes of the given lengths, again and again; each frame has a number of its own."""
+    starts = torch.zeros(rows * steps, dtype=torch.bool)
+    position, episode = 0, 0
+    while position < rows * steps:
+        starts[position] = True
+        position += lengths[episode % len(lengths)]
+        episode += 1
+    frame = torch.arange(rows * steps).reshape(rows, steps)
+    return TensorDict({"frame": frame, "is_init": starts.reshape(rows, steps, 1)}, [rows, steps])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.data(),
+    rows=st.integers(1, 6),
+    slices_per_row=st.integers(1, 5),
+    slice_len=st.integers(1, 8),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=10),
+)
+def test_every_frame_is_seen_exactly_once_an_epoch(
+    data: st.DataObject, rows: int, slices_per_row: int, slice_len: int, lengths: list[int]
+) -> None:
+    slices, steps = rows * slices_per_row, slices_per_row * slice_len
+    divisors = [divisor for divisor in range(1, slices + 1) if slices % divisor == 0]
+    minibatch = data.draw(st.sampled_from(divisors))
+    buffer = SliceBuffer(slices, slice_len, minibatch)
+    for _ in range(2):  # a second iteration replaces the first
+        batch = rows_of_episodes(lengths, rows, steps)
+        buffer.fill(batch, ("frame", "is_init"))
+        for _ in range(3):
+            minibatches = list(buffer.epoch())
+            assert all(part.batch_size == torch.Size([minibatch, slice_len]) for part in minibatches)
+            seen = torch.cat([part["frame"].flatten() for part in minibatches])
+            assert torch.equal(seen.sort().values, torch.arange(rows * steps))
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.integers(1, 4), slices_per_row=st.integers(1, 4), slice_len=st.integers(1, 6))
+def test_a_slice_is_a_contiguous_piece_of_one_row(rows: int, slices_per_row: int, slice_len: int) -> None:
+    buffer = SliceBuffer(rows * slices_per_row, slice_len, 1)
+    batch = rows_of_episodes([3], rows, slices_per_row * slice_len)
+    buffer.fill(batch, ("frame", "is_init"))
+    for minibatch in buffer.epoch():
+        (frames,) = minibatch["frame"].tolist()
+        assert frames == list(range(frames[0], frames[0] + slice_len))
+        assert frames[0] % slice_len == 0
+        assert torch.equal(minibatch["is_init"].flatten(), batch["is_init"].flatten()[frames[0] : frames[-1] + 1])
+
+
+def test_minibatches_come_in_another_order_each_epoch() -> None:
+    torch.manual_seed(0)
+    buffer = SliceBuffer(32, 2, 4)
+    buffer.fill(rows_of_episodes([5], 8, 8), ("frame", "is_init"))
+    first, second = (torch.cat([part["frame"] for part in buffer.epoch()]) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_what_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="10 slices cannot be split into minibatches of 4"):
+        SliceBuffer(10, 4, 4)
+    buffer = SliceBuffer(2, 4, 1)
+    with pytest.raises(ValueError, match="Rows of 6 steps cannot be split into slices of 4"):
+        buffer.fill(rows_of_episodes([5], 2, 6), ("frame",))

@@ -1,0 +1,128 @@
+"""A loss that is compiled: it says the same as one that is not, and what it costs to compile is told apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
+from recurrl.learning import compiling
+from recurrl.learning.learner import Learner
+from recurrl.runtime.report import Report
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+GRPO = (
+    *("algorithm=grpo", "algorithm.group_size=2", "frames_per_batch=256", "total_frames=512"),
+    *("env.max_episode_steps=64", "minibatch_slices=32"),
+)
+CONTINUOUS = ("env.id=Pendulum-v1", "env.mask=[2]")
+
+
+def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
+    """The losses, the diagnostics and the gradient of a minibatch, of the same policy."""
+    plain, compiled = (compose("device=cpu", "backend=scan", *overrides, f"compile={c}") for c in ("false", "true"))
+    set_process_state(plain)
+    policy = make_policy_for(plain)
+    collector = make_collector(plain, policy)
+    learner = Learner(plain, policy)
+    learner.learn(next(iter(collector)), progress=0.0)
+    collector.shutdown()
+    minibatch = next(learner.buffer.epoch())
+    learner.states.enter(minibatch)
+
+    expected, expected_gradients = outputs_and_gradients(learner, minibatch)
+    assert learner.compile_time_s is None
+    weights = learner.algorithm.state_dict()
+    learner = Learner(compiled, policy)
+    learner.algorithm.load_state_dict(weights)
+    found, gradients = outputs_and_gradients(learner, minibatch)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
+    seconds = learner.compile_time_s
+    assert seconds is not None
+    assert seconds > 0
+    outputs_and_gradients(learner, minibatch)
+    assert learner.compile_time_s == seconds
+
+
+def outputs_and_gradients(learner: Learner, minibatch: TensorDictBase) -> tuple[dict[str, float], dict[str, Tensor]]:
+    losses, _ = learner._gradient(minibatch)
+    gradients = {name: p.grad.clone() for name, p in learner.policy.named_parameters() if p.grad is not None}
+    return {name: float(value.detach()) for name, value in losses.logged().items()}, gradients
+
+
+@pytest.mark.parametrize("overrides", [(), ("cell=lstm", *GRPO)], ids=["ppo", "grpo"])
+def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(
+    compose: Compose, tiny: list[str], overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All but the generation of machine code, which takes half a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    check_equal(compose, (*tiny, *overrides))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("cell=lstm",),
+        ("cell=mingru",),
+        ("cell=none",),
+        ("algorithm.objective=kl",),
+        CONTINUOUS,
+        ("state=burn_in", "burn_in_len=2"),
+        GRPO,
+    ],
+    ids=lambda overrides: " ".join(overrides) or "default",
+)
+def test_compiled_to_machine_code_its_gradient_is_the_same(
+    compose: Compose, tiny: list[str], overrides: tuple[str, ...]
+) -> None:
+    check_equal(compose, (*tiny, *overrides))
+
+
+@pytest.mark.slow
+def test_a_run_tells_the_seconds_of_compiling_apart_from_those_of_learning(
+    recurrl_train: Callable[..., object], tiny: list[str], tmp_path: Path
+) -> None:
+    for job in range(2):
+        recurrl_train(*tiny, "compile=true", f"seed={job}", f"hydra.run.dir={job}", cwd=tmp_path)
+        summary = json.loads((tmp_path / str(job) / "summary.json").read_text())
+        assert summary["status"] == "completed"
+        assert summary["compile_time_s"] > 10 * summary["learn_time_s"]
+
+
+def test_the_seconds_of_compiling_are_taken_out_of_learning_once() -> None:
+    report = Report(started=0.0)
+    for _ in range(2):
+        with report.timing("learn"):
+            pass
+        learning = report.learn_time_s
+        report.compiled(None)
+        assert report.learn_time_s == learning
+        report._iteration["time/learn_s"] += 30.0
+        report.learn_time_s += 30.0
+        report.compiled(30.0)
+    assert report.compile_time_s == 30.0
+    assert report.learn_time_s == pytest.approx(30.0, abs=1.0)
+
+
+def test_a_torch_that_cannot_compile_a_scan_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.ensure_scan_backward", lambda _: False)
+    monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.scan_unavailable_reason", lambda _: "its sums are off")
+    with pytest.raises(ConfigError) as refused:
+        compiling.compiled(nn.Identity(), torch.device("cpu"))
+    assert str(refused.value) == (
+        "compile=true does not work here: backend=scan cannot be compiled on cpu: its sums are off. Leave compile out."
+    )

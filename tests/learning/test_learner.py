@@ -1,0 +1,364 @@
+"""Schedules, early stopping, clipping."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch.distributions import Distribution
+
+from recurrl import checkpoint
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig
+from recurrl.errors import NonFiniteError
+from recurrl.learning.learner import Learner
+from recurrl.losses import Losses
+from recurrl.losses.ppo import PPOTerms
+from recurrl.losses.schedule import annealed
+from recurrl.train import is_due, is_last, make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = (
+    "cell.hidden_size=8",
+    "encoder.sizes=[8]",
+    "env.num_envs=4",
+    "frames_per_batch=64",
+    "slice_len=8",
+    "minibatch_slices=4",
+    "epochs=3",
+)
+
+
+def learn(compose: Compose, *overrides: str, progress: float = 0.0) -> tuple[Learner, dict[str, float]]:
+    config = compose(*SMALL, *overrides)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    learner = Learner(config, policy)
+    metrics = learner.learn(next(iter(collector)), progress)
+    collector.shutdown()
+    return learner, metrics
+
+
+@pytest.mark.parametrize(("progress", "expected"), [(0.0, 2.0), (0.5, 1.1), (1.0, 0.2)])
+def test_a_schedule_is_linear_from_the_start_to_the_final_fraction(progress: float, expected: float) -> None:
+    assert annealed(2.0, 0.1, progress) == pytest.approx(expected)
+
+
+def test_learning_rate_clip_range_and_entropy_follow_their_schedules(compose: Compose) -> None:
+    learner, metrics = learn(
+        compose,
+        "lr=0.01",
+        "lr_final_fraction=0",
+        "algorithm.clip_epsilon=0.4",
+        "algorithm.clip_final_fraction=0.5",
+        "algorithm.entropy_coeff=0.1",
+        "algorithm.entropy_final_fraction=0",
+        progress=0.5,
+    )
+    assert metrics["optim/lr"] == pytest.approx(0.005)
+    assert learner.algorithm.loss.terms.clip_epsilon_low.item() == pytest.approx(0.3)
+    assert learner.algorithm.loss.terms.entropy_coeff.item() == pytest.approx(0.05)
+
+
+def test_every_minibatch_of_every_epoch_is_a_step(compose: Compose) -> None:
+    _, metrics = learn(compose)
+    assert metrics["optim/steps"] == 3 * (64 // 8 // 4)
+
+
+def test_target_kl_stops_the_epochs(compose: Compose) -> None:
+    _, metrics = learn(compose, "lr=0.1", "algorithm.target_kl=1e-6")
+    assert metrics["optim/steps"] < 3 * (64 // 8 // 4)
+
+
+def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_rises_where_they_do_not(compose: Compose) -> None:
+    options = ("lr_schedule=adaptive", "lr=1e-3", "lr_final_fraction=0.1")
+    steps = 3 * (64 // 8 // 4)
+    _, cautious = learn(compose, *options, "desired_kl=1e-12", progress=0.5)
+    _, bold = learn(compose, *options, "desired_kl=0.5", progress=0.5)
+    assert cautious["optim/lr"] == pytest.approx(1e-3 / 1.5 ** (steps - 1))
+    assert bold["optim/lr"] == pytest.approx(1e-3 * 1.5 ** (steps - 1))
+
+
+def test_an_adaptive_learning_rate_stays_within_its_bounds(compose: Compose) -> None:
+    options = ("lr_schedule=adaptive", "epochs=12")
+    assert learn(compose, *options, "lr=2e-5", "desired_kl=1e-12")[1]["optim/lr"] == 1e-5
+    assert learn(compose, *options, "lr=5e-3", "desired_kl=100")[1]["optim/lr"] == 1e-2
+
+
+def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_all_minibatches(compose: Compose) -> None:
+    learner, metrics = learn(compose, "algorithm.normalize_advantage=batch")
+    advantages = torch.cat([minibatch["advantage"] for minibatch in learner.buffer.epoch()])
+    assert advantages.mean().item() == pytest.approx(0, abs=1e-5)
+    assert advantages.std().item() == pytest.approx(1, abs=1e-5)
+    assert metrics["advantage/std"] != pytest.approx(1, abs=1e-2)
+
+
+def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(compose: Compose) -> None:
+    learner, metrics = learn(compose)
+    slices = list(learner.buffer.epoch())
+    value, target = (torch.cat([s[key] for s in slices]) for key in ("state_value", "value_target"))
+    assert metrics["value/mean"] == pytest.approx(value.mean().item(), rel=1e-4)
+    assert metrics["value/target_std"] == pytest.approx(target.std(correction=0).item(), rel=1e-4)
+    expected = 1 - (target - value).var() / target.var()
+    assert metrics["value/explained_variance"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+class Paying(gymnasium.Env[Any, Any]):
+    """Pays one at each step, for ever; the first copy that comes to step ``fails_at`` raises, once."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
+    fails_at: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == Paying.fails_at:
+            Paying.fails_at = None
+            raise ValueError("once")
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+class Unsavable(Paying):
+    """Holds what no checkpoint can."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+STARTS_OVER = {
+    "after a fault": "collector.on_fault=restart",
+    "in a resumed run that begins new episodes": "env.max_episode_steps=null",
+    "with each batch of groups": "algorithm=grpo",
+}
+
+
+@pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
+def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_collection_starts_over(
+    override: str, compose: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
+    config = compose(
+        *(*SMALL, "env=gym", f"env.id={register(Unsavable)}", "env.normalize_reward=true", override),
+        *(["algorithm.group_size=2"] if "grpo" in override else []),
+    )
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector, learner = make_collector(config, policy), Learner(config, policy)
+    learner.learn(next(batches := iter(collector)), progress=0.0)
+    first = learner.reward_scaler.discounted_return.clone()
+    if "max_episode_steps" in override:
+        left = collector.state_dict()
+        collector.shutdown()
+        batches = iter(collector := make_collector(config, policy, config.frames_per_batch))
+        collector.load_state_dict(left)
+    learner.learn(next(batches), progress=0.5)
+    collector.shutdown()
+    gamma, steps = config.algorithm.gamma, config.steps_per_row
+    assert first.tolist() == pytest.approx([steps if gamma == 1 else (1 - gamma**steps) / (1 - gamma)] * 4)
+    assert torch.equal(learner.reward_scaler.discounted_return, first)
+
+
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
+
+
+def test_grpo_learns_without_a_critic_and_logs_its_groups(compose: Compose) -> None:
+    learner, metrics = learn(compose, *GRPO, "algorithm.kl_to_ref_coeff=0.1", "epochs=1", "minibatch_slices=8")
+    assert not any("critic" in name for name, _ in learner.policy.named_parameters())
+    assert not {"state_value", "value_target"} & set(next(learner.buffer.epoch()).keys())
+    assert metrics["group/groups"] >= 2
+    assert metrics["policy/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    # The policy is still the reference, whose own states the reference went through.
+    assert metrics["policy/kl_to_ref"] == pytest.approx(0, abs=1e-6)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(compose: Compose) -> None:
+    # Episodes of one step, each with the same reward.
+    options = (*GRPO, "env=cartpole_no_velocity", "env.max_episode_steps=1")
+    config = compose(*SMALL, *options)
+    set_process_state(config)
+    before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}
+    learner, metrics = learn(compose, *options)
+    assert (metrics["group/dropped"], metrics["group/groups"], metrics["optim/steps"]) == (32, 32, 0)
+    assert all(torch.equal(p, before[name]) for name, p in learner.policy.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("every", "refreshed"), [("null", [True, False, False, False]), ("2", [True, False, True, False])]
+)
+def test_the_reference_policy_is_refreshed_every_so_many_iterations(
+    every: str, refreshed: list[bool], compose: Compose
+) -> None:
+    config = compose(*SMALL, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_updates={every}")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    learner = Learner(config, policy)
+    found = []
+    for _, batch in zip(range(4), collector, strict=False):
+        collecting = deepcopy(policy.state_dict())
+        learner.learn(batch, progress=0.0)
+        reference = learner.algorithm.state_dict()["reference"]
+        found.append(all(torch.equal(reference[name], value) for name, value in collecting.items()))
+    collector.shutdown()
+    assert found == refreshed
+
+
+def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path: Path) -> None:
+    options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
+    trained, _ = learn(compose, *options)
+    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
+    config = compose(*SMALL, *options, "seed=1")
+    set_process_state(config)
+    loaded = Learner(config, make_policy_for(config))
+    checkpoint.Saved(path).load(checkpoint.components(loaded))
+    saved, found = trained.algorithm.state_dict(), loaded.algorithm.state_dict()
+    assert found["iterations"] == saved["iterations"] == 1
+    assert all(torch.equal(found["reference"][name], value) for name, value in saved["reference"].items())
+    first = dict(trained.policy.named_parameters())
+    assert not all(torch.equal(found["reference"][name], p) for name, p in first.items())
+
+
+def test_the_gradient_is_scaled_to_its_limit(compose: Compose) -> None:
+    learner, _ = learn(compose, "algorithm.max_grad_norm=1e-3")
+    norm = torch.stack([p.grad.norm() for p in learner.policy.parameters() if p.grad is not None]).norm()
+    assert norm.item() <= 1e-3 * (1 + 1e-4)
+
+
+def test_the_first_step_has_the_policy_of_the_rollout(compose: Compose) -> None:
+    _, metrics = learn(compose, "epochs=1", "minibatch_slices=8")
+    assert metrics["policy/kl_approx"] == pytest.approx(0, abs=1e-6)
+    assert metrics["policy/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    assert metrics["policy/clip_fraction"] == 0
+
+
+def test_every_parameter_learns(compose: Compose) -> None:
+    config = compose(*SMALL)
+    set_process_state(config)
+    before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}
+    learner, _ = learn(compose)
+    unchanged = [name for name, p in learner.policy.named_parameters() if torch.equal(p, before[name])]
+    assert unchanged == []
+
+
+def test_observation_statistics_change_after_the_update(compose: Compose) -> None:
+    learner, _ = learn(compose)
+    counts = [buffer for name, buffer in learner.policy.named_buffers() if name.endswith("count")]
+    assert [count.item() for count in counts] == [64]
+
+
+def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end(compose: Compose) -> None:
+    config = compose(*SMALL, "total_frames=400")
+    frames = [64 * i for i in range(1, 7)]
+    assert [is_due(config, f, 128) for f in frames] == [False, True, False, True, False, True]
+    assert [is_due(config, f, 100) for f in frames] == [False, True, False, True, True, True]
+    assert [is_due(config, f, None) for f in frames] == [False] * 5 + [True]
+    assert is_last(config, 384)
+    assert not is_last(config, 320)
+
+
+def _weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in learner.policy.parameters()]).clone()
+
+
+def _spoilt(learner: Learner, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Makes the loss of the next gradient steps NaN."""
+    forward, left = learner.algorithm.loss.forward, [steps]
+
+    def spoilt(*arguments: object) -> Losses:
+        losses = forward(*arguments)
+        if left[0] > 0:
+            left[0] -= 1
+            losses.terms["objective"] = losses.terms["objective"] * torch.nan
+        return losses
+
+    monkeypatch.setattr(learner.algorithm.loss, "forward", spoilt)
+
+
+def _batch(learner: Learner) -> TensorDictBase:
+    collector = make_collector(learner.config, learner.policy)
+    batch = next(iter(collector))
+    collector.shutdown()
+    return batch
+
+
+def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(compose: Compose, monkeypatch) -> None:
+    learner, _ = learn(compose, "epochs=1", "minibatch_slices=4")
+    before, batch = _weights(learner), _batch(learner)
+    _spoilt(learner, monkeypatch, steps=1)
+    metrics = learner.learn(batch, progress=0.5)
+    assert metrics["optim/skipped_steps"] == 1
+    assert metrics["optim/steps"] > 1
+    assert all(math.isfinite(metrics[name]) for name in ("loss/objective", "policy/entropy", "optim/grad_norm"))
+    after = _weights(learner)
+    assert after.isfinite().all()
+    assert not torch.equal(after, before)
+
+
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_nothing(
+    compose: Compose, monkeypatch
+) -> None:
+    learner, _ = learn(compose, "max_skipped_steps=3", "minibatch_slices=2")
+    before, batch = _weights(learner), _batch(learner)
+    _spoilt(learner, monkeypatch, steps=100)
+    with pytest.raises(NonFiniteError, match="gradient steps had a non-finite loss or gradient and were"):
+        learner.learn(batch, progress=0.5)
+    assert torch.equal(_weights(learner), before)
+
+
+def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose, monkeypatch, tmp_path) -> None:
+    # Four steps an iteration.
+    options = ("max_skipped_steps=5", "minibatch_slices=2", "epochs=1")
+    first, _ = learn(compose, *options)
+    _spoilt(first, monkeypatch, steps=100)
+    first.learn(_batch(first), progress=0.5)
+    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
+    config = compose(*SMALL, *options)
+    second = Learner(config, make_policy_for(config))
+    checkpoint.Saved(path).load(checkpoint.components(second))
+    _spoilt(second, monkeypatch, steps=100)
+    with pytest.raises(NonFiniteError, match="the last 8 gradient steps"):
+        second.learn(_batch(second), progress=0.5)
+
+
+class Plus(PPOTerms):
+    """PPO's terms with one more, and a metric of its own."""
+
+    def forward(self, distribution: Distribution, value: torch.Tensor, data: TensorDictBase) -> Losses:
+        losses = super().forward(distribution, value, data)
+        return Losses({**losses.terms, "foo": 3 * value.mean()}, {**losses.metrics, "policy/bar": value.detach().max()})
+
+
+def test_a_new_term_of_a_loss_is_minimised_and_logged_without_further_ado(compose: Compose) -> None:
+    config = compose(*SMALL, "epochs=1")
+    gradients, metrics = [], []
+    for new in (False, True):
+        set_process_state(config)
+        learner = Learner(config, make_policy_for(config))
+        if new:
+            learner.algorithm.loss.terms = Plus()
+        collector = make_collector(config, learner.policy)
+        batch = next(iter(collector))
+        collector.shutdown()
+        metrics.append(learner.learn(batch, progress=0.0))
+        minibatch = next(learner.buffer.epoch())
+        gradients.append(torch.autograd.grad(learner.algorithm.loss(minibatch).total, learner.policy.critic_head.bias))
+        terms = next(learner.trial(batch)).losses
+        assert ("loss/foo" in terms) == new
+    assert set(metrics[1]) - set(metrics[0]) == {"loss/foo", "policy/bar"}
+    assert metrics[1]["loss/foo"] != 0
+    assert not torch.equal(*(bias for (bias,) in gradients))

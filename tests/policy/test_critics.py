@@ -1,0 +1,71 @@
+"""Critics: on the actor's trunk, or with a memory of their own, or without memory, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from recurrl.collector import make_collector
+from recurrl.config import TrainConfig
+from recurrl.learning.learner import Learner
+from recurrl.policy import VALUE
+from recurrl.train import make_policy_for, set_process_state
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = (
+    "cell.hidden_size=8",
+    "encoder.sizes=[8]",
+    "env.num_envs=4",
+    "frames_per_batch=128",
+    "slice_len=8",
+    "env.max_episode_steps=11",
+)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
+def test_replayed_values_equal_the_rollouts_whatever_memory_the_critic_has(
+    critic: str, cell: str, compose: Compose
+) -> None:
+    config = compose(*SMALL, f"cell={cell}", f"algorithm.critic={critic}")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    assert policy.critic_head is not None
+    for parameter in policy.critic_head.parameters():
+        nn.init.normal_(parameter)  # far from the initial zeros, so that a wrong state shows
+    collector = make_collector(config, policy)
+    batch = next(iter(collector))
+    collector.shutdown()
+    with torch.no_grad():
+        _, replayed, _ = policy.sequence(*policy.inputs(batch.reshape(16, 8)))
+    torch.testing.assert_close(replayed, batch[VALUE].reshape(16, 8, 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("critic", "own_states"), [("shared", 0), ("recurrent", 2), ("feedforward", 0)])
+def test_a_recurrent_critic_has_states_of_its_own(critic: str, own_states: int, compose: Compose) -> None:
+    policy = make_policy_for(compose(*SMALL, "cell=lstm", f"algorithm.critic={critic}"))
+    assert len(policy.state_keys) == len(set(policy.state_keys)) == 2 + own_states
+
+
+@pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
+def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it(critic: str, compose: Compose) -> None:
+    config = compose(*SMALL, f"algorithm.critic={critic}")
+    set_process_state(config)
+    learner = Learner(config, make_policy_for(config))
+    collector = make_collector(config, learner.policy)
+    learner.learn(next(iter(collector)), progress=0.0)
+    collector.shutdown()
+    learner.optimizer.zero_grad()
+    learner.algorithm.loss(next(learner.buffer.epoch())).terms["critic"].backward()
+    reached = {name.partition(".")[0] for name, p in learner.policy.named_parameters() if p.grad is not None}
+    assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}
+
+
+def test_a_recurrent_critic_needs_a_cell(refusal: Callable[[dict[str, object]], str]) -> None:
+    assert refusal({"algorithm.critic": "recurrent", "cell.name": "none"}) == (
+        "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward."
+    )

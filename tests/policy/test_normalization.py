@@ -1,0 +1,96 @@
+"""Running statistics of observations and rewards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recurrl.errors import NonFiniteError
+from recurrl.learning.reward_scale import RewardScaler
+from recurrl.policy.normalization import ObservationNormalizer, RunningMoments
+
+
+def test_moments_of_parts_equal_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    samples = torch.randn(5, 7, 3) * torch.tensor([1.0, 10.0, 0.1]) + torch.tensor([0.0, 100.0, -3.0])
+    moments = RunningMoments(3)
+    for part in samples.split((1, 3, 1)):
+        moments.update(part)
+    flat = samples.double().flatten(0, 1)
+    torch.testing.assert_close(moments.mean, flat.mean(0))
+    torch.testing.assert_close(moments.variance, flat.var(0, correction=0))
+    assert moments.count == 35
+
+
+def test_observations_pass_unchanged_until_statistics_are_known() -> None:
+    normalizer = ObservationNormalizer(2)
+    observation = torch.tensor([[0.5, -2.0]])
+    torch.testing.assert_close(normalizer(observation), observation)
+
+
+def test_normalised_observations_have_zero_mean_and_unit_deviation() -> None:
+    torch.manual_seed(0)
+    normalizer = ObservationNormalizer(2)
+    samples = torch.randn(4000, 2) * 3 + 5
+    normalizer.observe(samples)
+    normalised = normalizer(samples)
+    torch.testing.assert_close(normalised.mean(0), torch.zeros(2), rtol=0, atol=1e-4)
+    torch.testing.assert_close(normalised.std(0), torch.ones(2), rtol=0, atol=1e-3)
+    assert normalised.dtype == samples.dtype
+
+
+def test_the_statistics_in_use_are_replaced_when_the_number_of_observations_has_doubled() -> None:
+    normalizer = ObservationNormalizer(1)
+    replaced = []
+    for iteration in range(1, 20):
+        before = normalizer.mean.clone()
+        normalizer.observe(torch.full((10, 1), float(iteration)))
+        if normalizer.mean != before:
+            replaced.append(iteration)
+            assert normalizer.mean.item() == pytest.approx((iteration + 1) / 2)  # all seen so far
+    assert replaced == [1, 2, 4, 8, 16]
+
+
+def test_an_outlier_is_clipped() -> None:
+    normalizer = ObservationNormalizer(1)
+    normalizer.observe(torch.randn(100, 1))
+    assert normalizer(torch.tensor([[1e9]])).item() == 10.0
+
+
+def test_rewards_are_scaled_by_the_constant() -> None:
+    scaler = RewardScaler(2, 0.9, 0.05, running=False)
+    torch.testing.assert_close(scaler(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)), torch.full((2, 3), 0.05))
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
+    gamma = 0.9
+    rewards = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 1.0, 5.0]])
+    is_init = torch.tensor([[True, False, True, False], [True, False, False, False]])
+    scaler = RewardScaler(2, gamma, 1.0, running=True)
+    # In two batches: the discounted return runs on from the first into the second.
+    parts = [scaler(rewards[:, :2], is_init[:, :2]), scaler(rewards[:, 2:], is_init[:, 2:])]
+    returns = []
+    for row, starts in zip(rewards.tolist(), is_init.tolist(), strict=True):
+        total = 0.0
+        for reward, start in zip(row, starts, strict=True):
+            total = gamma * (0.0 if start else total) + reward
+            returns.append(total)
+    deviation = torch.tensor(returns).std(correction=0)
+    torch.testing.assert_close(parts[1], rewards[:, 2:] / deviation)
+
+
+@pytest.mark.parametrize("module", [RunningMoments(2), ObservationNormalizer(2), RewardScaler(2, 0.9, 1.0, True)])
+def test_statistics_are_part_of_the_saved_state(module: torch.nn.Module) -> None:
+    assert any("variance" in key for key in module.state_dict())
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1e200])
+def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong: float) -> None:
+    normalizer = ObservationNormalizer(2)
+    normalizer.observe(torch.randn(3, 4, 2))
+    before = {name: value.clone() for name, value in normalizer.state_dict().items()}
+    samples = torch.zeros(3, 4, 2, dtype=torch.float64)
+    samples[1, 2, 0] = wrong
+    with pytest.raises(NonFiniteError, match=r"the value .* of environment 1 and step 2 of the batch"):
+        normalizer.observe(samples)
+    assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())

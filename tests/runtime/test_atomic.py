@@ -1,0 +1,63 @@
+import os
+
+import pytest
+
+from recurrl.runtime.atomic import UNFINISHED, atomic_write, remove_unfinished, unfinished
+
+
+def test_readers_see_the_old_contents_until_the_block_ends(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with atomic_write(path) as file:
+        file.write("new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+def test_a_block_that_raises_leaves_the_old_contents_and_no_temporary_file(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), atomic_write(path) as file:
+        file.write(f"half of the n{1 / 0}")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_has_the_permissions_any_other_new_file_gets(tmp_path):
+    ordinary = tmp_path / "ordinary.txt"
+    ordinary.touch()
+    with atomic_write(tmp_path / "atomic.txt") as file:
+        file.write("text")
+    assert (tmp_path / "atomic.txt").stat().st_mode == ordinary.stat().st_mode
+
+
+def test_contents_are_on_the_disk_before_they_take_the_place_of_the_old_ones(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_size))
+    with atomic_write(tmp_path / "file.txt") as file:
+        file.write("four")
+        assert not (tmp_path / "file.txt").exists()
+    assert events == [4]
+
+
+def test_a_link_is_replaced_and_not_what_it_points_to(tmp_path):
+    (tmp_path / "elsewhere").write_text("kept")
+    (tmp_path / "file.txt").symlink_to(tmp_path / "elsewhere")
+    with atomic_write(tmp_path / "file.txt") as file:
+        file.write("new")
+    assert (tmp_path / "file.txt").read_text() == "new"
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+
+
+def test_only_unfinished_files_of_our_own_are_removed(tmp_path):
+    unfinished(tmp_path / "metrics.csv").touch()
+    alike = (f"{UNFINISHED}x", f"{UNFINISHED}metrics.csv-0", f"{UNFINISHED}metrics.csv-{'g' * 32}")
+    others = [tmp_path / name for name in (".metrics.csv.1.tmp", ".DS_Store", "recurrl-unfinished-x", *alike)]
+    for path in others:
+        path.touch()
+    others += [unfinished(tmp_path / "link"), unfinished(tmp_path / "folder")]
+    others[-2].symlink_to(others[0])
+    others[-1].mkdir()
+    remove_unfinished(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(others)

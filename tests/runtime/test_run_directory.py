@@ -1,0 +1,57 @@
+"""The directory of a run, and how it is found again."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from recurrl.errors import ConfigError
+from recurrl.runtime.run_directory import check_writable_places, run_directory_of
+
+
+def test_a_run_directory_is_found_from_itself_and_from_its_checkpoints(finished_run):
+    assert run_directory_of(finished_run) == finished_run
+    assert run_directory_of(finished_run / "checkpoints" / "frames_000000000032") == finished_run
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(
+            (name, kind)
+            for name in ("config.yaml", "summary.json", "metrics.csv")
+            for kind in ("link", "folder", "pipe")
+        ),
+        *((name, "file") for name in ("checkpoints", "not_finite", "checkpoints/frames_000000000032")),
+        ("checkpoints/frames_000000000032", "folder"),
+        ("checkpoints", "dangling"),
+    ],
+)
+def test_what_is_where_a_run_is_to_write_is_found_before_it_trains(tmp_path, name, kind):
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").touch()
+    match kind:
+        case "link":
+            path.symlink_to(tmp_path / "elsewhere")
+        case "dangling":
+            path.symlink_to(tmp_path / "nothing")
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "file":
+            path.touch()
+    with pytest.raises(ConfigError) as caught:
+        check_writable_places(tmp_path / "run")
+    assert str(caught.value).startswith(f"{path} is ")
+    assert "Move it away" in str(caught.value)
+
+
+def test_a_link_to_a_folder_on_another_disk_is_not_in_the_way(finished_run, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "disk")
+    check_writable_places(tmp_path / "run")
+    check_writable_places(finished_run)

@@ -1,0 +1,118 @@
+"""The lock of a run directory: one holder, by name, until its process has ended."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from recurrl.errors import ConfigError
+from recurrl.runtime.run_lock import FILE_NAME, locked
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from recurrl.runtime.run_lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    if "fork" in sys.argv:
+        import os
+        if os.fork() == 0:
+            time.sleep(600)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process, which holds the lock."""
+    started = []
+
+    def holder(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield holder
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_directory_is_locked_for_one_process_and_the_other_hears_which(tmp_path, holder):
+    other = holder()
+    with pytest.raises(ConfigError, match=rf"is in use by process {other.pid} on \S+ since \d{{4}}-.*hydra.run.dir="):
+        locked(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("arguments", [[], ["fork"]], ids=["alone", "with a child that lives on"])
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, arguments):
+    other = holder(*arguments)
+    other.kill()
+    other.wait()
+    with locked(tmp_path):
+        assert json.loads((tmp_path / FILE_NAME).read_text())["process"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_is_given_back_can_be_taken_again(tmp_path):
+    for _ in range(2):
+        with locked(tmp_path):
+            pass
+
+
+def test_a_file_that_its_holder_removes_meanwhile_is_not_mistaken_for_the_lock(tmp_path, monkeypatch):
+    path, lockf, removed = tmp_path / FILE_NAME, fcntl.lockf, []
+
+    def removing(*arguments):
+        if not removed:
+            removed.append(path.stat().st_ino)
+            path.unlink()
+        lockf(*arguments)
+
+    monkeypatch.setattr(fcntl, "lockf", removing)
+    with locked(tmp_path):
+        assert path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b"null", b"x" * 9000])
+def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, holder, content):
+    holder()
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(ConfigError, match="in use by another process"):
+        locked(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_something_else_of_that_name_is_refused_at_once(tmp_path, make):
+    make(tmp_path / FILE_NAME)
+    with pytest.raises((ConfigError, IsADirectoryError)):
+        locked(tmp_path).__enter__()
+
+
+def test_a_link_of_that_name_is_not_followed(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / FILE_NAME).symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic link"):
+        locked(tmp_path).__enter__()
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_a_file_system_without_locks_is_said_to_be_one(tmp_path, monkeypatch, caplog):
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with locked(tmp_path):
+        pass
+    assert "a second run could use the directory at the same time" in caplog.text

@@ -1,0 +1,116 @@
+"""Signals: held back while something is under way, raised otherwise."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from recurrl.runtime.signals import SIGNALS, Interrupted, StopRequest, stop_request
+
+
+def send(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_interrupts_at_once_with_the_exit_code_that_shells_use(number):
+    with pytest.raises(Interrupted) as caught, stop_request():
+        send(number)
+    assert caught.value.exit_code == 128 + number
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_that_is_held_back_interrupts_when_the_block_ends(number):
+    done = []
+
+    def work(request: StopRequest) -> None:
+        assert not request.made
+        send(number)
+        assert request.made
+        done.append("what was under way")
+
+    with pytest.raises(Interrupted) as caught, stop_request() as request, request.held():
+        work(request)
+    assert done
+    assert caught.value.exit_code == 128 + number
+
+
+def test_a_second_signal_interrupts_at_once():
+    with pytest.raises(Interrupted) as caught, stop_request() as request, request.held():
+        send(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    assert caught.value.exit_code == 130
+
+
+@contextmanager
+def standard_error(writer: int) -> Iterator[None]:
+    """Has this process write its standard error there."""
+    kept = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@pytest.mark.parametrize(("make", "end"), [(os.pipe, "\n"), (pty.openpty, "\r\n")], ids=["file", "terminal"])
+def test_the_first_signal_that_is_held_back_says_so_at_once(make: Callable[[], tuple[int, int]], end: str) -> None:
+    said: list[str] = []
+    reader, writer = make()
+
+    def work() -> None:
+        os.write(2, b"25% |")
+        send(signal.SIGUSR1)
+        while "moment" not in "".join(said):
+            said.append(os.read(reader, 100).decode())
+
+    with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.held("one moment"):
+        work()
+    os.close(reader)
+    os.close(writer)
+    # On a terminal it comes after the progress line, which has no end.
+    assert "".join(said) == f"25% |{end if make is pty.openpty else ''}SIGUSR1: one moment{end}"
+
+
+def test_a_standard_error_that_nobody_reads_any_more_does_not_matter() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.held("one moment"):
+        send(signal.SIGTERM)
+    os.close(writer)
+
+
+def test_an_error_within_the_block_is_not_hidden_by_the_signal():
+    def fail() -> None:
+        send(signal.SIGTERM)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), stop_request() as request, request.held():
+        fail()
+
+
+def test_the_handlers_before_are_put_back():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with stop_request():
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_another_thread_than_the_main_one_leaves_the_signals_alone():
+    found = []
+
+    def run() -> None:
+        with stop_request() as request:
+            found.append(request.made)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [False]
