@@ -16,6 +16,7 @@ from torchrl.data import TensorSpec
 
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.config.plugins import factory
+from recurrl.errors import require
 from recurrl.policy.flat import flat
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.recurrent import RecurrentModule
@@ -102,8 +103,20 @@ class ResidualNorm(nn.Module):
 
 
 def cell_of(config: TrainConfig) -> Cell | None:
-    """The configured cell; None for a feed-forward network."""
-    return None if config.cell.name == NO_CELL else factory("cell", config.cell.name)(config.cell)
+    """The configured cell; None for a feed-forward network.
+
+    Raises:
+        ConfigError: there is no such cell.
+    """
+    if config.cell.name == NO_CELL:
+        return None
+    cell = factory("cell", config.cell.name)(config.cell)
+    require(
+        isinstance(cell, Cell),
+        f"cell.name={config.cell.name} makes a {type(cell).__name__}. Give a class derived from "
+        "recurrl.recurrent.Cell, or a function that returns one of its objects.",
+    )
+    return cell
 
 
 def make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, prefix: str = "") -> Trunk:

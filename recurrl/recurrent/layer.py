@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurrl.errors import ConfigError
 from recurrl.recurrent.backends import Options, load_backend
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments, expanded
@@ -43,7 +44,7 @@ class Stack(nn.Module):
     It has no forward: :func:`run_sequence` and :func:`make_step` read its parameters.
 
     Raises:
-        ValueError: the cell's step does not return what the cell declares.
+        ConfigError: the cell's step does not return what the cell declares.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
     """Compares what one step of the first layer returns with what the cell declares."""
     weights, shapes = weights_of(cell, parameters, 0, 0), list(cell.states().values())
     if not weights or not shapes:
-        raise ValueError(
+        raise ConfigError(
             f"The cell {cell.name} has {len(weights)} parameters and {len(shapes)} states. A cell has at least one of "
             "each; for a layer without memory use cell=none."
         )
@@ -83,7 +84,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
         output, states = cell.step(weights, x, tuple(like.new_zeros(2, *shape) for shape in shapes))
     found, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
     if found != declared:
-        raise ValueError(
+        raise ConfigError(
             f"A step of the cell {cell.name} returns an output of shape {found[0]} and states of shapes {found[1:]}, "
             f"batch dimension aside. Its hidden_size and states() declare {declared[0]} and {declared[1:]}."
         )

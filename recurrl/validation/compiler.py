@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from recurrl.config import NO_CELL, TrainConfig
-from recurrl.config.plugins import factory
+from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling
+from recurrl.policy.trunk import cell_of
 from recurrl.recurrent.backends import AUTO
 from recurrl.recurrent.cell import is_parallel_in_time
 from recurrl.recurrent.gated import is_hand_written
@@ -23,7 +23,8 @@ def check(config: TrainConfig) -> None:
     reason = compiling.refusal(torch.device(config.device))
     if reason is not None:
         raise ConfigError(reason)
-    if config.cell.name == NO_CELL:
+    cell = cell_of(config)
+    if cell is None:
         return
     require(
         config.backend.name in BACKENDS,
@@ -35,7 +36,6 @@ def check(config: TrainConfig) -> None:
         f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
         "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
     )
-    cell = factory("cell", config.cell.name)(config.cell)
     require(
         is_hand_written(cell) or is_parallel_in_time(cell),
         f"compile=true is not possible with cell={config.cell.name}: compiling needs a cell with a hand-written "
