@@ -97,6 +97,7 @@ def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(t
     ]
 
 
+EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
 EXACTLY = {
     "gru": (),
     "lstm": ("cell=lstm", "env=pendulum_no_velocity"),
@@ -105,6 +106,7 @@ EXACTLY = {
     "learning rate adapted": ("lr_schedule=adaptive",),
     "kl penalty": ("algorithm.objective=kl",),
     "separate critic": ("algorithm.critic=recurrent",),
+    "a matrix as state": (f"--config-dir={EXTENDING / 'configs'}", "cell=fast_weight", "cell.num_layers=2"),
     "workers": ("collector=multi_sync",),
     "groups": (
         *("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8"),

@@ -1,0 +1,60 @@
+"""Cells of a user's own on the command line: all that are found in ``examples/extending``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import my_package.elman_cell
+import pytest
+import yaml
+from run_files import summary
+
+from recurrl.config import CellConfig
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "extending" / "configs"
+CELLS = sorted(path.stem for path in (CONFIGS / "cell").glob("*.yaml"))
+OWN = f"--config-dir={CONFIGS}"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
+    deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in", "burn_in_len=2")
+    outcome = train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    found = summary(tmp_path / "run")
+    assert found["cell"] == yaml.safe_load((CONFIGS / "cell" / f"{cell}.yaml").read_text(encoding="utf-8"))["name"]
+    assert found["backend"] == "scan"
+    assert found["eval_return_mean_zeroed_state"] is not None
+    assert evaluate("run", "--memory", "--trust-packages").code == 0
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_grpo_refreshes_the_states_of_a_cell_of_ones_own(cell, train, tiny):
+    grouped = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8", "state=refresh")
+    outcome = train(OWN, *tiny, f"cell={cell}", *grouped)
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cell=elman", "cell.nonlinearity=sin"], "cell.nonlinearity=sin does not exist. Choose one of: tanh, relu."),
+        (["cell=window", "cell.length=0"], "cell.length=0 is out of range"),
+        (["cell=elman", "backend=pad"], "backend=pad does not support cell=elman: torch has no fused kernel for it."),
+        (["cell=diagonal", "recompute=full", "backend=scan"], "has no steps to recompute"),
+        (["cell=elman", "backend=triton"], "backend=triton has no kernel for cell=elman, only for gru and lstm."),
+        (["cell=elman", "compile=true"], "compile=true is not possible with cell=my_package.elman_cell:Elman"),
+    ],
+)
+def test_what_a_cell_of_ones_own_cannot_do_is_refused(overrides, message, refused):
+    assert message in refused(OWN, "device=cpu", *overrides)
+
+
+def test_what_is_not_a_cell_is_refused(refused, monkeypatch):
+    def wrong(options: CellConfig) -> str:
+        return "elman"
+
+    monkeypatch.setitem(wrong.__annotations__, "options", CellConfig)
+    monkeypatch.setattr(my_package.elman_cell, "wrong", wrong, raising=False)
+    message = refused("cell.name=my_package.elman_cell:wrong")
+    assert message.startswith("cell.name=my_package.elman_cell:wrong makes a str. Give a class derived from ")
