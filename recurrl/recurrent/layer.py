@@ -118,19 +118,13 @@ def make_step(cell: Cell, parameters: Parameters, fused: bool = False) -> Step:
     states ``[B, L·D, ...]``; it returns the last layer's output ``[B, D·O]`` and the new states. With ``fused`` it may
     call torch's single-step kernels, which round identically but do not support ``torch.vmap``.
     """
-    # Not torch.gru_cell: it rounds some gates differently.
-    whole = torch.lstm_cell if fused and cell.TORCH is nn.LSTM and parameters.proj_size == 0 else None
-    per_layer = directions(parameters)
-    weights = [
-        [weights_of(cell, parameters, layer, direction) for direction in range(per_layer)]
+    steps = [
+        [
+            _one_step(cell, weights_of(cell, parameters, layer, direction), fused)
+            for direction in range(directions(parameters))
+        ]
         for layer in range(parameters.num_layers)
     ]
-
-    def one(weight: Weights, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
-        if whole is not None and x_BI.device.type == "cpu":
-            states = whole(x_BI, states, *weight.values())
-            return states[0], states
-        return cell.step(weight, cell.project(weight, x_BI), states)
 
     def run(x_BI: Tensor, is_init_B: Tensor | None, states: States) -> tuple[Tensor, States]:
         if is_init_B is not None:
@@ -139,8 +133,8 @@ def make_step(cell: Cell, parameters: Parameters, fused: bool = False) -> Step:
         entering = zip(*[state.unbind(1) for state in states], strict=True)
         layer_input = x_BI
         new_states: list[States] = []
-        for layer, of_layer in enumerate(weights):
-            new = [one(each, layer_input, next(entering)) for each in of_layer]
+        for layer, of_layer in enumerate(steps):
+            new = [step(layer_input, next(entering)) for step in of_layer]
             new_states += [after for _, after in new]
             layer_input = _next_input(parameters, layer, [output for output, _ in new])
         if len(new_states) == 1:
@@ -148,6 +142,20 @@ def make_step(cell: Cell, parameters: Parameters, fused: bool = False) -> Step:
         return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
 
     return run
+
+
+def _one_step(cell: Cell, weights: Weights, fused: bool) -> Callable[[Tensor, States], tuple[Tensor, States]]:
+    """One step of one layer in one direction."""
+    given = list(weights.values())
+
+    def by_torch(x_BI: Tensor, states: States) -> tuple[Tensor, States]:
+        states = torch.lstm_cell(x_BI, states, *given)
+        return states[0], states
+
+    # Not torch.gru_cell: it rounds some gates differently.
+    if fused and cell.TORCH is nn.LSTM and "weight_hr" not in weights and given[0].device.type == "cpu":
+        return by_torch
+    return lambda x_BI, states: cell.step(weights, cell.project(weights, x_BI), states)
 
 
 def run_sequence(

@@ -124,7 +124,7 @@ EXACTLY = {
     ],
 )
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_path, signalled, overrides):
-    arguments = (*tiny, *overrides, "total_frames=128", "evaluation.every_frames=64", "resume=auto")
+    arguments = (*overrides, *tiny, "total_frames=128", "evaluation.every_frames=64", "resume=auto")
     uninterrupted = train(*arguments, "hydra.run.dir=whole")
     assert uninterrupted.code == 0, uninterrupted.err
     signalled(signal.SIGTERM)
