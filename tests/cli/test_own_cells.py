@@ -58,3 +58,12 @@ def test_what_is_not_a_cell_is_refused(refused, monkeypatch):
     monkeypatch.setattr(my_package.elman_cell, "wrong", wrong, raising=False)
     message = refused("cell.name=my_package.elman_cell:wrong")
     assert message.startswith("cell.name=my_package.elman_cell:wrong makes a str. Give a class derived from ")
+
+
+def test_a_step_that_does_not_return_what_the_cell_declares_is_an_error_message(train, tiny, monkeypatch):
+    monkeypatch.setattr(my_package.elman_cell.Elman, "states", lambda cell: {"": (cell.hidden_size + 1,)})
+    monkeypatch.setattr(my_package.elman_cell.Elman, "step", lambda _cell, _weights, x, states: (x, states))
+    outcome = train(OWN, *tiny, "cell=elman", "cell.hidden_size=5")
+    assert outcome.error.startswith(
+        "A step of the cell elman returns an output of shape (8,) and states of shapes [(6,)]"
+    )
