@@ -116,6 +116,11 @@ def cell_of(config: TrainConfig) -> Cell | None:
         f"cell.name={config.cell.name} makes a {type(cell).__name__}. Give a class derived from "
         "recurrl.recurrent.Cell, or a function that returns one of its objects.",
     )
+    require(
+        cell.hidden_size == config.cell.hidden_size,
+        f"cell.name={config.cell.name} has hidden_size={cell.hidden_size}, but its options say "
+        f"cell.hidden_size={config.cell.hidden_size}. Use the size in the options.",
+    )
     return cell
 
 

@@ -10,6 +10,8 @@ import yaml
 from run_files import summary
 
 from recurrl.config import CellConfig
+from recurrl.recurrent import Cell
+from recurrl.recurrent.cells import make_cell
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "extending" / "configs"
 CELLS = sorted(path.stem for path in (CONFIGS / "cell").glob("*.yaml"))
@@ -50,14 +52,25 @@ def test_what_a_cell_of_ones_own_cannot_do_is_refused(overrides, message, refuse
     assert message in refused(OWN, "device=cpu", *overrides)
 
 
-def test_what_is_not_a_cell_is_refused(refused, monkeypatch):
-    def wrong(options: CellConfig) -> str:
-        return "elman"
+def not_a_cell(options: CellConfig) -> str:
+    return options.name
 
-    monkeypatch.setitem(wrong.__annotations__, "options", CellConfig)
-    monkeypatch.setattr(my_package.elman_cell, "wrong", wrong, raising=False)
-    message = refused("cell.name=my_package.elman_cell:wrong")
-    assert message.startswith("cell.name=my_package.elman_cell:wrong makes a str. Give a class derived from ")
+
+def of_another_size(options: CellConfig) -> Cell:
+    return make_cell("gru", options.hidden_size + 1)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (not_a_cell, "makes a str. Give a class derived from recurrl.recurrent.Cell"),
+        (of_another_size, "has hidden_size=9, but its options say cell.hidden_size=8"),
+    ],
+)
+def test_a_factory_that_makes_another_thing_is_refused(factory, message, refused, monkeypatch):
+    monkeypatch.setattr(my_package.elman_cell, "wrong", factory, raising=False)
+    name = "cell.name=my_package.elman_cell:wrong"
+    assert refused(name, "cell.hidden_size=8").startswith(f"{name} {message}")
 
 
 def test_a_step_that_does_not_return_what_the_cell_declares_is_an_error_message(train, tiny, monkeypatch):
