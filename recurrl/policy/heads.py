@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec
 
-from recurrl.config import TrainConfig
+from recurrl.config import PolicyConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK
 from recurrl.policy import distributions
-from recurrl.policy.flat import flat
+from recurrl.policy.functions import as_function
 from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.specs import choices, is_bounded
 
@@ -44,9 +44,9 @@ class ActionHead(nn.Module):
         """The distribution of actions ``[B]``."""
         return self._run(self.network, features, observation)
 
-    def flattened(self) -> Callable[..., Distribution]:
-        """See :func:`recurrl.policy.flat.flat`."""
-        return partial(self._run, flat(self.network))
+    def as_function(self) -> Callable[..., Distribution]:
+        """See :func:`recurrl.policy.functions.as_function`."""
+        return partial(self._run, as_function(self.network))
 
     def _run(self, network: Callable[..., Any], features: Tensor, observation: Any = None) -> Distribution:
         found = network(features)
@@ -75,7 +75,7 @@ class JointHead(nn.Module):
         )
 
 
-def make_actor(config: TrainConfig, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, action: TensorSpec) -> nn.Module:
     """The head of the actor, for unbatched specs.
 
     Raises:
@@ -85,14 +85,14 @@ def make_actor(config: TrainConfig, observation: TensorSpec, action: TensorSpec)
     if not isinstance(action, Composite):
         if mask is not None:
             _check_mask(mask, action)
-        return _make_head(config, action, masked=mask is not None)
+        return _make_head(options, width, action, masked=mask is not None)
     if mask is not None:
         raise ConfigError(
             f"The environment gives an action mask, but its actions are {action}. Masks need a single discrete or "
             "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
         )
     parts = action.items(include_nested=True, leaves_only=True)
-    return JointHead({key: _make_head(config, spec) for key, spec in parts})
+    return JointHead({key: _make_head(options, width, spec) for key, spec in parts})
 
 
 def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
@@ -110,26 +110,25 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
         )
 
 
-def _make_head(config: TrainConfig, action: TensorSpec, masked: bool = False) -> ActionHead:
-    hidden = config.cell.hidden_size
+def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
     # TorchRL's specs of bits and of several choices are special cases of that of one choice.
     if isinstance(action, Binary):
-        network = _shaped(linear(hidden, action.shape.numel(), HEAD_GAIN), action)
+        network = _shaped(linear(width, action.shape.numel(), HEAD_GAIN), action)
         return ActionHead(network, partial(distributions.Binary, event_dims=len(action.shape)))
     sizes = choices(action)
     if sizes is not None:
-        logits = linear(hidden, sum(sizes), HEAD_GAIN)
+        logits = linear(width, sum(sizes), HEAD_GAIN)
         return ActionHead(logits, partial(distributions.multi_categorical, sizes), masked)
     if isinstance(action, Categorical):
-        return ActionHead(linear(hidden, int(action.space.n), HEAD_GAIN), distributions.categorical, masked)
-    squashed = config.policy.bounded_action == "tanh" and is_bounded(action)
-    if config.policy.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
+        return ActionHead(linear(width, int(action.space.n), HEAD_GAIN), distributions.categorical, masked)
+    squashed = options.bounded_action == "tanh" and is_bounded(action)
+    if options.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
         raise ConfigError(
             f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
             "unbounded. Give policy.bounded_action=clip, or have the environment bound all of them."
         )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
-    network = GaussianParameters(hidden, tuple(action.shape), config.policy.initial_std)
+    network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)))
 
 

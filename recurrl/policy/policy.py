@@ -18,8 +18,7 @@ from torchrl.data import Composite, TensorSpec
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.keys import OBSERVATION
 from recurrl.policy.distributions import act
-from recurrl.policy.encoders.mlp import observe
-from recurrl.policy.flat import flat
+from recurrl.policy.functions import as_function
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.policy.trunk import NewState, State, Trunk, make_trunk
@@ -119,8 +118,8 @@ class Policy(nn.Module):
         Parameters are looked up once, here: do not use it after they change.
         """
         critic_trunk = None if self.critic_trunk is None else self.critic_trunk.stepper()
-        critic_head = None if self.critic_head is None else flat(self.critic_head)
-        return partial(_outputs, self.trunk.stepper(), flat(self.actor_head), critic_trunk, critic_head)
+        critic_head = None if self.critic_head is None else as_function(self.critic_head)
+        return partial(_outputs, self.trunk.stepper(), as_function(self.actor_head), critic_trunk, critic_head)
 
     def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None = None) -> Output:
         """Runs sequences of steps, for learning.
@@ -141,10 +140,11 @@ class Policy(nn.Module):
             self.trunk.sequence, self.actor_head, critic_trunk, self.critic_head, observation, state, is_init_BT
         )
 
+    @torch.no_grad()
     def observe(self, observation: Any) -> None:
-        """Adds observations to the running statistics, where the policy has any."""
+        """Adds observations ``[B, T, ...]`` to the running statistics, where the policy has any."""
         for trunk in self._trunks():
-            observe(trunk.encoder, observation)
+            trunk.observe(observation)
 
 
 def _trunk(module: nn.Module) -> Trunk:
@@ -183,7 +183,7 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
     """
     observation = observation_spec[OBSERVATION]
     trunk = make_trunk(config, observation, config.cell.name)
-    actor_head = make_actor(config, observation, action_spec)
+    actor_head = make_actor(config.policy, config.cell.hidden_size, observation, action_spec)
     critic = config.algorithm.critic_kind
     critic_head = critic_trunk = None
     if critic is not None:
