@@ -1,4 +1,4 @@
-"""From features to actions: the head and the distribution of each kind of action.
+"""Heads: from features to the distribution of each kind of action.
 
 Shape legend: B batch (any number of dimensions), A action entries.
 """
@@ -26,12 +26,12 @@ from recurrl.specs import choices, is_bounded
 
 
 class ActionHead(nn.Module):
-    """Features to the distribution of one action.
+    """Features to the distribution of an action of one part.
 
     Args:
-        network: features to the distribution's parameters, a tensor or several.
-        distribution: these to the distribution.
-        masked: whether the observation's entry ``action_mask`` is the keyword ``mask`` of ``distribution``.
+        network: features to the distribution's parameters, one tensor or several.
+        distribution: makes the distribution from them.
+        masked: pass the observation's entry ``action_mask`` to ``distribution`` as ``mask``.
     """
 
     def __init__(self, network: nn.Module, distribution: Callable[..., Distribution], masked: bool = False) -> None:
@@ -60,7 +60,7 @@ class JointHead(nn.Module):
     """Features to the distribution of an action of several parts.
 
     Args:
-        heads: that of each part, by its key within the action.
+        heads: by the key of the part within the action.
     """
 
     def __init__(self, heads: dict[NestedKey, ActionHead]) -> None:
@@ -76,10 +76,16 @@ class JointHead(nn.Module):
 
 
 def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-    """The head of the actor, for unbatched specs.
+    """The head of the actor.
+
+    Args:
+        options: as configured.
+        width: of the features.
+        observation: the spec of an unbatched observation.
+        action: the spec of an unbatched action; a composite for actions of several parts.
 
     Raises:
-        ConfigError: the environment gives a mask that does not fit its actions.
+        ConfigError: an action mask does not fit the actions, or only some entries of an action to squash are bounded.
     """
     mask = observation.get(ACTION_MASK, None) if isinstance(observation, Composite) else None
     if not isinstance(action, Composite):
@@ -111,7 +117,7 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
 
 
 def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
-    # TorchRL's specs of bits and of several choices are special cases of that of one choice.
+    # TorchRL's specs of bits and of several choices derive from that of one choice.
     if isinstance(action, Binary):
         network = _shaped(linear(width, action.shape.numel(), HEAD_GAIN), action)
         return ActionHead(network, partial(distributions.Binary, event_dims=len(action.shape)))
@@ -146,17 +152,17 @@ def _shaped(layer: nn.Linear, action: TensorSpec) -> nn.Module:
 
 
 class GaussianParameters(nn.Module):
-    """Mean by a linear map of the features, and a learned standard deviation that does not depend on them.
+    """A mean that is linear in the features, and a learned standard deviation that does not depend on them.
 
     Args:
-        hidden: features.
+        width: of the features.
         shape: of an action.
         initial_std: standard deviation before training.
     """
 
-    def __init__(self, hidden: int, shape: tuple[int, ...], initial_std: float) -> None:
+    def __init__(self, width: int, shape: tuple[int, ...], initial_std: float) -> None:
         super().__init__()
-        self.mean = linear(hidden, math.prod(shape), HEAD_GAIN)
+        self.mean = linear(width, math.prod(shape), HEAD_GAIN)
         self.log_std = nn.Parameter(torch.full(shape, math.log(initial_std)))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:

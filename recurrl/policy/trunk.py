@@ -1,4 +1,4 @@
-"""From observations to features: an encoder, and the recurrent cell behind it or a network in its place.
+"""From observations to features: an encoder, followed by a recurrent cell or a feed-forward network.
 
 Shape legend: B rows, T steps, L layers, X size of a state.
 """
@@ -31,12 +31,12 @@ class Trunk(nn.Module):
     """Observations to features, with the states of a recurrent cell if there is one.
 
     Args:
-        encoder: observations to vectors: any module from ``[B, ...]`` to ``[B, width]``. Sequences are flattened to
-            one batch dimension for it. Its method ``observe``, if it has one, is given each batch to learn from, for
-            running statistics.
+        encoder: observations ``[B, ...]`` to vectors ``[B, width]``: any module. Sequences are flattened to one batch
+            dimension for it. If it has a method ``observe``, that is called with each batch collected, for running
+            statistics.
         core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
         combine: ``(core's output, encoder's output)`` to features; None for the core's output.
-        preprocess: what observations pass before they reach the encoder; None for nothing.
+        preprocess: applied to observations before the encoder; None for nothing.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Trunk(nn.Module):
         return dict(zip(self.state_keys, state_shapes(core.cell, core.layers), strict=True))
 
     def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None) -> tuple[Tensor, NewState]:
-        """Features and new states of sequences, as :meth:`recurrl.policy.Policy.sequence` describes them."""
+        """Features and new states of sequences; see :meth:`recurrl.policy.Policy.sequence`."""
         core = partial(self.core.run, sequence=True) if isinstance(self.core, RecurrentModule) else self.core
         return self._run(self._encode_sequences, core, self.combine, observation, state, is_init_BT)
 
     def stepper(self) -> Callable[[Any, State, Tensor | None], tuple[Tensor, NewState]]:
-        """A function that does one step, as :meth:`recurrl.policy.Policy.stepper` describes it."""
+        """A function that does one step; see :meth:`recurrl.policy.Policy.stepper`."""
         core = self.core.stepper() if isinstance(self.core, RecurrentModule) else as_function(self.core)
         combine = None if self.combine is None else as_function(self.combine)
         return partial(self._run, chain([self.preprocess, self.encoder]), core, combine)
 
     def observe(self, observation: Any) -> None:
-        """Adds observations ``[B, T, ...]`` to the running statistics, where there are any."""
+        """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
         observe(self.preprocess, observation)
         observe(self.encoder, _flatten(self.preprocess(observation))[0])
 
@@ -111,7 +111,7 @@ def _flatten(observation: Any) -> tuple[Any, Size]:
 class AddNorm(nn.Module):
     """The core's output plus its input (``residual``), with layer normalisation (``layer_norm``).
 
-    Where the two differ in width, a linear map without bias brings the input to that of the output (He et al. 2016,
+    If their widths differ, the input passes a linear layer without bias first (He et al. 2016,
     https://arxiv.org/abs/1512.03385, equation 2).
     """
 

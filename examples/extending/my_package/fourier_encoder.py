@@ -21,11 +21,13 @@ class FourierConfig(EncoderConfig):
     """Options of the Fourier encoder."""
 
     frequencies: int = option("random frequencies, each of which gives a sine and a cosine", FEATURES, default=32)
-    scale: float = option("standard deviation of the frequencies", SCALE, default=0.5)
+    scale: float = option("standard deviation of the frequencies", SCALE, default=0.1)
 
 
 class Fourier(nn.Module):
     """Observations ``[B, *shape]`` to features ``[B, 2 · frequencies]``."""
+
+    matrix: Tensor
 
     def __init__(self, options: FourierConfig, observation: TensorSpec) -> None:
         super().__init__()
