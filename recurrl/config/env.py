@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recurrl.config.options import COPIES, SCALE, STEPS, option
+from recurrl.errors import ConfigError
 
 NATIVE = "vector_entry_point"
 """Gymnasium's ``vectorization_mode`` of the same name."""
@@ -31,6 +32,10 @@ class EnvConfig:
         },
     )
     packages: list[str] = option("packages to import first, which register ids")
+    wrappers: list[Any] = option(
+        "Gymnasium wrappers of each environment, innermost first: package.module:Wrapper, or {wrapper: "
+        "package.module:Wrapper, argument: value}"
+    )
     mask: list[int] = option("indices of the observation to hide from the policy")
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
@@ -45,3 +50,19 @@ class EnvConfig:
         "divide rewards for learning by the running standard deviation of the discounted return"
     )
     kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")
+
+
+def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of an entry of ``env.wrappers``.
+
+    Raises:
+        ConfigError: it is neither ``package.module:Wrapper`` nor a mapping with that and its arguments.
+    """
+    arguments = dict(entry) if isinstance(entry, dict) else {"wrapper": entry}
+    name = arguments.pop("wrapper", None)
+    if not isinstance(name, str) or ":" not in name or not all(isinstance(key, str) for key in arguments):
+        raise ConfigError(
+            f"env.wrappers holds {entry}. Give package.module:Wrapper, or {{wrapper: package.module:Wrapper, argument: "
+            "value}."
+        )
+    return name, arguments

@@ -15,7 +15,7 @@ from torchrl.envs.utils import check_env_specs
 
 from recurrl.config import TrainConfig
 from recurrl.envs import check_states, make_env
-from recurrl.envs.sources.gymnasium import InlineEnv
+from recurrl.envs.inline import InlineEnv
 from recurrl.errors import ConfigError
 from recurrl.recurrent import GRUModule
 from recurrl.train import make_policy_for
@@ -190,7 +190,7 @@ def test_a_mask_on_an_observation_that_is_no_vector_is_refused(compose: Compose)
 @pytest.mark.parametrize("reward", [2.5, np.float64(2.5), np.array(2.5), np.array([2.5])], ids=repr)
 def test_a_reward_is_a_number_or_an_array_of_one(reward: float | np.ndarray) -> None:  # type: ignore[type-arg]
     one = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: reward)
-    env = InlineEnv([one, gymnasium.make("CartPole-v1")])
+    env = InlineEnv([one, gymnasium.make("CartPole-v1")], "CartPole-v1")
     env.reset_tensors(None)
     assert env.step_tensors(torch.tensor([0, 1]))["reward"].tolist() == [[2.5], [1.0]]
     env.close()

@@ -16,7 +16,7 @@ from recurrl.collector import make_collector
 from recurrl.config import TrainConfig
 from recurrl.envs.groups import Groups
 from recurrl.envs.saved_state import restore, state_of
-from recurrl.envs.sources.gymnasium import SeededEpisodes
+from recurrl.envs.wrappers import SeededEpisodes
 from recurrl.errors import ConfigError
 from recurrl.train import make_policy_for, set_process_state
 

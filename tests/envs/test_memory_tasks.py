@@ -175,16 +175,21 @@ def test_a_reset_of_some_leaves_the_others_as_they_are() -> None:
     [
         (
             {"env.id": "y_maze"},
-            "env.id=y_maze is not a memory task. Choose one of: t_maze, memory_chain, repeat_previous.",
+            "env.id=y_maze is not a memory task. Choose one of: t_maze, memory_chain, repeat_previous; or give "
+            "module:Class, a MemoryTask of your own.",
         ),
         (
             {"env.kwargs": {"lenght": 3}},
             "env.id=t_maze does not take env.kwargs.lenght. It takes: length, active, device.",
         ),
         (
-            {"env.mask": [0]},
-            "env=t_maze runs all its environments as one and hides observations itself. Leave env.mask, env.packages "
-            "and env.vectorization unchanged.",
+            {"env.kwargs": {}},
+            "env.id=t_maze requires env.kwargs.length, which is not given. It takes: length, active, device.",
+        ),
+        ({"env.mask": [0]}, "env.source=memory does not support env.mask=[0]. Give env.mask=[]."),
+        (
+            {"env.previous_action": True},
+            "env.source=memory does not support env.previous_action=true. Give env.previous_action=false.",
         ),
     ],
 )
