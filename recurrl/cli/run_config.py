@@ -51,8 +51,13 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
-    unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
-    check_code(unnamed, source_of(start), f"name it on this command line too: {_as_overrides(effective)}")
+    with naming(source_of(start)):
+        named = code_named(effective, EXTRAS)
+    check_code(
+        named - code_named(composed, EXTRAS),
+        source_of(start),
+        f"name it on this command line too: {_as_overrides(effective)}",
+    )
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
@@ -120,8 +125,9 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
     Raises:
         ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
     """
-    if not trust_packages:
-        check_code(code_named(config, EXTRAS), source, "add --trust-packages")
+    with naming(source):
+        named = set() if trust_packages else code_named(config, EXTRAS)
+    check_code(named, source, "add --trust-packages")
     with naming(source):
         return typed(config)
 
