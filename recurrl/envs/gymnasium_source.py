@@ -32,7 +32,7 @@ from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
 class GymnasiumSource(Source):
     """A source of single Gymnasium environments. One of your own needs only :meth:`create`.
 
-    The environments are stepped one after the other in this process. What they return is checked at every step.
+    The environments are stepped one after the other in this process, and everything they return is checked.
     """
 
     honours: Collection[str] = (

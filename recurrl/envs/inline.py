@@ -88,7 +88,7 @@ class InlineEnv(TensorEnv):
         return self._observed(~results["done"].numpy()[:, 0]) | results
 
     def episodes(self) -> dict[str, Any]:
-        """The state of each environment, and what was observed last."""
+        """The state of each environment, and the last observations."""
         return {"environments": [state_of(env) for env in self._envs], "observed": self._copies()}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What an environment is told to do: inside its action space, whatever the policy does and whatever the bounds are."""
+"""Actions as environments receive them: within the action space, whatever the policy and the bounds."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_bounds_that_float32_rounds_are_kept() -> None:
 
 
 class Recording(gymnasium.Env[Any, Any]):
-    """Remembers what it was told."""
+    """Records its actions."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(np.float32([-0.3, 2, -np.inf, 0]), np.float32([0.9, 2, 1, np.inf]))
@@ -85,7 +85,7 @@ class Recording(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 9.0, 3e38])
-def test_each_dimension_is_told_and_shown_what_its_own_bounds_allow(size: float) -> None:
+def test_each_dimension_obeys_its_own_bounds(size: float) -> None:
     inner = Recording()
     env = InlineEnv([under_one_key(PreviousStep(ActionsInUnits(inner), action=True, reward=False))], "Recording-v0")
     env.reset_tensors(None)

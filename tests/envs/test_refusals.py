@@ -1,4 +1,4 @@
-"""Environments that cannot be made: refused with what to do, where possible before any is made."""
+"""Environments that cannot be made: rejected with advice, where possible before any is made."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import gymnasium
 import pytest
 
 
-def test_an_id_that_is_not_registered_is_refused_with_near_ones(refused):
+def test_an_id_that_is_not_registered_is_rejected_with_near_ones(refused):
     error = refused("env=gym", "env.id=CartPol-v1")
     assert error.startswith("env.id=CartPol-v1 is not registered with Gymnasium. Did you mean CartPole-v1")
     assert error.endswith("If another package registers it, give env.packages=[package].")
 
 
-def test_an_id_like_none_that_is_registered_is_refused_without_guesses(refusal):
+def test_an_id_unlike_any_registered_one_is_rejected_without_suggestions(refusal):
     assert refusal({"env.id": "qqqqqqqq"}) == (
         "env.id=qqqqqqqq is not registered with Gymnasium. If another package registers it, give "
         "env.packages=[package]."
@@ -46,21 +46,21 @@ def test_a_package_whose_import_fails_is_rejected_with_the_reason(recurrl_train,
     )
 
 
-def test_a_package_that_is_an_extra_of_recurrl_is_refused_with_the_extra(refused, not_installed):
+def test_a_package_that_is_an_extra_of_recurrl_is_rejected_with_the_extra(refused, not_installed):
     not_installed("popgym")
     assert refused("env=repeat_previous") == (
         "env.packages=[popgym] needs the package popgym. Install it with: pip install 'recurrl[popgym]'"
     )
 
 
-def test_a_negative_index_in_the_mask_is_refused(refusal):
+def test_a_negative_index_in_the_mask_is_rejected(refusal):
     assert refusal({"env.mask": [1, -1]}) == (
         "env.mask=[1, -1] holds a negative index. Give indices of the observation, from 0."
     )
 
 
 @pytest.mark.parametrize("mask", [[4], [0, 1, 2, 3]], ids=str)
-def test_a_mask_that_does_not_fit_is_refused_when_the_first_environment_is_made(recurrl_train, tmp_path, mask):
+def test_a_mask_that_does_not_fit_is_rejected_when_the_first_environment_is_made(recurrl_train, tmp_path, mask):
     # Only the environment itself knows how long its observation is.
     outcome = recurrl_train(f"env.mask={mask}".replace(" ", ""), cwd=tmp_path)
     assert outcome.code == 1
@@ -70,7 +70,7 @@ def test_a_mask_that_does_not_fit_is_refused_when_the_first_environment_is_made(
     )
 
 
-def test_a_mask_of_an_observation_that_is_no_vector_is_refused(recurrl_train, tmp_path):
+def test_a_mask_of_an_observation_that_is_no_vector_is_rejected(recurrl_train, tmp_path):
     outcome = recurrl_train("env=gym", "env.id=CliffWalking-v1", "env.mask=[0]", cwd=tmp_path)
     assert outcome.error == (
         "env.mask=[0] hides entries of a vector, but the observation space is Discrete(48). Remove env.mask."
@@ -99,7 +99,7 @@ def test_an_argument_that_the_constructor_itself_rejects_is_named(recurrl_train,
     assert "unexpected ['size']" in error
 
 
-def test_an_environment_that_lacks_a_package_is_refused_with_what_gymnasium_says(recurrl_train, tmp_path, monkeypatch):
+def test_an_environment_that_lacks_a_package_is_rejected_with_what_gymnasium_says(recurrl_train, tmp_path, monkeypatch):
     def make(*args, **kwargs):
         raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
 
@@ -110,7 +110,7 @@ def test_an_environment_that_lacks_a_package_is_refused_with_what_gymnasium_says
     assert "Traceback" not in outcome.err
 
 
-def test_an_environment_whose_constructor_raises_is_refused_with_what_it_raised(recurrl_train, register, tmp_path):
+def test_an_environment_whose_constructor_raises_is_rejected_with_what_it_raised(recurrl_train, register, tmp_path):
     def without_a_licence() -> None:
         raise OSError("no licence for the simulator")
 

@@ -188,7 +188,7 @@ def test_environments_of_torchrl_are_trained_in(
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_what_cannot_work_is_an_error_message(overrides: list[str], error: str, train: Callable[..., Any]) -> None:
+def test_mistakes_of_sources_are_error_messages(overrides: list[str], error: str, train: Callable[..., Any]) -> None:
     outcome = train(*overrides)
     assert error in outcome.error, outcome.err
     assert "Traceback" not in outcome.err

@@ -94,7 +94,7 @@ def test_it_is_checked_without_training(recurrl_check: Callable[..., Any], tiny:
         ("env.packages=[minigrid]", 'does not support env.packages=["minigrid"]. Give env.packages=[].'),
     ],
 )
-def test_what_it_cannot_do_is_rejected(
+def test_options_that_it_does_not_support_are_rejected(
     override: str, error: str, recurrl_train: Callable[..., Any], tmp_path: Path
 ) -> None:
     outcome = recurrl_train(*BY_NAME, override, f"hydra.run.dir={tmp_path / 'run'}", cwd=FOLDER)

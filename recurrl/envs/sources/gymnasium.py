@@ -62,7 +62,7 @@ class Registered(GymnasiumSource):
                 )
 
     def spec(self) -> EnvSpec:
-        """What Gymnasium knows of the id, once the packages that register it are imported.
+        """The registered specification of the id. The packages that register it are imported first.
 
         Raises:
             ConfigError: a package is missing, or the id is not registered.

@@ -161,7 +161,7 @@ class TMaze(MemoryTask):
     Args:
         num_envs: environments, N.
         length: steps from the sign to the junction.
-        active: whether the sign has to be looked for.
+        active: the agent has to look for the sign.
         max_steps: as for :class:`MemoryTask`.
         device: likewise.
     """
