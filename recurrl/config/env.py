@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recurrl.config.options import COPIES, SCALE, STEPS, option
+from recurrl.config.options import COPIES, SCALE, STEPS, Range, option
 from recurrl.errors import ConfigError
 
 NATIVE = "vector_entry_point"
@@ -36,7 +36,10 @@ class EnvConfig:
         "Gymnasium wrappers of each environment, innermost first: package.module:Wrapper, or {wrapper: "
         "package.module:Wrapper, argument: value}"
     )
-    mask: list[int] = option("indices of the observation to hide from the policy")
+    mask: list[int] = option(
+        "indices of the observation to hide from the policy",
+        Range("an index of the observation, from 0", lambda index: index >= 0),
+    )
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
     normalize_observation: bool = option("normalise observations by running statistics, which are part of the policy")

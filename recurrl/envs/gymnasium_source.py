@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any
 
 import gymnasium
@@ -12,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from torchrl.envs import EnvBase
 
-from recurrl.config import EnvConfig
+from recurrl.envs.faults import making
 from recurrl.envs.groups import Groups
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import Source
@@ -26,7 +25,7 @@ from recurrl.envs.wrappers import (
     SeededEpisodes,
     under_one_key,
 )
-from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
+from recurrl.errors import ConfigError
 
 
 class GymnasiumSource(Source):
@@ -49,13 +48,9 @@ class GymnasiumSource(Source):
         """One environment, without the time limit and the wrappers of the configuration."""
 
     def check(self) -> None:
-        """Rejects what cannot be honoured, wrappers that do not exist, and negative indices in the mask."""
+        """Rejects what cannot be honoured, and wrappers that do not exist."""
         super().check()
         load_wrappers(self.options.wrappers)
-        if any(index < 0 for index in self.options.mask):
-            raise ConfigError(
-                f"env.mask={self.options.mask} holds a negative index. Give indices of the observation, from 0."
-            )
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
@@ -77,7 +72,7 @@ class GymnasiumSource(Source):
             EnvironmentFaultError: the environment's constructor raised.
         """
         options = self.options
-        with making(options):
+        with making(f"env.id={options.id}"):
             env = self.create()
         env = wrapped(env, options)
         if options.max_episode_steps is not None:
@@ -95,20 +90,3 @@ class GymnasiumSource(Source):
         if options.previous_action or options.previous_reward:
             env = PreviousStep(env, options.previous_action, options.previous_reward)
         return under_one_key(env)
-
-
-@contextmanager
-def making(config: EnvConfig) -> Iterator[None]:
-    """Attributes exceptions to the environment that is being made."""
-    try:
-        yield
-    except (ConfigError, RunError):
-        raise
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"env.id={config.id} needs another package: {error}.") from error
-    except Exception as error:
-        arguments = f" with env.kwargs={config.kwargs}" if config.kwargs else ""
-        raise EnvironmentFaultError(
-            f"env.id={config.id} cannot be made{arguments}: it raised {type(error).__name__}: {error}. "
-            "HYDRA_FULL_ERROR=1 shows where."
-        ) from error

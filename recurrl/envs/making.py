@@ -73,12 +73,12 @@ def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
 def _guarded(env: EnvBase, config: EnvConfig) -> EnvBase:
     """The same environment: its calls obey the process's time limit, and errors name it and its step."""
     faults = Faults(config.id, env.batch_size[0])
-    steps = {"step_tensors": "step", "reset_tensors": "reset"}
-    calls = (steps if isinstance(env, TensorEnv) else {"_step": "step", "_reset": "reset"}) | {"close": "close"}
-    for name in ("set_seed", *(("episodes", "restore_episodes") if isinstance(env, TensorEnv) else ())):
-        setattr(env, name, limited(getattr(env, name)))
-    for name, call in calls.items():
+    in_tensors = isinstance(env, TensorEnv)
+    step, reset = ("step_tensors", "reset_tensors") if in_tensors else ("_step", "_reset")
+    for name, call in ((step, "step"), (reset, "reset"), ("set_seed", "set_seed"), ("close", "close")):
         setattr(env, name, limited(_blamed(getattr(env, name), call, faults)))
+    for name in ("episodes", "restore_episodes") if in_tensors else ():
+        setattr(env, name, limited(getattr(env, name)))
     return env
 
 

@@ -25,9 +25,4 @@ def import_package(name: str, asked: str) -> None:
     # An extra is never taken from the current folder: in a downloaded one, nobody expects such a file.
     if top in EXTRAS and importlib.util.find_spec(top) is None:
         raise ConfigError(f"{asked} needs the package {top}. Install it with: pip install 'recurrl[{EXTRAS[top]}]'")
-    try:
-        import_own(name, asked)
-    except ImportError as error:
-        raise ConfigError(
-            f"{asked} cannot be imported: {error}. Install its dependencies, or another version of it."
-        ) from error
+    import_own(name, asked)

@@ -11,6 +11,7 @@ import gymnasium
 from recurrl.config.env import EnvConfig, wrapper_and_arguments
 from recurrl.config.plugins import load
 from recurrl.envs.arguments import check_arguments
+from recurrl.envs.faults import making
 from recurrl.envs.packages import import_package
 from recurrl.errors import ConfigError
 
@@ -44,16 +45,10 @@ def wrapped(env: Env, config: EnvConfig) -> Env:
     """The environment within the wrappers of ``env.wrappers``, the last one outermost.
 
     Raises:
-        ConfigError: a wrapper does not fit the environment.
+        ConfigError: a wrapper needs a package that is not installed.
+        EnvironmentFaultError: a wrapper's constructor raised.
     """
     for name, wrapper, arguments in load_wrappers(config.wrappers):
-        try:
+        with making(f"env.wrappers={name} around env.id={config.id}"):
             env = wrapper(env, **arguments)
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"env.wrappers={name} needs another package: {error}.") from error
-        except Exception as error:
-            raise ConfigError(
-                f"env.wrappers={name} does not fit env.id={config.id}: it raised {type(error).__name__}: {error}. "
-                "HYDRA_FULL_ERROR=1 shows where."
-            ) from error
     return env

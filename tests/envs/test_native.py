@@ -336,7 +336,7 @@ def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones
 @pytest.mark.parametrize("option", ["previous_action", "previous_reward", "action_mask_from_info"])
 def test_options_of_single_environments_are_rejected(option: str, refused: Callable[..., str]) -> None:
     error = refused(NATIVE, f"env.{option}=true")
-    assert error.startswith(f"env.{option}=true works on single environments, but env.vectorization=vector_")
+    assert error.startswith(f"env.{option} works on single environments, but env.vectorization=vector_")
 
 
 def test_next_step_autoreset_is_rejected(

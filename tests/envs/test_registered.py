@@ -53,7 +53,7 @@ def test_its_registered_limit_counts_for_groups(refused: Callable[..., str], fol
     [
         ("games_of_mine:Games/Min-v0", "is not registered with Gymnasium. Did you mean Games/Mine-v0"),
         ("nowhere:Mine-v0", "env.id=nowhere:Mine-v0: there is no module nowhere."),
-        (":Mine-v0", "env.id=:Mine-v0: '' is not the name of a module."),
+        (":Mine-v0", "env.id=:Mine-v0: importing  fails with ValueError: Empty module name."),
     ],
 )
 def test_a_module_or_id_that_does_not_exist_is_rejected(

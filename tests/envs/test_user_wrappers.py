@@ -109,7 +109,7 @@ def test_a_wrapper_that_does_not_fit_the_environment_is_named(
     wrapper: str, reason: str, recurrl_train: Callable[..., Any], folder: Path
 ) -> None:
     error = recurrl_train(f"env.wrappers=[{wrapper}]", cwd=folder).error
-    assert error.startswith(f"env.wrappers={wrapper} does not fit env.id=CartPole-v1: {reason}")
+    assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")
 
 
 def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(

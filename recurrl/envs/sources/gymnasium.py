@@ -14,8 +14,9 @@ from torchrl.envs import EnvBase
 
 from recurrl.config import NATIVE
 from recurrl.envs.arguments import check_arguments
+from recurrl.envs.faults import making
 from recurrl.envs.groups import Groups
-from recurrl.envs.gymnasium_source import GymnasiumSource, making
+from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.native import NativeVectorEnv
 from recurrl.envs.packages import import_package
 from recurrl.errors import ConfigError
@@ -43,8 +44,9 @@ class Registered(GymnasiumSource):
                 f"env.id={options.id} is registered only with a vector_entry_point, so single environments cannot be "
                 f"made. Give env.vectorization={NATIVE}."
             )
-        given = {**spec.kwargs, **options.kwargs}
-        check_arguments(self._creator(spec), given, f"env.id={options.id}", "env.kwargs.", ours=("num_envs",))
+        creator = self._creator(spec)
+        given = {**spec.kwargs, **self._arguments(creator)}
+        check_arguments(creator, given, f"env.id={options.id}", "env.kwargs.", ours=("num_envs",))
 
     def _check_vectorization(self, spec: EnvSpec) -> None:
         options = self.options
@@ -85,8 +87,13 @@ class Registered(GymnasiumSource):
     def _creator(self, spec: EnvSpec) -> Callable[..., Any]:
         native = self.options.vectorization == NATIVE
         entry_point: Any = spec.vector_entry_point if native else spec.entry_point
-        with making(self.options):
+        with making(f"env.id={self.options.id}"):
             return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+
+    def _arguments(self, creator: Callable[..., Any]) -> dict[str, Any]:
+        """The configured arguments. A vector environment is asked for the autoreset that we use."""
+        resets = self.options.vectorization == NATIVE and "autoreset_mode" in inspect.signature(creator).parameters
+        return ({"autoreset_mode": AutoresetMode.SAME_STEP} if resets else {}) | self.options.kwargs
 
     def episode_limit(self) -> int | None:
         """The steps after which an episode is truncated; None if unknown."""
@@ -95,7 +102,12 @@ class Registered(GymnasiumSource):
     def create(self) -> gymnasium.Env[Any, Any]:
         """One environment, with the registered time limit unless the configuration has its own."""
         limit = None if self.options.max_episode_steps is None else -1
-        return gymnasium.make(self.spec().id, limit, disable_env_checker=True, **self.options.kwargs)
+        with making(self._asked()):
+            return gymnasium.make(self.spec().id, limit, disable_env_checker=True, **self.options.kwargs)
+
+    def _asked(self) -> str:
+        arguments = f" with env.kwargs={self.options.kwargs}" if self.options.kwargs else ""
+        return f"env.id={self.options.id}{arguments}"
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments, single or as the id's own vector environment."""
@@ -113,12 +125,10 @@ class Registered(GymnasiumSource):
 
     def _make_native(self, num_envs: int) -> NativeVectorEnv:
         options, spec = self.options, self.spec()
-        arguments = dict(options.kwargs)
-        if "autoreset_mode" in inspect.signature(self._creator(spec)).parameters:
-            arguments.setdefault("autoreset_mode", AutoresetMode.SAME_STEP)
+        arguments = self._arguments(self._creator(spec))
         if options.max_episode_steps is not None:
             arguments["max_episode_steps"] = options.max_episode_steps
-        with making(options):
+        with making(self._asked()):
             vector = gymnasium.make_vec(spec.id, num_envs, NATIVE, **arguments)
         return NativeVectorEnv(vector, options.id, options.mask)
 
