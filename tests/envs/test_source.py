@@ -139,7 +139,7 @@ def summary(folder: Path) -> dict[str, Any]:
         (("env=numbers_of_mine:OnTensors", "env.size=3"), "Collection steps on plain tensors"),
         (("env=numbers_of_mine:OfTorchRL",), "Collection falls back to TorchRL's slower rollout"),
         (
-            ("env=t_maze", "env.id=numbers_of_mine:Recall", "~env.kwargs.length", "~env.kwargs.active"),
+            ("env=gym", "env.source=memory", "env.id=numbers_of_mine:Recall", "env.kwargs.values=4"),
             "Collection steps on plain tensors",
         ),
     ],
