@@ -91,7 +91,7 @@ class LeanCollector(Collector):
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
-        """``frames_per_batch`` frames of rows ``[N, T]``, starting where the last rollout ended."""
+        """A rollout of rows ``[N, T]`` that continues from the previous one."""
         if _transforms(self.env) != self._transforms:
             self._choose_path()
         if self.why_general is not None or self._should_use_random_frames():
@@ -105,6 +105,10 @@ class LeanCollector(Collector):
             self._start_new_trajectories()
         self.tensor_rollout.run(self._carrier, self._next_trajectories if self.track_traj_ids else None)
         return self._maybe_set_truncated(self._final_rollout)
+
+    def metrics(self) -> dict[str, float]:
+        """No metrics."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes, without weights and random numbers; see :mod:`recurrl.collector.collector_state`."""

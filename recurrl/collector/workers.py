@@ -1,4 +1,4 @@
-"""The base of multi-process collectors: their workers, and the weights that these act with.
+"""The base of multi-process collectors: their workers, and the weights that the workers act with.
 
 Shape legend: N environments, T steps, W workers.
 """
@@ -23,11 +23,12 @@ from torchrl.collectors import MultiCollector
 from recurrl.collector import collector_state
 from recurrl.collector.faults import Alarms, ExceptionQueue, Supervisor
 from recurrl.collector.lean import LeanCollector
-from recurrl.collector.seeds import seed_process, seeds
-from recurrl.config import TrainConfig
+from recurrl.collector.rollouts import Rollouts
+from recurrl.config import WorkersConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy import Policy, PolicyModule
+from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.signals import ignore_signals
 from recurrl.runtime.time_limit import time_limit
 
@@ -143,39 +144,36 @@ class Workers(MultiCollector):
     the signals that end a run: the workers ignore them, so that the iteration can finish.
 
     Args:
-        config: the run's configuration.
-        policy: the policy that learns.
-        options: further ones of TorchRL's class.
+        options: as configured.
+        rollouts: what to collect.
+        arguments: further ones of TorchRL's class.
 
     Raises:
         ConfigError: a worker raised it.
         RunError: a worker raised something else or ended; no worker is left running.
     """
 
-    def __init__(self, config: TrainConfig, policy: Policy, **options: Any) -> None:
-        workers = config.collector.num_workers
-        self._device = torch.device(config.device)
+    def __init__(self, options: WorkersConfig, rollouts: Rollouts, **arguments: Any) -> None:
+        workers, policy, env = options.num_workers, rollouts.policy, rollouts.env
+        self._device = policy.device
         self._learning = PolicyModule(policy)
         self.weights = SharedWeights(self._learning, workers)
-        self._supervisor = Supervisor(config)
+        self._supervisor = Supervisor(options, env.num_envs)
         self._rows: dict[int, TensorDictBase] = {}
         self._handed_in = 0
-        count = config.env.num_envs // workers
+        count = env.num_envs // workers
         with self._supervised():
             super().__init__(
-                [
-                    partial(make_env, config.env, count, seed)
-                    for seed in seeds(config.seed, config.env.num_envs)[::count]
-                ],
+                [partial(make_env, env, count, seed) for seed in seeds(rollouts.seed, env.num_envs)[::count]],
                 policy_factory=[_made_by_the_worker] * workers,
                 collector_class=partial(
                     WorkerCollector,
                     network=deepcopy(policy).cpu(),
-                    seed=config.seed,
+                    seed=rollouts.seed,
                     weights=self.weights,
                     exceptions=self._supervisor.exceptions,
                     alarms=self._supervisor.alarms,
-                    timeout_s=config.collector.timeout_s,
+                    timeout_s=options.timeout_s,
                 ),
                 init_fn=ignore_signals,
                 total_frames=-1,
@@ -184,10 +182,14 @@ class Workers(MultiCollector):
                 trust_policy=True,
                 auto_register_policy_transforms=False,
                 num_threads=torch.get_num_threads(),
-                **options,
+                **arguments,
             )
 
-    def _go_on(self, worker: int) -> None:
+    def metrics(self) -> dict[str, float]:
+        """No metrics."""
+        return {}
+
+    def _continue(self, worker: int) -> None:
         self.pipes[worker].send((worker, "continue"))
 
     def _receive(self) -> tuple[int, TensorDictBase]:

@@ -11,9 +11,9 @@ import yaml
 from run_files import learning_rates, metrics, settings, summary, without_times
 
 from recurrl import checkpoint
+from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
 from recurrl.cli.evaluate_run import evaluate_run
-from recurrl.train import make_policy_for
 
 
 @pytest.fixture(scope="module")
