@@ -158,7 +158,7 @@ class Learner:
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
-        return {**values, "optim/grad_norm": norm, SKIPPED: (~finite).float()}
+        return merged(values, {"optim/grad_norm": norm, SKIPPED: (~finite).float()})
 
     def _gradient(self, minibatch: TensorDictBase) -> tuple[Losses, Tensor]:
         """The losses of a minibatch and their total, whose gradient is then in the parameters' ``grad``."""

@@ -23,14 +23,14 @@ class LearningRate:
     """
 
     def __init__(self, optimizer: Optimizer, schedule: str, final_fraction: float, desired_kl: float) -> None:
-        self._groups = optimizer.param_groups
+        self._optimizer = optimizer
         self._start, self._final_fraction, self._desired_kl = self.value, final_fraction, desired_kl
         self.is_adaptive = schedule == "adaptive"
 
     @property
     def value(self) -> float:
         """The current learning rate."""
-        rate: float = self._groups[0]["lr"]
+        rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
     def begin_iteration(self, progress: float) -> None:
@@ -46,5 +46,5 @@ class LearningRate:
             self._set(min(self.value * FACTOR, BOUNDS[1]))
 
     def _set(self, rate: float) -> None:
-        for group in self._groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = rate

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from recurrl.errors import require
 
+Value = TypeVar("Value", float, Tensor)
+
 SKIPPED = "optim/skipped_steps"
 
 
-def merged(*parts: Mapping[str, float]) -> dict[str, float]:
+def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
     """The metrics of several parts together.
 
     Raises:

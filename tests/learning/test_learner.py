@@ -90,6 +90,13 @@ def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_rises_where_
     assert bold["optim/lr"] == pytest.approx(1e-3 * 1.5 ** (steps - 1))
 
 
+def test_a_schedule_continues_with_a_loaded_optimizer(compose: Compose) -> None:
+    learner, _ = learn(compose, "lr=0.01", "lr_final_fraction=0")
+    learner.optimizer.load_state_dict(learner.optimizer.state_dict())
+    learner.learning_rate.begin_iteration(0.75)
+    assert learner.optimizer.param_groups[0]["lr"] == learner.learning_rate.value == pytest.approx(0.0025)
+
+
 def test_an_adaptive_learning_rate_stays_within_its_bounds(compose: Compose) -> None:
     options = ("lr_schedule=adaptive", "epochs=12")
     assert learn(compose, *options, "lr=2e-5", "desired_kl=1e-12")[1]["optim/lr"] == 1e-5
