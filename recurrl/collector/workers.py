@@ -89,7 +89,7 @@ class WorkerCollector(LeanCollector):
         weights: the weights that the policy acts with.
         exceptions: receives the exception that ends the worker.
         alarms: signals immediately that a step took too long.
-        timeout_s: time limit in seconds for a step of the environments; None for none.
+        timeout_s: time limit in seconds for a step of the environments; None for no limit.
         options: of :class:`LeanCollector`; ``worker_idx`` is the worker's number.
     """
 
@@ -140,7 +140,7 @@ class Workers(MultiCollector):
     """A base of TorchRL's multi-process collectors: their construction and their failures.
 
     The environments are split evenly among the workers, which act on the CPU, each with a copy of the policy. Seeds per
-    environment are those of a single collector, in its order. All workers start in parallel. The main process handles
+    environment are the same as with a single collector. All workers start in parallel. The main process handles
     the signals that end a run: the workers ignore them, so that the iteration can finish.
 
     Args:
@@ -193,7 +193,7 @@ class Workers(MultiCollector):
         self.pipes[worker].send((worker, "continue"))
 
     def _receive(self) -> tuple[int, TensorDictBase]:
-        """The next ready worker and its rows, in memory that it overwrites once it continues."""
+        """The next ready worker and its rows, in memory that the worker overwrites when it continues."""
         while True:
             try:
                 message, rollouts_before = self.queue_out.get(timeout=_POLL_S)

@@ -59,7 +59,7 @@ def check_replay(
     recorded.check_finite(batch_NT, keys)
     recorded.check_marks(batch_NT, resumed)
     recorded.check_chain(batch_NT, keys, policy.state_keys)
-    # On the CPU there is no device whose generator would have to be saved too.
+    # The CPU's generator is always saved; a GPU's must be named.
     with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
         observed = [key for key in keys if key not in policy.state_keys]
         resets = recorded.check_resets(env, seed, batch_NT, observed)
