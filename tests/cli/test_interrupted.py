@@ -86,7 +86,7 @@ def test_a_run_with_resume_auto_that_was_killed_before_its_first_checkpoint_star
 
 def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(train, tiny, tmp_path, monkeypatch):
     returns = iter([1.0, 5.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr("recurrl.train.evaluate", lambda *_: [next(returns)])
+    monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [next(returns)])
     every = ["checkpoint.every_frames=32", "evaluation.every_frames=32", "checkpoint.keep_last=2"]
     outcome = train(*tiny, *every, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
