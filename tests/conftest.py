@@ -19,7 +19,6 @@ import re
 import subprocess
 import sys
 import traceback
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
@@ -41,7 +40,6 @@ from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
-from recurrl.recurrent import cells
 from recurrl.validation import check_config
 
 
@@ -182,21 +180,6 @@ def register() -> Iterator[Callable[[Callable[[], gymnasium.Env]], str]]:
 
 
 @pytest.fixture
-def step_only_cell(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Elman's cell, h' = tanh(x + h), with nothing but its step."""
-    elman = types.SimpleNamespace(
-        __name__="elman",
-        GATES=1,
-        STATES=("",),
-        RECURRENT=True,
-        TORCH=None,
-        activate=lambda x_gates, h_gates, _: (torch.tanh(x_gates + h_gates),),
-    )
-    monkeypatch.setitem(cells._loaded, "elman", elman)
-    return "elman"
-
-
-@pytest.fixture
 def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes a package look as if it were not installed."""
     find_spec = importlib.util.find_spec
@@ -295,7 +278,7 @@ def _state_of_process_kept(here: Path) -> Iterator[None]:
     """Restores what a command sets for the whole process, and forgets the modules that it imported from ``here``."""
     root = logging.getLogger()
     handlers, level, torchrl_level = root.handlers[:], root.level, logging.getLogger("torchrl").level
-    threads, environment = torch.get_num_threads(), dict(os.environ)
+    threads, environment, modules = torch.get_num_threads(), dict(os.environ), set(sys.modules)
     try:
         yield
     finally:
@@ -311,7 +294,7 @@ def _state_of_process_kept(here: Path) -> Iterator[None]:
         for group in filter(lambda entry: isinstance(entry, dict), ConfigStore.instance().repo.values()):
             for name in [name for name, node in group.items() if getattr(node, "provider", "") == "recurrl"]:
                 del group[name]
-        for name in [name for name, module in sys.modules.items() if _lies_in(here, module)]:
+        for name in [name for name, module in sys.modules.items() if name not in modules and _lies_in(here, module)]:
             del sys.modules[name]
         os.environ.clear()
         os.environ.update(environment)

@@ -12,11 +12,11 @@ import yaml
 import recurrl.configs
 from recurrl.config import NO_CELL
 from recurrl.config.plugins import GROUPS, ROOMS, base_options, default_name, factory, names, options_class, values
+from recurrl.recurrent import precision
+from recurrl.recurrent.backends import AUTO, RECOMPUTE, backend_names, load_backend
 
 CONFIGS = Path(recurrl.configs.__path__[0])
 YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name != "experiment"]
-WITHOUT_FACTORY = {("cell", NO_CELL), ("backend", "auto")}
-"""Choices that stand for none, or for another."""
 
 
 def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():
@@ -32,8 +32,20 @@ def test_the_name_in_a_yaml_is_that_of_its_file(group, name):
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in ROOMS for name in names(group)])
 def test_every_choice_has_a_factory_with_options(group, name):
     assert issubclass(options_class(group, name), base_options(group))
-    if (group, name) not in WITHOUT_FACTORY:
+    if name != NO_CELL:
         assert callable(factory(group, name))
+
+
+@pytest.mark.parametrize("name", [name for name in names("backend") if name != AUTO])
+def test_every_backend_is_a_module_with_its_functions(name):
+    assert callable(load_backend(name).supports)
+    assert callable(load_backend(name).sequence)
+
+
+def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():
+    assert set(names("backend")) == set(backend_names())
+    assert set(names("precision")) == set(precision.MODES)
+    assert set(names("recompute")) == set(RECOMPUTE)
 
 
 @pytest.mark.parametrize("group", ROOMS)

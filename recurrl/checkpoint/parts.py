@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.envs import recurrent_modules
@@ -32,6 +31,6 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
         "reward_scaler": learner.reward_scaler,
         "learner": learner,
         "rng": GlobalRNGState(),
-        "backends": Choices([module.chooser for module in modules], torch.device(learner.config.device)),
+        "backends": Choices([module.chooser for module in modules], learner.policy.device),
         **others,
     }

@@ -46,7 +46,7 @@ def _no_such_choice(asked: str, found: list[str]) -> str:
     group, _, name = asked.rpartition("/")
     if now := RENAMED_CHOICES.get(asked):
         return f"{group}={name} is now {group}={now}. Give {group}={now}."
-    if is_own(name):
+    if is_own(name) and group in ROOMS:
         return (
             f"{group}={name} can be given on a command line, but not in the defaults of a yaml. Instead, give the "
             f"yaml the lines '{group}:' and '  name: {name}'."

@@ -23,12 +23,12 @@ _HEAD = """# Configuration
 
 Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
 `recurrl-train --cfg job ...` those of one run. For yamls of your own, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
-`cell=mine`. Begin them with `defaults: [CHOICE, _self_]`, where `CHOICE` is one of the package's, which gives the values
-that yours leaves out.
+`cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
+leaves out.
 
-All groups but `recompute`, `precision` and `experiment` also take `package.module:Name`: a class or function of your own
-whose first parameter is annotated with the dataclass of its options. [examples/extending](../examples/extending) has one
-of each kind.
+All groups but `backend`, `recompute`, `precision` and `experiment` also take `package.module:Name`: a class or function
+of your own whose first parameter is annotated with the dataclass of its options.
+[examples/extending](../examples/extending) has one of each kind.
 """
 Option = tuple[str, Any, Meaning]
 

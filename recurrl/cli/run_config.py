@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl import checkpoint
@@ -17,7 +19,7 @@ from recurrl.cli.saved_config import check_code, code_named, config_within, nami
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed, value_of
 from recurrl.config.keys import differences
-from recurrl.envs.sources.gymnasium import EXTRAS
+from recurrl.envs.packages import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
 from recurrl.runtime.atomic import atomic_write
@@ -49,8 +51,10 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
     allowed = set().union(*code_named(composed, EXTRAS).values())
-    unnamed = {key: left for key, texts in code_named(effective, EXTRAS).items() if (left := texts - allowed)}
-    again = " ".join(_as_override(effective, key) for key in unnamed)
+    with naming(source_of(start)):
+        named = code_named(effective, EXTRAS)
+    unnamed = {key: left for key, texts in named.items() if (left := texts - allowed)}
+    again = shlex.join(_as_override(effective, key) for key in unnamed)
     check_code(unnamed, source_of(start), f"name it on this command line too: {again}")
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
@@ -68,8 +72,10 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) 
     held = {"seed": "its random number generators are restored"}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
-    if getattr(config.algorithm, "objective", None) == "kl" and "algorithm.objective" not in changes:
-        held["algorithm.kl_coeff"] = "algorithm.objective=kl resumes from its last weight"
+    for name, enabling in config.algorithm.adaptive.items():
+        if f"algorithm.{enabling}" not in changes:
+            chosen = getattr(config.algorithm, enabling)
+            held[f"algorithm.{name}"] = f"algorithm.{enabling}={chosen} resumes from its last value"
     for key in held.keys() & changes.keys():
         raise ConfigError(
             f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {held[key]}. "
@@ -79,7 +85,10 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) 
 
 def _as_override(config: DictConfig, key: str) -> str:
     value = value_of(config, key)
-    return f"{key}=[{','.join(map(str, value))}]" if isinstance(value, ListConfig) else f"{key}={value}"
+    if isinstance(value, ListConfig | DictConfig):
+        value = OmegaConf.to_container(value)
+    text = value if isinstance(value, str) else Override._get_value_element_as_str(value)
+    return f"{key}={text}".replace("\\:", ":")
 
 
 def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
@@ -125,7 +134,9 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
         ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
     """
     if not trust_packages:
-        check_code(code_named(config, EXTRAS), source, "add --trust-packages")
+        with naming(source):
+            named = code_named(config, EXTRAS)
+        check_code(named, source, "add --trust-packages")
     with naming(source):
         return typed(config)
 

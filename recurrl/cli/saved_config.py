@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.composed import plain
-from recurrl.config.keys import FREE, check_key, key_paths, packaged_keys, paths_of
+from recurrl.config.env import wrapper_and_arguments
+from recurrl.config.keys import FREE, WRAPPERS, check_key, key_paths, packaged_keys, paths_of
 from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import (
@@ -81,17 +82,35 @@ def code_named(config: DictConfig, shipped: Collection[str]) -> dict[str, set[st
 
     Args:
         config: a configuration.
-        shipped: packages of recurrl's own extras, which do not count.
+        shipped: packages of recurrl's own extras, which do not count; nor does Gymnasium's own code.
     """
     found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in _items(plain(config))}
-    env_id, packages = found.get("env.id"), OmegaConf.select(config, "env.packages") or []
-    made_by = OmegaConf.select(config, "env.id")
-    if env_id is not None and ":" in str(made_by):
-        env_id.add(str(made_by))
-    if env_id is not None and made_by in _MAKERS:
-        env_id.add(f"{made_by} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}")
-    found["env.packages"] = {str(package) for package in packages if str(package).partition(".")[0] not in shipped}
+    found[WRAPPERS] = set(_wrappers(config, shipped))
+    env_id = str(OmegaConf.select(config, "env.id"))
+    found["env.id"] = {env_id} if ":" in env_id else set()
+    if env_id in _MAKERS:
+        found["env.id"] = {f"{env_id} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}"}
+    found["env.packages"] = {text for text in map(str, _list(config, "env.packages")) if not _is_of(text, shipped)}
     return {key: texts for key, texts in found.items() if texts and key != "resume"}
+
+
+def _wrappers(config: DictConfig, shipped: Collection[str]) -> Iterator[str]:
+    for name, arguments in map(wrapper_and_arguments, _list(config, WRAPPERS)):
+        # A shipped wrapper may write where an argument says (RecordVideo), and so is trusted only without text.
+        if any(isinstance(value, str) for value in _leaves(arguments)) or not _is_of(name, (*shipped, "gymnasium")):
+            yield f"{name} with {arguments}" if arguments else name
+
+
+def _list(config: DictConfig, key: str) -> list[Any]:
+    """The values of a list; none where something else is, which is rejected with the types of all values."""
+    values = OmegaConf.select(config, key)
+    plain_values = OmegaConf.to_container(values) if isinstance(values, ListConfig) else []
+    assert isinstance(plain_values, list)
+    return plain_values
+
+
+def _is_of(name: str, packages: Collection[str]) -> bool:
+    return name.partition(":")[0].partition(".")[0] in packages
 
 
 def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:

@@ -40,7 +40,8 @@ class Range(NamedTuple):
     def words(self) -> str:
         """The range in words, which follow "Give" in an error message."""
         if self.high == math.inf:
-            return f"a finite number above {self.low}"
+            noun = "an integer" if self.integers else "a finite number"
+            return f"{noun} {'above' if self.above else 'from'} {self.low}"
         low = f"above {self.low}" if self.above else f"from {self.low}"
         high = f"below {self.high:_}" if self.below else f"{'at most' if self.above else 'to'} {self.high:_}"
         return f"{'an integer' if self.integers else 'a number'} {low} {'and ' if self.above else ''}{high}"
@@ -59,6 +60,7 @@ SECONDS = Range(0, 10**6, above=True)
 FRACTION = Range(0, 1)
 BELOW_ONE = Range(0, 1, above=True, below=True)
 POSITIVE = Range(0, math.inf, above=True, below=True)
+INDEX = Range(0, math.inf, integers=True, below=True)
 SEED = Range(0, 2**31 - 1, integers=True)
 
 

@@ -27,16 +27,15 @@ from recurrl.errors import ConfigError
 ROOMS = {
     "env": "recurrl.envs.sources",
     "cell": "recurrl.recurrent.cells",
-    "backend": "recurrl.recurrent.backends",
     "encoder": "recurrl.policy.encoders",
     "algorithm": "recurrl.algorithms",
     "collector": "recurrl.collector",
     "buffer": "recurrl.learning.buffers",
     "logger": "recurrl.tracking",
 }
-"""The package of each group's choices."""
+"""The package of each group's choices; these groups also take a user's own."""
 
-GROUPS = (*ROOMS, "recompute", "precision")
+GROUPS = (*ROOMS, "backend", "recompute", "precision")
 """All groups of which a run has one choice."""
 
 _CONFIGS = files("recurrl.configs")
@@ -95,7 +94,9 @@ def own_values(group: str, name: str) -> dict[str, Any]:
             found[field.name] = field.default_factory()
         else:
             found[field.name] = inherited.get(field.name, "???") if field.default is MISSING else field.default
-    return found | {"name": name, key_of(group).partition(".")[2]: name}
+    if group == "env":
+        found |= {"source": name, "id": name.rpartition(":")[2] if found["id"] == "???" else found["id"]}
+    return found | {"name": name}
 
 
 def is_own(name: str) -> bool:
@@ -158,7 +159,9 @@ def import_own(module_name: str, asked: str) -> ModuleType:
     Raises:
         ConfigError: it does not exist, or importing it fails.
     """
-    search_current_folder()
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # last, to hide no installed module
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -175,13 +178,6 @@ def import_own(module_name: str, asked: str) -> ModuleType:
             f"{asked}: importing {module_name} fails with {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows "
             "where."
         ) from error
-
-
-def search_current_folder() -> None:
-    """Lets modules in the current folder be imported, where they hide no installed ones."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
 
 
 def base_options(group: str) -> type:

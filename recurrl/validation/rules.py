@@ -6,8 +6,7 @@ from recurrl import envs
 from recurrl.config import TrainConfig
 from recurrl.config.keys import typed_value
 from recurrl.config.options import check_values
-from recurrl.config.plugins import GROUPS, check_name, factory, key_of, search_current_folder
-from recurrl.envs.sources.gymnasium import EXTRAS
+from recurrl.config.plugins import GROUPS, check_name, factory, key_of
 from recurrl.validation import batches, collector, compiler, device, groups, normalization, recurrence, states
 
 # In this order: later checks rely on the existence and range of values that earlier ones checked.
@@ -26,9 +25,6 @@ def check_config(config: TrainConfig) -> None:
     factory("logger", config.logger.name)  # imports the package that it needs
     for subject in SUBJECTS:
         subject.check(config)
-    # Not for packages of our extras: in a downloaded folder, a file of such a name is not what anybody asked for.
-    if any(package.partition(".")[0] not in EXTRAS for package in config.env.packages):
-        search_current_folder()
     envs.check(config.env)
     if config.algorithm.members_of_a_group is not None:
         envs.check_rows(config.env, config.steps_per_row)

@@ -189,7 +189,7 @@ def test_no_command_imports_code_that_only_a_lone_checkpoint_names(train, evalua
     assert not package.exists()
 
 
-KEYS = ["cell.name", "backend.name", "encoder.name", "algorithm.name", "collector.name", "buffer.name", "env.source"]
+KEYS = ["cell.name", "encoder.name", "algorithm.name", "collector.name", "buffer.name", "env.source"]
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_code_is_found_wherever_a_saved_configuration_names_it(
     group, _, name = key.rpartition(".")
     (values[group] if group else values)[name] = value
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
-    for name, command in commands(train, evaluate, check, run).items():
-        outcome = command()
+    for name in ("resume", "evaluate"):
+        outcome = commands(train, evaluate, check, run)[name]()
         assert outcome.code == 1
         assert "Traceback" not in outcome.err
         assert str(run / "config.yaml") in outcome.error, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
@@ -43,11 +42,7 @@ class Option(NamedTuple):
 
 def example_modules() -> list[Any]:
     """The modules of the examples."""
-    sys.path.append(str(EXAMPLES))
-    try:
-        return [importlib.import_module(f"my_package.{path.stem}") for path in sorted(EXAMPLES.glob("my_package/*.py"))]
-    finally:
-        sys.path.remove(str(EXAMPLES))
+    return [importlib.import_module(f"my_package.{path.stem}") for path in sorted(EXAMPLES.glob("my_package/*.py"))]
 
 
 def _classes() -> Iterator[tuple[str, type]]:

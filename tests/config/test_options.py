@@ -11,6 +11,7 @@ from recurrl.config.keys import RENAMED, packaged_keys
 from recurrl.config.options import (
     BELOW_ONE,
     FRACTION,
+    INDEX,
     POSITIVE,
     RATE,
     SCALE,
@@ -23,7 +24,6 @@ from recurrl.errors import ConfigError
 
 WITHOUT_RANGE = {
     "algorithm.group_size": "depends on env.num_envs",
-    "env.mask": "depends on the observation",
     "recompute.chunk_len": "depends on recompute and the backend",
 }
 FREE_TEXT = {
@@ -48,7 +48,7 @@ def is_list(option: Option) -> bool:
 def within(of: Range) -> list[float]:
     """Numbers at the ends of a range."""
     low = 1e-9 if of.above else of.low
-    high = 1e300 if of.high == math.inf else math.nextafter(of.high, 0) if of.below else of.high
+    high = 10**30 if of.high == math.inf else math.nextafter(of.high, 0) if of.below else of.high
     return [low, high]
 
 
@@ -56,7 +56,7 @@ def beyond(of: Range) -> list[float]:
     """Numbers outside of a range, next to its ends and far away."""
     low = of.low if of.above else of.low - 1
     high = of.high if of.below else of.high + 1
-    return [low, high, *((10**30, -(10**30)) if of.integers else (math.nan, math.inf, -math.inf))]
+    return [low, high, -(10**30), *(() if of.integers else (math.nan, math.inf))]
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=str)
@@ -96,6 +96,7 @@ def test_the_ends_of_a_range_and_null_are_accepted(option):
     [
         (STEPS, "an integer from 1 to 1_000_000_000_000"),
         (SEED, "an integer from 0 to 2_147_483_647"),
+        (INDEX, "an integer from 0"),
         (FRACTION, "a number from 0 to 1"),
         (RATE, "a number above 0 and at most 1"),
         (SCALE, "a number above 0 and at most 1_000_000"),
