@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from hydra.errors import HydraException, MissingConfigException
 
 from recurrl.config.keys import check_key
-from recurrl.config.plugins import GROUPS, ROOMS, is_own, names
+from recurrl.config.plugins import GROUPS, ROOMS, is_own, names, unknown_choice
 from recurrl.errors import ConfigError
 
 RENAMED_CHOICES = {
@@ -51,8 +50,4 @@ def _no_such_choice(asked: str, found: list[str]) -> str:
             f"{group}={name} can be given on a command line, but not in the defaults of a yaml. Instead, give the "
             f"yaml the lines '{group}:' and '  name: {name}'."
         )
-    known = found or (list(names(group)) if group in GROUPS else [])
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    guess = f" Did you mean {group}={near[0]}?" if near else ""
-    own = ", or package.module:Name for one of your own" if group in ROOMS else ""
-    return f"{group}={name} does not exist.{guess} Choose one of: {', '.join(known)}{own}."
+    return str(unknown_choice(group, group, name, found or (names(group) if group in GROUPS else ())))

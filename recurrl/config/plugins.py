@@ -7,11 +7,12 @@ derives from the group's own (``CellConfig`` for a cell). ``gru`` in the group `
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
@@ -112,8 +113,15 @@ def check_name(group: str, name: str) -> None:
     """
     if name in names(group) or (group in ROOMS and is_own(name)):
         return
+    raise unknown_choice(group, _typed(group), name, names(group))
+
+
+def unknown_choice(group: str, key: str, name: str, known: Sequence[str]) -> ConfigError:
+    """The error for ``key=name``, which does not exist, with the nearest of the known choices and all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f" Did you mean {key}={near[0]}?" if near else ""
     own = ", or package.module:Name for one of your own" if group in ROOMS else ""
-    raise ConfigError(f"{_typed(group)}={name} does not exist. Choose one of: {', '.join(names(group))}{own}.")
+    return ConfigError(f"{key}={name} does not exist.{guess} Choose one of: {', '.join(known)}{own}.")
 
 
 def factory(group: str, name: str) -> Callable[..., Any]:

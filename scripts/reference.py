@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md, the tables of all keys: ``python -m recurrl.cli.reference > docs/configuration.md``."""
+"""Writes docs/configuration.md, the tables of all keys: ``python scripts/reference.py > docs/configuration.md``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recurrl.config.run import TrainConfig
 _CONFIGS = files("recurrl.configs")
 _HEAD = """# Configuration
 
-<!-- Written by `python -m recurrl.cli.reference > docs/configuration.md`. -->
+<!-- Written by `python scripts/reference.py > docs/configuration.md`. -->
 
 Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
 `recurrl-train --cfg job ...` those of one run. For yamls of your own, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
