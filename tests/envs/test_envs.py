@@ -13,12 +13,12 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, GymEnv, InitTracker, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.build import make_policy_for
 from recurrl.config import TrainConfig
 from recurrl.envs import check_states, make_env
 from recurrl.envs.inline import InlineEnv
 from recurrl.errors import ConfigError
 from recurrl.recurrent import GRUModule
-from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.build import make_policy_for
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
-from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
 Reference = Callable[[MemoryTask, int], Callable[[int], tuple[list[float], float, bool]]]

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.build import make_policy_for, set_process_state
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvironmentFaultError
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
