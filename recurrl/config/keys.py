@@ -16,6 +16,9 @@ from recurrl.errors import ConfigError
 FREE = "env.kwargs"
 """Below this key are an environment's arguments, which are not in the schema."""
 
+WRAPPERS = "env.wrappers"
+"""The only list whose entries may be mappings."""
+
 RENAMED = {
     "policy.encoder_sizes": "encoder.sizes",
     "policy.image_encoder": "encoder.images",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import STATE_POLICIES, BufferConfig, TrainConfig
+from recurrl.config.plugins import options_class
 from recurrl.learning.buffers.on_policy import SliceBuffer
 from recurrl.learning.states import SliceStates
 from recurrl.losses.advantage import next_values
@@ -37,12 +38,13 @@ class Rows(NamedTuple):
         return self.batch.shape[1] // self.slice_len
 
 
-@pytest.fixture(scope="module", params=["gru", "lstm"])
+@pytest.fixture(scope="module", params=["gru", "lstm", "my_package.fast_weight_cell:FastWeight"])
 def policy(request: pytest.FixtureRequest, compose: Compose) -> Iterator[tuple[TrainConfig, Policy]]:
     """A policy in float64, far from its initial zeros."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    config = compose(f"cell={request.param}", *TINY)
+    config = compose(*TINY)
+    config.cell = options_class("cell", request.param)(name=request.param, hidden_size=5, num_layers=2)
     policy = make_policy_for(config).double()
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -64,7 +66,9 @@ def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len
     steps = per_row * slice_len
     is_init = torch.tensor(resets).reshape(rows, steps, 1)
     done = torch.cat((is_init[:, 1:], torch.zeros(rows, 1, 1, dtype=torch.bool)), 1)
-    states = {key: torch.randn(rows, steps, 2, 5).masked_fill(is_init.unsqueeze(-1), 0.0) for key in policy.state_keys}
+    states = {key: torch.randn(rows, steps, *shape) for key, shape in policy.state_shapes.items()}
+    for state in states.values():
+        state[is_init.squeeze(-1)] = 0.0
     batch = TensorDict(
         {
             OBSERVATION: torch.randn(rows, steps, 2),
@@ -77,7 +81,7 @@ def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len
                 OBSERVATION: torch.randn(rows, steps, 2),
                 "done": done,
                 "terminated": torch.zeros_like(done),
-                **{key: torch.randn(rows, steps, 2, 5) for key in states},
+                **{key: torch.randn_like(state) for key, state in states.items()},
             },
         },
         [rows, steps],

@@ -29,10 +29,6 @@ from recurrl.recurrent import GRUModule, LSTMModule
 Compose = Callable[..., TrainConfig]
 
 B, T, H = 5, 7, 6
-SMALL = (
-    *("cell.hidden_size=8", "encoder.sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
-    *("minibatch_slices=4", "backend=reference", "device=cpu", "env.max_episode_steps=11", "epochs=1"),
-)
 
 
 def cell(kind: str, prefix: str = "", layers: int = 2) -> nn.Module:
@@ -136,9 +132,9 @@ class Hooked(nn.Sequential):
 @pytest.mark.parametrize("kind", [Function, Buffered, Hooked])
 @pytest.mark.parametrize("where", ["encoder", "trunk"])
 def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
-    where: str, kind: type[nn.Module], compose: Compose
+    where: str, kind: type[nn.Module], small: Compose
 ) -> None:
-    config = compose(*SMALL, *(["cell=none"] if where == "trunk" else []))
+    config = small("env.max_episode_steps=11", *(["cell=none"] if where == "trunk" else []))
     batches = []
     for collector_kind in (Collector, LeanCollector):
         set_process_state(config)
@@ -155,14 +151,14 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
     assert not any(map(torch.equal, before, policy.parameters()))
     assert len(evaluate(config.env, policy, episodes=2, seed=0)) == 2
     if isinstance(own, Buffered):
-        assert own.seen == 128
+        assert own.seen == 64
     if isinstance(own, Hooked):
-        assert own.calls > 32
+        assert own.calls > 16
 
 
-def test_nested_observations_may_be_dicts_or_tensordicts(compose: Compose) -> None:
+def test_nested_observations_may_be_dicts_or_tensordicts(small: Compose) -> None:
     spec = Composite(observation=Composite(inner=Composite(a=Unbounded((2,))), b=Categorical(3), action_mask=Binary(4)))
-    policy = make_policy(compose(*SMALL), spec, Categorical(4))
+    policy = make_policy(small(), spec, Categorical(4))
     plain = {
         "inner": {"a": torch.randn(B, 2)},
         "b": torch.randint(3, (B,)),
@@ -177,8 +173,8 @@ def test_nested_observations_may_be_dicts_or_tensordicts(compose: Compose) -> No
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent"])
-def test_the_tensordict_module_is_the_policy(critic: str, compose: Compose) -> None:
-    config = compose(*SMALL, "cell=lstm", f"algorithm.critic={critic}")
+def test_the_tensordict_module_is_the_policy(critic: str, small: Compose) -> None:
+    config = small("cell=lstm", f"algorithm.critic={critic}")
     set_process_state(config)
     policy = make_policy_for(config)
     module = PolicyModule(policy)
@@ -198,8 +194,8 @@ def test_the_tensordict_module_is_the_policy(critic: str, compose: Compose) -> N
     assert all(torch.equal(again["next", key], state) for key, state in ends.items())
 
 
-def test_the_tensordict_module_takes_a_single_environment(compose: Compose) -> None:
-    policy = make_policy_for(compose(*SMALL))
+def test_the_tensordict_module_takes_a_single_environment(small: Compose) -> None:
+    policy = make_policy_for(small())
     starts, state = torch.ones(1, dtype=torch.bool), torch.zeros(1, 8)
     alone = TensorDict({"observation": torch.randn(2), "is_init": starts, "recurrent_state": state})
     written = PolicyModule(policy)(alone)
