@@ -18,12 +18,11 @@ import torch
 
 from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.learning.learner import Learner
 from recurrl.losses import advantage
-from recurrl.train import make_policy_for, set_process_state
 
 Times = dict[str, float]
 
@@ -46,7 +45,7 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     """Seconds per iteration by part, named ``whole/part``. Two iterations are warm-up."""
     set_process_state(config)
     policy = make_policy_for(config)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     collector = make_collector(config, policy)
     assert isinstance(collector, LeanCollector)
     batches = iter(collector)

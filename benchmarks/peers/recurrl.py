@@ -11,12 +11,10 @@ from tensordict import TensorDictBase
 
 from benchmarks.configuration import configuration
 from benchmarks.peers.task import HIDDEN, Task
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.evaluation import evaluate
-from recurrl.learning.learner import Learner
 from recurrl.runtime.garbage import start_up_spared
-from recurrl.train import make_policy_for, set_process_state
 
 
 def configured(task: Task) -> TrainConfig:
@@ -53,7 +51,7 @@ class Ours:
         self.config, self.frames = config, 0
         set_process_state(config)
         policy = make_policy_for(config)
-        self.learner = Learner(config, policy)
+        self.learner = make_learner(config, policy)
         self.collector = make_collector(config, policy)
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
         # As in a training run, until this process exits.

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec
 
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import TrainConfig
 from recurrl.keys import OBSERVATION
 from recurrl.policy.distributions import act
 from recurrl.policy.functions import as_function
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, linear
-from recurrl.policy.trunk import NewState, State, Trunk, make_trunk
+from recurrl.policy.trunk import NewState, State, Trunk, cell_of, make_trunk
 from recurrl.recurrent.module.keys import IS_INIT
 
 Output = tuple[Distribution, Tensor | None, NewState]
@@ -73,12 +73,12 @@ class Policy(nn.Module):
         return next(self.parameters()).device
 
     @property
-    def state_shapes(self) -> dict[NestedKey, tuple[int, int]]:
-        """The shape ``[L, X]`` (layers, size) of each recurrent state, by its name; empty for a feed-forward policy."""
+    def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
+        """The shape ``[layers, ...]`` of each recurrent state, by its name; empty for a feed-forward policy."""
         return {key: shape for trunk in self._trunks() for key, shape in trunk.state_shapes.items()}
 
     def initial_state(self, batch: int) -> dict[NestedKey, Tensor]:
-        """The zero states ``[B, L, X]`` that episodes start from."""
+        """The zero states ``[B, layers, ...]`` that episodes start from."""
         like = next(self.parameters())
         return {key: like.new_zeros(batch, *shape) for key, shape in self.state_shapes.items()}
 
@@ -99,7 +99,7 @@ class Policy(nn.Module):
 
         Args:
             observation: ``[B, ...]``.
-            state: ``[B, L, X]`` each: what the last step returned, or :meth:`initial_state`.
+            state: ``[B, layers, ...]`` each: what the last step returned, or :meth:`initial_state`.
             is_init_B: bool; true where an episode starts, which zeroes the state. None for nowhere.
             deterministic: take the most probable action instead of sampling one.
 
@@ -125,13 +125,13 @@ class Policy(nn.Module):
 
         Args:
             observation: ``[B, T, ...]``.
-            state: ``[B, T, L, X]`` each: the stored state of each step. It is read at ``t = 0`` and where
+            state: ``[B, T, layers, ...]`` each: the stored state of each step. It is read at ``t = 0`` and where
                 ``is_init`` is true; other steps start from the state that the previous step produced.
             is_init_BT: bool; true where an episode starts. None for a feed-forward policy.
 
         Returns:
             The distribution of the actions ``[B, T]``, the values ``[B, T, 1]`` (None without a critic), and the states
-            ``[B, T, L, X]`` after the last step of each episode and of each sequence; zero at other steps.
+            ``[B, T, layers, ...]`` after the last step of each episode and of each sequence; zero at other steps.
         """
         critic_trunk = None if self.critic_trunk is None else self.critic_trunk.sequence
         return _outputs(
@@ -180,13 +180,14 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
         ConfigError: the observation or the action is of a kind that the configured network cannot handle.
     """
     observation = observation_spec[OBSERVATION]
-    trunk = make_trunk(config, observation, config.cell.name)
+    cell = cell_of(config)
+    trunk = make_trunk(config, observation, cell)
     actor_head = make_actor(config.policy, config.cell.hidden_size, observation, action_spec)
     critic = config.algorithm.critic_kind
     critic_head = critic_trunk = None
     if critic is not None:
         critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)
         if critic != "shared":
-            cell = config.cell.name if critic == "recurrent" else NO_CELL
-            critic_trunk = make_trunk(config, observation, cell, prefix="critic_")
+            own = cell if critic == "recurrent" else None
+            critic_trunk = make_trunk(config, observation, own, prefix="critic_")
     return Policy(trunk, actor_head, critic_head, critic_trunk).to(torch.device(config.device))

@@ -1,6 +1,6 @@
 """From observations to features: an encoder, followed by a recurrent cell or a feed-forward network.
 
-Shape legend: B rows, T steps, L layers, X size of a state.
+Shape legend: B rows, T steps.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from torch import Size, Tensor, nn
 from torchrl.data import TensorSpec
 
 from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config.plugins import factory
+from recurrl.errors import require
 from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.functions import as_function, chain
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.policy.normalization import observe
 from recurrl.policy.preprocessing import make_preprocessing
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.cell import Cell
+from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import state_shapes
 
 State = Mapping[NestedKey, Tensor]
@@ -54,8 +57,8 @@ class Trunk(nn.Module):
         self.state_keys: list[NestedKey] = core.state_keys if isinstance(core, RecurrentModule) else []
 
     @property
-    def state_shapes(self) -> dict[NestedKey, tuple[int, int]]:
-        """The shape ``[L, X]`` of each state, by its name."""
+    def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
+        """The shape ``[layers, ...]`` of each state, by its name."""
         core = self.core
         if not isinstance(core, RecurrentModule):
             return {}
@@ -129,13 +132,35 @@ class AddNorm(nn.Module):
         return features
 
 
-def make_trunk(config: TrainConfig, observation: TensorSpec, cell_name: str, prefix: str = "") -> Trunk:
+def cell_of(config: TrainConfig) -> Cell | None:
+    """The configured cell; None for a feed-forward network.
+
+    Raises:
+        ConfigError: there is no such cell.
+    """
+    if config.cell.name == NO_CELL:
+        return None
+    cell = factory("cell", config.cell.name)(config.cell)
+    require(
+        isinstance(cell, Cell),
+        f"cell.name={config.cell.name} makes a {type(cell).__name__}. Give a class derived from "
+        "recurrl.recurrent.Cell, or a function that returns one of its objects.",
+    )
+    require(
+        cell.hidden_size == config.cell.hidden_size,
+        f"cell.name={config.cell.name} has hidden_size={cell.hidden_size}, but its options say "
+        f"cell.hidden_size={config.cell.hidden_size}. Use the size in the options.",
+    )
+    return cell
+
+
+def make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, prefix: str = "") -> Trunk:
     """The configured trunk, with ``cell.hidden_size`` features.
 
     Args:
         config: the configuration.
         observation: the spec of an unbatched observation.
-        cell_name: that of the cell.
+        cell: the recurrent cell; None puts a feed-forward network in its place.
         prefix: put before the names of its states, which tells them from those of another trunk.
 
     Raises:
@@ -146,7 +171,7 @@ def make_trunk(config: TrainConfig, observation: TensorSpec, cell_name: str, pre
     combine = None
     if config.policy.residual or config.policy.layer_norm:
         combine = AddNorm(width, config.cell.hidden_size, config.policy.residual, config.policy.layer_norm)
-    core = _feedforward(config, width) if cell_name == NO_CELL else _make_cell(config, width, cell_name, prefix)
+    core = _feedforward(config, width) if cell is None else _recurrent(config, width, cell, prefix)
     return Trunk(encoder, core, combine, preprocess)
 
 
@@ -158,14 +183,12 @@ def _feedforward(config: TrainConfig, width: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _make_cell(config: TrainConfig, width: int, cell_name: str, prefix: str) -> RecurrentModule:
-    cell = config.cell
-    states = [f"{prefix}recurrent_state{suffix}" for suffix in load_cell(cell_name).STATES]
+def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> RecurrentModule:
+    states = [f"{prefix}recurrent_state{suffix}" for suffix in cell.states()]
     module = RecurrentModule(
-        cell_name,
+        cell,
         width,
-        cell.hidden_size,
-        cell.num_layers,
+        num_layers=config.cell.num_layers,
         recurrent_backend=config.backend.name,
         recurrent_recompute=config.recompute.name,
         recurrent_chunk_len=config.recompute.chunk_len,
@@ -174,10 +197,15 @@ def _make_cell(config: TrainConfig, width: int, cell_name: str, prefix: str) -> 
         out_keys=["features", *(("next", state) for state in states)],
         device=config.device,
     )
+    if isinstance(cell, GatedCell):
+        _initialize_gates(cell, module)
+    return module
+
+
+def _initialize_gates(cell: GatedCell, module: RecurrentModule) -> None:
     for name, parameter in module.layers.named_parameters():
         if name.startswith("weight"):
-            for gate in parameter.data.chunk(module.cell.GATES):
+            for gate in parameter.data.chunk(cell.GATES):
                 nn.init.orthogonal_(gate)
         else:
             nn.init.zeros_(parameter)
-    return module

@@ -10,10 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.policy import OBSERVATION, Policy
-from recurrl.train import make_policy_for, set_process_state
 
 
 @pytest.fixture(scope="session")

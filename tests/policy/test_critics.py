@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.learning.learner import Learner
 from recurrl.policy import VALUE
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -46,7 +44,7 @@ def test_a_recurrent_critic_has_states_of_its_own(critic: str, own_states: int, 
 def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it(critic: str, small: Compose) -> None:
     config = small(f"algorithm.critic={critic}")
     set_process_state(config)
-    learner = Learner(config, make_policy_for(config))
+    learner = make_learner(config, make_policy_for(config))
     collector = make_collector(config, learner.policy)
     learner.learn(next(iter(collector)), progress=0.0)
     collector.shutdown()

@@ -15,18 +15,16 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
+from recurrl.build import make_learner, make_policy_for, make_replay_check, make_rollouts, set_process_state
 from recurrl.collector import single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
-from recurrl.learning.learner import Learner
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
 from recurrl.policy.distributions import categorical
 from recurrl.policy.heads import ActionHead
 from recurrl.recurrent import GRUModule, LSTMModule
-from recurrl.replay_check import check_replay
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -142,14 +140,14 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
         set_process_state(config)
         made, own = make_policy_for(config), kind()
         policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
-        collector = single.make(config.collector, config, policy, collector_kind)
+        collector = single.make(config.collector, make_rollouts(config, policy), collector_kind)
         batches.append(next(iter(collector)).clone())
         collector.shutdown()
     assert collector.why_general is None
     assert (batches[0] == batches[1]).all()
-    assert "log-probability" in check_replay(config, policy, batches[1])
+    assert "log-probability" in make_replay_check(config, policy)(batches[1])
     before = [parameter.clone() for parameter in policy.parameters()]
-    Learner(config, policy).learn(batches[1], progress=0.0)
+    make_learner(config, policy).learn(batches[1], progress=0.0)
     assert not any(map(torch.equal, before, policy.parameters()))
     assert len(evaluate(config.env, policy, episodes=2, seed=0)) == 2
     if isinstance(own, Buffered):

@@ -12,10 +12,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Size, Tensor, nn
 from torch.nn import functional
 
+from recurrl.build import make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.policy import Policy, PolicyModule, Trunk
-from recurrl.train import make_policy_for, set_process_state
 
 Configure = Callable[..., TrainConfig]
 Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
