@@ -35,8 +35,8 @@ class Trunk(nn.Module):
 
     Args:
         encoder: observations ``[B, ...]`` to vectors ``[B, width]``: any module. Sequences are flattened to one batch
-            dimension for it. If it has a method ``observe``, that is called with each batch collected, for running
-            statistics.
+            dimension for it. If it has a method ``observe``, that is called with each batch after learning from it,
+            for running statistics.
         core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
         combine: ``(core's output, encoder's output)`` to features; None for the core's output.
         preprocess: applied to observations before the encoder; None for nothing.
