@@ -51,7 +51,7 @@ class CheckpointConfig:
 class EvaluationConfig:
     """Evaluation in deterministic episodes."""
 
-    episodes: int = option("deterministic episodes", COPIES)
+    episodes: int = option("number of deterministic episodes", COPIES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
     memory: bool = option("at the end, also with states zeroed at each step and with those of another episode")
     random: bool = option("at the end, also with random actions; the last line says so if the policy is no better")
@@ -74,8 +74,8 @@ class TrainConfig:
     policy: PolicyConfig
     checkpoint: CheckpointConfig
     evaluation: EvaluationConfig
-    seed: int = option("of all random numbers", SEED)
-    device: str = option("auto (cuda if available), cpu, cuda, cuda:1, ...")
+    seed: int = option("seed of all random numbers", SEED)
+    device: str = option("auto (cuda if available), cpu, or a CUDA device such as cuda:1")
     num_threads: int | None = option(
         "torch's threads; null: torch's default. Small networks are fastest with one", WORKERS
     )
@@ -106,7 +106,7 @@ class TrainConfig:
         choices=("linear", "adaptive"),
     )
     lr_final_fraction: float = option("for lr_schedule=linear: fraction of lr at the end; 1: constant", FRACTION)
-    desired_kl: float = option("for lr_schedule=adaptive and algorithm.objective=kl", POSITIVE)
+    desired_kl: float = option("for lr_schedule=adaptive and algorithm.objective=kl: the KL to hold", POSITIVE)
     max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
     replay_check: bool = option(
         "before learning, check that the update sees what the rollout saw; refuse to train otherwise"
