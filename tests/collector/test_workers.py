@@ -22,7 +22,7 @@ from recurrl.policy import VALUE, Policy
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2", "collector.num_workers=2")
+SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
 
@@ -56,7 +56,7 @@ def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_
             value_everything(policy, iteration + 1.0)
     finally:
         collector.shutdown()
-    alone = compose(*SMALL, "collector=single", "collector.num_workers=1")
+    alone = compose(*SMALL, "collector=single")
     single = make_collector(alone, make_policy(alone))
     assert torch.equal(next(iter(single))["observation"][:, 0], first)
     single.shutdown()
