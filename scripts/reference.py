@@ -28,7 +28,7 @@ leaves out.
 
 All groups but `backend`, `recompute`, `precision` and `experiment` also take `package.module:Name`: a class or function
 of your own whose first parameter is annotated with the dataclass of its options.
-[examples/extending](../examples/extending) has one of each kind.
+[Extending recurrl](extending.md) has the steps.
 """
 Option = tuple[str, Any, Meaning]
 

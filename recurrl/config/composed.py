@@ -127,7 +127,9 @@ def value_of(config: DictConfig, key: str) -> Any:
 
 def _check_lists(config: TrainConfig, keys: Iterable[str]) -> None:
     """Rejects nested values in lists, which OmegaConf accepts. Those of ``env.wrappers`` have their own check."""
-    for key in set(keys) - {WRAPPERS}:
+    for key in keys:
+        if key == WRAPPERS:
+            continue
         value = typed_value(config, key)
         nested = [item for item in value if isinstance(item, list | dict)] if isinstance(value, list) else []
         if nested:

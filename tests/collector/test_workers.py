@@ -22,7 +22,7 @@ from recurrl.policy import VALUE, Policy
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2", "collector.num_workers=2")
+SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
 
@@ -56,7 +56,7 @@ def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_
             value_everything(policy, iteration + 1.0)
     finally:
         collector.shutdown()
-    alone = compose(*SMALL, "collector=single", "collector.num_workers=1")
+    alone = compose(*SMALL, "collector=single")
     single = make_collector(alone, make_policy(alone))
     assert torch.equal(next(iter(single))["observation"][:, 0], first)
     single.shutdown()
@@ -108,14 +108,16 @@ def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
 
 PROGRAM = """
 import time
-from benchmarks.peers import Task
-from benchmarks.peers.recurrl import Ours, configuration
+import hydra
+from recurrl.build import make_collector, make_policy_for
+from recurrl.config.composed import typed
 
 if __name__ == "__main__":
-    task = Task("gru", 2, 16, 1, 1, 8, 1e-3, 0.99, 0.95, 0.2, 0)
-    loop = Ours(configuration(task, "collector=multi_sync"))
-    loop.collect()
-    print(*[process.pid for process in loop.collector.procs], flush=True)
+    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+        config = typed(hydra.compose("train", ["collector=multi_sync", "device=cpu"]))
+    collector = make_collector(config, make_policy_for(config))
+    next(iter(collector))
+    print(*[process.pid for process in collector.procs], flush=True)
     time.sleep(600)
 """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_policy_for
+from recurrl.build import make_policy_for, make_rollouts
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
@@ -140,7 +140,7 @@ def test_a_task_is_an_environment_of_torchrl_and_is_collected_from_on_plain_tens
     config = compose(f"env={env}", "env.num_envs=4", "frames_per_batch=240", "cell.hidden_size=8")
     made = make_env(config.env, 3, seed=0)
     check_env_specs(made)
-    collector = single.make(config.collector, config, make_policy_for(config))
+    collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
     assert collector.why_general is None
     batch = list(islice(collector, 2))[-1]
     assert batch["next", "done"].any()

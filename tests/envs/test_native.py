@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_policy_for, set_process_state
+from recurrl.build import make_policy_for, make_rollouts, set_process_state
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
@@ -182,7 +182,7 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", NATIVE, *small)
     set_process_state(config)
-    collector = single.make(config.collector, config, make_policy_for(config))
+    collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
     assert collector.why_general is None
     if torchrls_path:
         collector.why_general = "asked for"
