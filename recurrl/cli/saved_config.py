@@ -31,6 +31,7 @@ from recurrl.runtime.run_directory import (
 )
 
 _MOST_BYTES = 2**20
+_MOST_DEPTH = 32
 _INTERPOLATION = "${"
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
@@ -168,9 +169,15 @@ def _is_curve(path: Path) -> bool:
 
 
 def _parsed(text: str) -> Any:
-    # An alias may stand for a value that holds others of them, and so for more than memory holds.
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-        raise ValueError("it contains a YAML alias, which runs never write")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        # An alias may stand for a value that holds others of them, and so for more than memory holds.
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it contains a YAML alias, which runs never write")
+        # The parser takes time quadratic in the depth.
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_DEPTH:
+            raise ValueError("it is nested too deeply")
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
 
 

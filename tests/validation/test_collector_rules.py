@@ -10,7 +10,7 @@ import pytest
     [
         (
             ("collector=single", "collector.num_workers=2"),
-            "collector.num_workers is an option of collector=multi_async or multi_sync, and this run has another "
+            "collector.num_workers is an option of collector=multi_async or multi_sync, but this run has another "
             "collector. Leave it out, or choose collector=multi_async or multi_sync.",
         ),
         (
