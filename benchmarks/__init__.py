@@ -2,26 +2,3 @@
 
 python scripts/benchmark.py layer --help
 """
-
-from __future__ import annotations
-
-import argparse
-import importlib
-import pkgutil
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the subcommand named on the command line."""
-    parser = argparse.ArgumentParser(prog="benchmark.py", description="Benchmarks recurrl against its peers.")
-    subparsers = parser.add_subparsers(required=True, metavar="benchmark")
-    for found in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{found.name}")
-        if not hasattr(module, "run"):
-            continue
-        summary = (module.__doc__ or "").partition("\n")[0]
-        subparser = subparsers.add_parser(found.name, help=summary, description=module.__doc__)
-        subparser.formatter_class = argparse.RawDescriptionHelpFormatter
-        module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run)
-    chosen = parser.parse_args(arguments)
-    chosen.run(chosen)

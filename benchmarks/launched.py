@@ -16,10 +16,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from recurrl.recurrent.backends import RECOMPUTE, LayerWeights, Options, load_backend
+from recurrl.recurrent.backends import RECOMPUTE, Options, load_backend
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration
-from recurrl.recurrent.cells import Cell, load_cell
+from recurrl.recurrent.cells import make_cell
 from recurrl.recurrent.segments import Segments
 
 _HIDDEN = 16
@@ -45,11 +45,11 @@ def launched_by_training(cell: str) -> dict[str, Launched]:
     kinds = (Configuration(resident, 16, _HIDDEN, _HIDDEN, warps=4, stages=1) for resident in (True, False))
     with recorded() as launched:
         for kind, recompute, has_bias, wants_stored in product(kinds, RECOMPUTE, (True, False), (True, False)):
-            options = Options(recompute, chunk_len=2, precision="ieee", hidden_size=_HIDDEN)
+            options = Options(recompute, chunk_len=2, precision="ieee")
             with table.forced(kind):
-                _output(load_cell(cell), has_bias, wants_stored, options).sum().backward()
+                _output(cell, has_bias, wants_stored, options).sum().backward()
                 with torch.no_grad():
-                    _output(load_cell(cell), has_bias, wants_stored, options)
+                    _output(cell, has_bias, wants_stored, options)
     return launched
 
 
@@ -89,18 +89,13 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
 
 
-def _output(cell: Cell, has_bias: bool, wants_stored: bool, options: Options) -> Tensor:
+def _output(cell_name: str, has_bias: bool, wants_stored: bool, options: Options) -> Tensor:
     """The output of one layer for two rows of five steps with a reset."""
-    rows, steps, inputs, hidden = 2, 5, 3, _HIDDEN
-    gates = (4 if len(cell.STATES) == 2 else 3) * hidden
+    rows, steps, inputs = 2, 5, 3
+    cell = make_cell(cell_name, _HIDDEN, has_bias)
     starts_BT = torch.zeros(rows, steps, dtype=torch.bool)
     starts_BT[0, 2] = True
-    weights = LayerWeights(
-        torch.zeros(gates, inputs, requires_grad=True),
-        torch.zeros(gates, hidden, requires_grad=True),
-        torch.zeros(gates, requires_grad=True) if has_bias else None,
-        torch.zeros(gates, requires_grad=True) if has_bias else None,
-    )
-    stored = tuple(torch.zeros(rows, steps, hidden, requires_grad=wants_stored) for _ in cell.STATES)
+    weights = {name: torch.zeros(shape, requires_grad=True) for name, shape in cell.parameters(inputs).items()}
+    stored = tuple(torch.zeros(rows, steps, *s, requires_grad=wants_stored) for s in cell.states().values())
     x_BTI = torch.zeros(rows, steps, inputs)
     return load_backend("triton").sequence(cell, x_BTI, Segments.from_is_init(starts_BT), stored, weights, options)[0]

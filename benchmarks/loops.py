@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -14,7 +15,18 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
-from benchmarks.peers import Task
+from benchmarks.peers.task import Loop, Task
+
+NEEDS = {"sb3_contrib": "sb3-contrib"}
+"""Package to install for loops that recurrl's dependencies do not include."""
+
+
+def not_installed(loops: Iterable[str]) -> list[str]:
+    """The loops whose packages are missing; reports on standard error what to install."""
+    missing = [loop for loop in loops if loop in NEEDS and importlib.util.find_spec(loop) is None]
+    for loop in missing:
+        sys.stderr.write(f"Skipping {loop}, which is not installed. To include it: pip install {NEEDS[loop]}\n")
+    return missing
 
 
 @dataclass(frozen=True)
@@ -71,11 +83,11 @@ def remote_loop(name: str, task: Task, threads: int) -> Iterator[RemoteLoop]:
 def _serve(pipe: Connection, name: str, task: Task, threads: int) -> None:
     """Creates the loop and serves calls to its methods."""
     torch.set_num_threads(threads)
-    made = importlib.import_module(f"benchmarks.peers.{name}").make(task)
+    loop: Loop = importlib.import_module(f"benchmarks.peers.{name}").make(task)
     logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs to standard output
     pipe.send(True)
     while (called := pipe.recv()) is not None:
         method, arguments = called
         began = time.perf_counter()
-        given = getattr(made, method)(*arguments)
-        pipe.send((time.perf_counter() - began, given))
+        result = getattr(loop, method)(*arguments)
+        pipe.send((time.perf_counter() - began, result))

@@ -15,17 +15,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_module
 
+from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
-from recurrl.config.composed import typed
 from recurrl.learning.learner import Learner
 from recurrl.losses import advantage
-from recurrl.train import make_policy_for, set_process_state
-from recurrl.validation import check
 
 Times = dict[str, float]
 
@@ -38,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Trains for some iterations and prints the table."""
-    with initialize_config_module("recurrl.configs", version_base=None):
-        config = typed(compose("train", [*arguments.overrides, "collector=single"]))
-    check(config)
+    config = configuration(*arguments.overrides, "collector=single")
     times = profile(config, arguments.iterations)
     text = f"Measured on {machine(torch.device(config.device))}.\n\n{table(times, config)}"
     sys.stdout.write(text + "\n")
@@ -50,7 +45,7 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     """Seconds per iteration by part, named ``whole/part``. Two iterations are warm-up."""
     set_process_state(config)
     policy = make_policy_for(config)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     collector = make_collector(config, policy)
     assert isinstance(collector, LeanCollector)
     batches = iter(collector)

@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from hydra import compose, initialize_config_module
 
 from benchmarks.command_line import add_output, add_threads, publish
-from benchmarks.loops import RemoteLoop, remote_loop
+from benchmarks.configuration import configuration
+from benchmarks.loops import RemoteLoop, not_installed, remote_loop
 from benchmarks.measuring import machine
-from benchmarks.peers import Task, not_installed
-from recurrl.config import PPOConfig, TrainConfig
-from recurrl.config.composed import typed
+from benchmarks.peers.task import Task
+from recurrl.config import PPOConfig
 
 T = TypeVar("T")
 DEFAULT = "default run"
@@ -90,8 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def default_task() -> Task:
     """The default run as a task for all loops."""
-    with initialize_config_module("recurrl.configs", version_base=None):
-        config: TrainConfig = typed(compose("train"))
+    config = configuration()
     algorithm = config.algorithm
     assert isinstance(algorithm, PPOConfig)
     return Task(
@@ -126,7 +124,6 @@ def contenders(default: Task) -> dict[tuple[str, str], Task]:
 
 
 def _attempts(tasks: Mapping[tuple[str, str], Task], seed: int, arguments: argparse.Namespace) -> list[Attempt]:
-    attempts = []
     with ExitStack() as stack:
         running: list[tuple[Attempt, Task, RemoteLoop]] = []
         for (loop, settings), task in tasks.items():

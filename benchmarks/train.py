@@ -19,11 +19,13 @@ from typing import Any
 import torch
 
 from benchmarks.command_line import add_output, add_threads, publish
-from benchmarks.loops import RemoteLoop, remote_loop
+from benchmarks.loops import NEEDS, RemoteLoop, not_installed, remote_loop
 from benchmarks.measuring import machine, peak_proportional_memory
-from benchmarks.peers import CELLS, NEEDS, Task, not_installed
+from benchmarks.peers.task import Task
 
 OURS = "recurrl"
+CELLS = {OURS: ("gru", "lstm"), "sb3_contrib": ("lstm",), "torchrl": ("gru", "lstm")}
+"""The cells compared for each loop."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +154,8 @@ def table(figures: list[Figures]) -> str:
         ours = [other for other in figures if (other.loop, other.cell, other.envs) == (OURS, each.cell, each.envs)]
         ratios = " | "
         if ours and each.loop != OURS:
-            together, collected = (
-                ours[0].frames_per_s / each.frames_per_s,
-                ours[0].collected_per_s / each.collected_per_s,
-            )
-            ratios = f"{together:.1f} | {collected:.1f}"
+            together = ours[0].frames_per_s / each.frames_per_s
+            ratios = f"{together:.1f} | {ours[0].collected_per_s / each.collected_per_s:.1f}"
         lines.append(
             f"| {each.envs} | {each.loop} | {each.cell} | {each.frames_per_s:,.0f} | {each.collected_per_s:,.0f} "
             f"| {1e3 * each.learn_s:.0f} | {megabytes} | {ratios} |"
@@ -171,7 +170,7 @@ def plot(figures: list[Figures], path: Path) -> None:
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     together, collected, memory = figure.subplots(1, 3)
     labels = [f"{each.loop}\n{each.cell}, {each.envs} envs" for each in figures]
-    colors = ["tab:blue" if each.loop == "recurrl" else "tab:gray" for each in figures]
+    colors = ["tab:blue" if each.loop == OURS else "tab:gray" for each in figures]
     for axes, values, title in (
         (together, [each.frames_per_s for each in figures], "frames/s, collection and learning"),
         (collected, [each.collected_per_s for each in figures], "frames/s, collection alone"),

@@ -24,10 +24,10 @@ import torch
 
 from benchmarks.compiled import Job, Layer, compile_all
 from benchmarks.measuring import Run, interleaved, machine
-from recurrl.recurrent.backends import LayerWeights, Options, load_backend
+from recurrl.recurrent.backends import Options, load_backend
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration, Row, Table
-from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.cells import make_cell
 from recurrl.recurrent.segments import Segments
 
 HIDDEN = (16, 32, 64, 128, 256, 512, 1024)
@@ -262,16 +262,16 @@ class Stopwatch:
         return {candidate: seconds[str(candidate)] for candidate in candidates}
 
     def _layer(self, problem: Problem) -> Run:
-        cell, hidden = load_cell(problem.cell), problem.hidden_size
-        rows, gates = problem.lanes or _MANY_LANES, (4 if len(cell.STATES) == 2 else 3) * hidden
-        shapes = [(gates, hidden), (gates, hidden), (gates,), (gates,)]
-        weights = LayerWeights(*(0.1 * torch.randn(shape, device=self.device) for shape in shapes))
-        for weight in weights.present():
-            weight.requires_grad_()
+        rows, hidden = problem.lanes or _MANY_LANES, problem.hidden_size
+        cell = make_cell(problem.cell, hidden)
+        weights = {
+            name: (0.1 * torch.randn(shape, device=self.device)).requires_grad_()
+            for name, shape in cell.parameters(hidden).items()
+        }
         x_BTI = torch.randn(rows, self.steps, hidden, device=self.device)
-        stored = (torch.zeros((), device=self.device).expand(rows, self.steps, hidden),) * len(cell.STATES)
+        stored = (torch.zeros((), device=self.device).expand(rows, self.steps, hidden),) * len(cell.states())
         segments = Segments.from_is_init(torch.zeros(rows, self.steps, dtype=torch.bool, device=self.device))
-        options = Options(precision=problem.precision, hidden_size=hidden)
+        options = Options(precision=problem.precision)
 
         def run() -> None:
             output, _ = load_backend("triton").sequence(cell, x_BTI, segments, stored, weights, options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -13,21 +15,23 @@ from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 
-from recurrl.config import EnvConfig
+from recurrl.config import EnvConfig, EvaluationConfig
 from recurrl.envs import EPISODE_RETURN, act_at_random, make_env
+from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
 from recurrl.policy import Policy, PolicyModule
+from recurrl.runtime.seeds import seeds
 
-# Added to the run's seed, so that evaluation does not replay the episodes the policy learnt from.
+# Added to the run's seed, so that evaluation does not repeat the episodes of training.
 SEED_OFFSET = 1_000_003
 
 MOST_STEPS = 100_000
-"""Episodes that have not ended by then count with the return they have: one without a limit may never end."""
+"""Episodes that last longer, perhaps without an end, count with their return so far."""
 MOST_RANDOM_STEPS = 10_000
-"""Likewise with random actions, which may never reach what ends an episode."""
+"""The same with random actions."""
 
 logger = logging.getLogger(__name__)
 
-# The recurrent states between two steps of an evaluation: the policy's own, zeros, or those of another episode.
+# Recurrent states between two steps of an evaluation: unchanged, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
@@ -40,6 +44,64 @@ def never() -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Evaluator:
+    """The evaluations of a run.
+
+    Attributes:
+        env: the environment.
+        policy: acts on its own device.
+        options: as configured.
+        seed: the run's.
+        restart: called after a fault of an environment with the fault, the number of faults before it in a row, and
+            words for the evaluation. It raises, or returns to have the evaluation repeated with other seeds.
+        stopped: called before each step; True ends the evaluation.
+    """
+
+    env: EnvConfig
+    policy: Policy
+    options: EvaluationConfig
+    seed: int
+    restart: Callable[[RunError, int, str], None]
+    stopped: Callable[[], bool]
+
+    def evaluate(self, frames: int, saved_in: Path | None, is_last: bool) -> dict[str, float] | None:
+        """The metrics of an evaluation; None if it was stopped.
+
+        Args:
+            frames: frames of the run so far.
+            saved_in: the checkpoint of the policy, for the error.
+            is_last: no evaluation follows; measure also what the configuration asks for at the end.
+
+        Raises:
+            EnvironmentFaultError: an environment failed.
+            RunError: too many restarts in a row failed.
+        """
+        faults = 0
+        while True:
+            try:
+                return self._metrics(seeds(self.seed, faults + 1)[-1], is_last)
+            except StoppedError:
+                return None
+            except (ConfigError, RunError) as error:
+                fault = EnvironmentFaultError(
+                    f"In the evaluation after {frames} frames: {error} The policy is saved in {saved_in}; resuming "
+                    "from it repeats the evaluation."
+                )
+                fault.__cause__ = error
+                self.restart(fault, faults, "an evaluation")
+                faults += 1
+
+    def _metrics(self, seed: int, is_last: bool) -> dict[str, float]:
+        given = (self.env, self.policy, self.options.episodes, seed)
+        metrics = evaluation_metrics(evaluate(*given, KEPT, self.stopped))
+        if self.options.memory and is_last:
+            metrics |= memory_metrics(*given, self.stopped)
+        if self.options.random and is_last:
+            metrics |= random_metrics(self.env, self.options.episodes, seed, self.stopped)
+        return metrics
+
+
 @torch.no_grad()
 def evaluate(
     config: EnvConfig,
@@ -49,31 +111,30 @@ def evaluate(
     states: str = KEPT,
     stopped: Callable[[], bool] = never,
 ) -> list[float]:
-    """Undiscounted, unscaled returns of ``episodes`` deterministic episodes.
+    """Undiscounted, unscaled returns of deterministic episodes.
 
-    Each episode has its own environment and counts once, so that short episodes are not counted more often than long
-    ones.
+    Each environment contributes one episode, so that short episodes are not overrepresented.
 
     Args:
         config: the environment.
         policy: acts on its own device.
-        episodes: how many.
+        episodes: number of episodes.
         seed: of the environments, to which an offset is added.
-        states: ``kept`` is the policy as it is. ``zeroed`` sets its recurrent states to zero before each step.
-            ``shuffled`` gives each environment the states of another one, of which there are at least two.
+        states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
+            gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
 
     Raises:
-        StoppedError: ``stopped`` said so.
+        StoppedError: ``stopped`` returned True.
         RunError: an environment failed.
     """
-    with _random_numbers_kept():
+    with _random_numbers_restored():
         return _returns(config, policy, episodes, seed, states, stopped)
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Isolates training from evaluation, so that it depends neither on its timing nor on its repetition on resume."""
+def _random_numbers_restored() -> Iterator[None]:
+    """Isolates training from evaluation: neither its timing nor its repetition on resume changes what follows."""
     state = GlobalRNGState().state_dict()
     try:
         yield
@@ -84,7 +145,7 @@ def _random_numbers_kept() -> Iterator[None]:
 def _returns(
     config: EnvConfig, policy: Policy | None, episodes: int, seed: int, states: str, stopped: Callable[[], bool]
 ) -> list[float]:
-    """Those of a policy, or without one of random actions."""
+    """The returns of a policy, or of random actions if there is none."""
     act = act_at_random if policy is None else _deterministic(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
@@ -136,7 +197,7 @@ def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, genera
             current_N[key] = torch.zeros_like(current_N[key])
     elif states == SHUFFLED:
         count = current_N.batch_size[0]
-        # A rotation: each environment gets another one's states, and all states of one environment stay together.
+        # A rotation: each environment gets all states of another one.
         by = int(torch.randint(1, count, (), generator=generator))
         for key in keys:
             current_N[key] = current_N[key].roll(by, 0)
@@ -145,10 +206,9 @@ def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, genera
 def memory_metrics(
     config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = never
 ) -> dict[str, float]:
-    """The returns without the policy's memory: in the same episodes with its states zeroed, and shuffled.
+    """The returns in the same episodes with the policy's recurrent states zeroed, and shuffled.
 
-    A policy that uses its memory does worse without; one that does not returns the same. Empty for a policy that has
-    none.
+    They are lower if the policy uses its memory, and the same if it does not. Empty for a policy without states.
     """
     if not policy.state_keys:
         return {}
@@ -163,7 +223,7 @@ def random_metrics(
     config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = never
 ) -> dict[str, float]:
     """The baseline: the returns of random actions in the environments of the evaluation."""
-    with _random_numbers_kept():
+    with _random_numbers_restored():
         torch.manual_seed(seed)
         returns = _returns(config, None, episodes, seed, KEPT, stopped)
     return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": pstdev(returns)}

@@ -19,7 +19,6 @@ import re
 import subprocess
 import sys
 import traceback
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
@@ -41,7 +40,6 @@ from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
-from recurrl.recurrent import cells
 from recurrl.validation import check
 
 
@@ -171,21 +169,6 @@ def register() -> Iterator[Callable[[Callable[[], gymnasium.Env]], str]]:
     yield register
     for name in names:
         del gymnasium.registry[name]
-
-
-@pytest.fixture
-def step_only_cell(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Elman's cell, h' = tanh(x + h), as somebody would add it: its step and nothing else."""
-    elman = types.SimpleNamespace(
-        __name__="elman",
-        GATES=1,
-        STATES=("",),
-        RECURRENT=True,
-        TORCH=None,
-        activate=lambda x_gates, h_gates, _: (torch.tanh(x_gates + h_gates),),
-    )
-    monkeypatch.setitem(cells._loaded, "elman", elman)
-    return "elman"
 
 
 @pytest.fixture

@@ -17,14 +17,13 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import nn
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_policy_for
 from recurrl.collector.episodes import EpisodeStatistics
-from recurrl.collector.seeds import seed_process
 from recurrl.config import TrainConfig
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
 from recurrl.policy import Policy
 from recurrl.runtime.report import Report
-from recurrl.train import make_policy_for
+from recurrl.runtime.seeds import seed_process
 
 Compose = Callable[..., TrainConfig]
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recurrl import collector, envs, losses, tracking
+from recurrl import collector, losses, tracking
 from recurrl.config import NO_CELL
+from recurrl.config.plugins import factory, names
+from recurrl.envs import Source
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import backend_names, load_backend
 from recurrl.recurrent.cells import cell_names, load_cell
@@ -51,7 +53,7 @@ def test_the_name_in_a_yaml_is_the_name_of_its_file(group, option):
 def test_each_cell_is_a_yaml_and_a_module():
     assert options("cell") - {NO_CELL} == set(cell_names())
     for name in cell_names():
-        assert load_cell(name).STATES
+        assert callable(load_cell(name))
 
 
 def test_the_feed_forward_control_is_a_choice_of_cell():
@@ -95,24 +97,21 @@ def source(environment: str) -> object:
 
 
 @pytest.mark.parametrize("option", sorted(options("env")))
-def test_the_source_of_each_environment_is_a_module(option):
-    assert source(option) in envs.source_names()
+def test_the_source_of_each_environment_exists(option):
+    assert source(option) in names("env")
 
 
 def test_each_source_of_environments_has_a_yaml_that_names_it():
-    named = {values("env", option).get("source") for option in options("env")} - {None}
-    assert named == set(envs.source_names())
+    assert {source(option) for option in options("env")} == set(names("env"))
 
 
-@pytest.mark.parametrize("name", envs.source_names())
-def test_a_source_of_environments_can_check_and_make(name):
-    module = importlib.import_module(f"recurrl.envs.sources.{name}")
-    assert callable(module.check)
-    assert callable(module.make)
+@pytest.mark.parametrize("name", names("env"))
+def test_each_source_of_environments_is_a_source(name):
+    assert issubclass(factory("env", name), Source)
 
 
 def test_each_named_environment_says_itself_how_its_rewards_are_scaled():
-    """What ``env=gym`` does by default is for environments that nobody has looked at."""
+    """The defaults of ``env=gym`` are for environments that nobody has looked at."""
     based_on_gym = [option for option in options("env") if values("env", option).get("defaults", [None])[0] == "gym"]
     assert based_on_gym
     assert [option for option in based_on_gym if "normalize_reward" not in values("env", option)] == []

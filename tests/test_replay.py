@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.learning.buffers.on_policy import SliceBuffer
-from recurrl.learning.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -48,7 +46,7 @@ def make(config: TrainConfig) -> tuple[Policy, Any]:
 def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, compose: Compose) -> None:
     config = compose(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *SMALL)
     policy, collector = make(config)
-    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices)
+    buffer = SliceBuffer(config.buffer, config.slice_len, config.minibatch_slices)
     resets = mid_slice = 0
     for _, batch in zip(range(3), collector, strict=False):  # episodes run on from batch to batch
         buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
@@ -76,7 +74,7 @@ def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(compose: Compose) -
     batch = next(iter(collector))
     collector.shutdown()
     batch["recurrent_state"].zero_()
-    buffer = SliceBuffer(config.slices_per_batch, config.slice_len, config.minibatch_slices)
+    buffer = SliceBuffer(config.buffer, config.slice_len, config.minibatch_slices)
     buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
     with pytest.raises(AssertionError, match="not close"):
         assert_replays(policy, next(buffer.epoch()))
@@ -90,7 +88,7 @@ def test_the_first_update_is_the_same_for_every_backend(cell: str, compose: Comp
         set_process_state(config)
         policy = make_policy_for(config)
         collector = make_collector(config, policy)
-        metrics = Learner(config, policy).learn(next(iter(collector)), progress=0.0)
+        metrics = make_learner(config, policy).learn(next(iter(collector)), progress=0.0)
         collector.shutdown()
         losses[backend] = sum(metrics[f"loss/{name}"] for name in ("objective", "critic", "entropy"))
         weights[backend] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
@@ -103,7 +101,7 @@ def test_the_collector_acts_with_the_weights_as_they_are_now(compose: Compose) -
     config = compose(*SMALL, "lr=0.05")
     policy, collector = make(config)
     batches = iter(collector)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     for _ in range(2):
         learner.learn(next(batches), progress=0.0)
     batch = next(batches)

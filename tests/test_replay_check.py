@@ -17,14 +17,13 @@ from torchrl.collectors import Collector
 from torchrl.envs import InitTracker, Transform, TransformedEnv
 from wrong_environments import Stale
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_policy_for, make_replay_check, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ReplayError
 from recurrl.policy import Policy, PolicyModule
-from recurrl.replay_check import TOLERANCE, check_replay
+from recurrl.replay_check import TOLERANCE
 from recurrl.replay_check.network import check_network
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 Register = Callable[[Callable[[], Any]], str]
@@ -66,7 +65,7 @@ def first_batch(collector: Collector) -> TensorDictBase:
 
 def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str:
     with pytest.raises(ReplayError) as caught:
-        check_replay(config, policy, batch)
+        make_replay_check(config, policy)(batch)
     return str(caught.value)
 
 
@@ -78,7 +77,7 @@ def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str
 def test_a_batch_that_is_right_gives_one_line(compose: Compose, env: str, cell: str) -> None:
     config = compose(*SMALL, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy = make(config)
-    line = check_replay(config, policy, collect(config, policy))
+    line = make_replay_check(config, policy)(collect(config, policy))
     assert line.startswith("replay check: 128 frames with ")
     assert "log-probability" in line
     assert "value" in line
@@ -93,7 +92,7 @@ def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_co
     batch = collect(config, policy)
     before, weights = batch.clone(), {name: value.clone() for name, value in policy.state_dict().items()}
     torch.manual_seed(7)
-    check_replay(config, policy, batch)
+    make_replay_check(config, policy)(batch)
     drawn = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(torch.rand(3), drawn)
@@ -267,7 +266,7 @@ def test_observations_that_are_equal_by_chance_or_always_are_fine(
     policy = make(config)
     batch = collect(config, policy)
     assert int(batch["next", "done"].sum()) > 5
-    assert check_replay(config, policy, batch).startswith("replay check: ")
+    assert make_replay_check(config, policy)(batch).startswith("replay check: ")
 
 
 def test_an_observation_that_changes_between_two_steps_is_caught(config: TrainConfig) -> None:
@@ -299,7 +298,7 @@ def test_dropout_that_is_on_is_caught(compose: Compose, where: str) -> None:
         policy.trunk.core.layers.dropout = 0.5
     assert "dropout or another source of noise is active" in complaint(config, policy, collect(config, policy))
     policy.eval()
-    check_replay(config, policy, collect(config, policy))
+    make_replay_check(config, policy)(collect(config, policy))
 
 
 class Noisy(nn.Module):
@@ -349,7 +348,10 @@ def test_what_rounding_does_is_far_below_the_tolerance_and_a_lost_state_far_abov
     config = compose(*SMALL, "cell.hidden_size=64", "frames_per_batch=1024", "slice_len=256")
     policy = make(config)
     batch = collect(config, policy)
-    differences = check_network(config, policy, batch, tolerance=10.0)
+    differences = check_network(policy, batch, config.slice_len, config.minibatch_slices, tolerance=10.0)
     assert max(differences.values()) < TOLERANCE["ieee"] / 10
     batch[STATE][0, 128] = 0
-    assert max(check_network(config, policy, batch, tolerance=10.0).values()) > 10 * TOLERANCE["ieee"]
+    assert (
+        max(check_network(policy, batch, config.slice_len, config.minibatch_slices, tolerance=10.0).values())
+        > 10 * TOLERANCE["ieee"]
+    )

@@ -7,53 +7,41 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from statistics import fmean
 
-from hydra import compose, initialize_config_module
 from tensordict import TensorDictBase
 
-from benchmarks.peers import HIDDEN, Task
-from recurrl.collector import make_collector
+from benchmarks.configuration import configuration
+from benchmarks.peers.task import HIDDEN, Task
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.config.composed import typed
 from recurrl.evaluation import evaluate
-from recurrl.learning.learner import Learner
 from recurrl.runtime.garbage import start_up_spared
-from recurrl.train import make_policy_for, set_process_state
-from recurrl.validation import check
 
 
-def configuration(task: Task, *overrides: str) -> TrainConfig:
+def configured(task: Task) -> TrainConfig:
     """The training configuration for a task."""
-    with initialize_config_module("recurrl.configs", version_base=None):
-        composed = compose(
-            "train",
-            [
-                f"cell={task.cell}",
-                f"cell.hidden_size={task.hidden}",
-                f"encoder.sizes=[{task.hidden}]",
-                f"env.mask={list(HIDDEN)}",
-                f"env.num_envs={task.envs}",
-                f"frames_per_batch={task.frames}",
-                f"slice_len={task.steps}",
-                f"minibatch_slices={task.envs // task.minibatches}",
-                f"total_frames={task.total_frames or 10**12}",
-                f"lr_final_fraction={task.lr_final_fraction}",
-                f"env.reward_scale={task.reward_scale}",
-                f"env.normalize_observation={task.normalize}",
-                f"env.normalize_reward={task.normalize_reward}",
-                f"algorithm.clip_final_fraction={task.clip_final_fraction}",
-                f"epochs={task.epochs}",
-                f"lr={task.lr}",
-                f"algorithm.gamma={task.gamma}",
-                f"algorithm.lmbda={task.lmbda}",
-                f"algorithm.clip_epsilon={task.clip}",
-                f"seed={task.seed}",
-                "device=cpu",
-                *overrides,
-            ],
-        )
-    config = typed(composed)
-    check(config)
-    return config
+    return configuration(
+        f"cell={task.cell}",
+        f"cell.hidden_size={task.hidden}",
+        f"encoder.sizes=[{task.hidden}]",
+        f"env.mask={list(HIDDEN)}",
+        f"env.num_envs={task.envs}",
+        f"frames_per_batch={task.frames}",
+        f"slice_len={task.steps}",
+        f"minibatch_slices={task.envs // task.minibatches}",
+        f"total_frames={task.total_frames or 10**12}",
+        f"lr_final_fraction={task.lr_final_fraction}",
+        f"env.reward_scale={task.reward_scale}",
+        f"env.normalize_observation={task.normalize}",
+        f"env.normalize_reward={task.normalize_reward}",
+        f"algorithm.clip_final_fraction={task.clip_final_fraction}",
+        f"epochs={task.epochs}",
+        f"lr={task.lr}",
+        f"algorithm.gamma={task.gamma}",
+        f"algorithm.lmbda={task.lmbda}",
+        f"algorithm.clip_epsilon={task.clip}",
+        f"seed={task.seed}",
+        "device=cpu",
+    )
 
 
 class Ours:
@@ -63,7 +51,7 @@ class Ours:
         self.config, self.frames = config, 0
         set_process_state(config)
         policy = make_policy_for(config)
-        self.learner = Learner(config, policy)
+        self.learner = make_learner(config, policy)
         self.collector = make_collector(config, policy)
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
         # As in a training run, until this process exits.
@@ -88,4 +76,4 @@ class Ours:
 
 def make(task: Task) -> Ours:
     """Creates the loop."""
-    return Ours(configuration(task))
+    return Ours(configured(task))

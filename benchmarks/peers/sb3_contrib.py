@@ -13,7 +13,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 from torch import Tensor, nn
 
-from benchmarks.peers import OBSERVATION_SIZE, Task, masked_cartpole
+from benchmarks.peers.task import OBSERVATION_SIZE, Task, masked_cartpole
 from recurrl.losses.schedule import annealed
 
 

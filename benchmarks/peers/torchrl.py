@@ -26,7 +26,7 @@ from torchrl.modules import GRUModule, LSTMModule, OneHotCategorical, set_recurr
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from benchmarks.peers import ACTIONS, LONGEST_EPISODE, OBSERVATION_SIZE, Task, masked_cartpole
+from benchmarks.peers.task import ACTIONS, LONGEST_EPISODE, OBSERVATION_SIZE, Task, masked_cartpole
 from recurrl.losses.schedule import annealed
 
 CELLS = {"gru": GRUModule, "lstm": LSTMModule}

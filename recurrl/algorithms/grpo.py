@@ -12,47 +12,41 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurrl.algorithms.clipped import ClippedAlgorithm
 from recurrl.config import GRPOConfig
-from recurrl.losses.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK, add_group_advantages, advantage_metrics
+from recurrl.keys import ACTION
+from recurrl.losses.advantage import ADVANTAGE, LOSS_MASK, add_group_advantages, advantage_metrics
 from recurrl.losses.grpo import REF_LOG_PROB, GRPOTerms
-from recurrl.losses.policy_loss import PolicyLoss, options_of
-from recurrl.losses.schedule import anneal
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, Policy
-from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.policy import Policy
 
 
-class GRPO:
-    """Advantages relative to a group, the loss, and the reference policy if there is one.
+class GRPO(ClippedAlgorithm):
+    """Advantages relative to a group, GRPO's losses, and a reference policy if configured.
 
     Args:
         options: as configured.
         policy: the policy to improve, without a critic.
+        desired_kl: not used.
     """
 
-    def __init__(self, options: GRPOConfig, policy: Policy) -> None:
-        self.options, self._policy = options, policy
+    options: GRPOConfig
+    terms = GRPOTerms
+
+    def __init__(self, options: GRPOConfig, policy: Policy, desired_kl: float) -> None:
+        super().__init__(options, policy)
         self._iterations = 0
-        self.loss = PolicyLoss(policy, GRPOTerms(**options_of(GRPOTerms, options)).to(policy.device))
         self._reference = deepcopy(policy) if options.kl_to_ref_coeff else None
-        self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, ADVANTAGE]
-        self.keys += [LOSS_MASK, EPISODE_LOSS_STEPS, *([] if self._reference is None else [REF_LOG_PROB])]
-        low, high = options.clip_range
-        self._schedules = {
-            "entropy_coeff": (options.entropy_coeff, options.entropy_final_fraction),
-            "clip_epsilon_low": (low, options.clip_final_fraction),
-            "clip_epsilon_high": (high, options.clip_final_fraction),
-        }
 
     def begin_iteration(self, progress: float) -> None:
-        """Sets clip range and entropy coefficient, and makes the policy the reference where that is due."""
-        anneal(self.loss.terms, self._schedules, progress)
+        """Sets what follows a schedule, and copies the policy to the reference when that is due."""
+        super().begin_iteration(progress)
         every = self.options.ref_refresh_updates
         if self._reference is not None and every is not None and self._iterations % every == 0:
-            self._reference.load_state_dict(self._policy.state_dict())
+            self._reference.load_state_dict(self.policy.state_dict())
         self._iterations += 1
 
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes advantages, which steps count, and the reference policy's log-probabilities."""
+        """Writes advantages, the loss mask, and the reference policy's log-probabilities."""
         options = self.options
         metrics = add_group_advantages(
             batch_NT,
@@ -64,27 +58,22 @@ class GRPO:
             drop_flat_groups=options.drop_flat_groups,
         )
         if self._reference is not None:
-            # Rows begin with a reset, so the reference goes through its own states, not the policy's.
+            # Rows begin with a reset, so the reference has states of its own throughout, not the policy's.
             with torch.no_grad():
                 distribution, _, _ = self._reference.sequence(*self._reference.inputs(batch_NT))
                 batch_NT.set(REF_LOG_PROB, distribution.log_prob(batch_NT[ACTION]))
         return {**metrics, **advantage_metrics(batch_NT[ADVANTAGE][batch_NT[LOSS_MASK]])}
 
-    def end_iteration(self, kl: float) -> None:
-        """Nothing here follows the KL."""
-
     def state_dict(self) -> dict[str, Any]:
-        """The reference policy, and the iterations that count towards its refresh."""
+        """The reference policy, and the iterations since the run began."""
         reference = {} if self._reference is None else self._reference.state_dict()
         return {"iterations": self._iterations, "reference": reference}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restores them."""
         self._iterations = state["iterations"]
         if self._reference is not None:
             self._reference.load_state_dict(state["reference"])
 
 
-def make(options: GRPOConfig, policy: Policy, desired_kl: float) -> GRPO:
-    """GRPO as configured."""
-    return GRPO(options, policy)
+make = GRPO

@@ -10,44 +10,37 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurrl.algorithms.clipped import ClippedAlgorithm
 from recurrl.config import PPOConfig
+from recurrl.keys import VALUE
 from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
-from recurrl.losses.policy_loss import PolicyLoss, options_of
 from recurrl.losses.ppo import PPOTerms
-from recurrl.losses.schedule import anneal
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
-from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.policy import Policy
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
 KL_COEFF_FACTOR = 2.0
 KL_TOLERANCE = 1.5
 
 
-class PPO:
-    """Generalised advantage estimates and PPO's losses.
+class PPO(ClippedAlgorithm):
+    """Generalised advantage estimation and PPO's losses.
 
     Args:
         options: as configured.
         policy: the policy to improve, with a critic.
-        desired_kl: what the weight of a KL penalty adapts to, per iteration.
+        desired_kl: the KL per iteration that the weight of a KL penalty aims at.
     """
 
-    def __init__(self, options: PPOConfig, policy: Policy, desired_kl: float) -> None:
-        self.options, self._policy, self._desired_kl = options, policy, desired_kl
-        self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET]
-        self.loss = PolicyLoss(policy, PPOTerms(**options_of(PPOTerms, options)).to(policy.device))
-        self._schedules = {"entropy_coeff": (options.entropy_coeff, options.entropy_final_fraction)}
-        if options.objective == "clip":
-            for name, start in zip(("clip_epsilon_low", "clip_epsilon_high"), options.clip_range, strict=True):
-                self._schedules[name] = (start, options.clip_final_fraction)
+    options: PPOConfig
+    terms = PPOTerms
 
-    def begin_iteration(self, progress: float) -> None:
-        """Sets clip range and entropy coefficient."""
-        anneal(self.loss.terms, self._schedules, progress)
+    def __init__(self, options: PPOConfig, policy: Policy, desired_kl: float) -> None:
+        super().__init__(options, policy)
+        self._desired_kl = desired_kl
 
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets."""
-        add_advantages(batch_NT, self._policy, reward_NT, self.options.gamma, self.options.lmbda)
+        add_advantages(batch_NT, self.policy, reward_NT, self.options.gamma, self.options.lmbda)
         advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
         metrics = {
             **advantage_metrics(advantage),
@@ -62,7 +55,7 @@ class PPO:
         return metrics
 
     def end_iteration(self, kl: float) -> None:
-        """Raises or lowers the weight of a KL penalty."""
+        """Adapts the weight of a KL penalty."""
         if self.options.objective != "kl":
             return
         if kl > self._desired_kl * KL_TOLERANCE:
@@ -75,11 +68,9 @@ class PPO:
         return {"kl_coeff": self.loss.terms.kl_coeff} if self.options.objective == "kl" else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restores it."""
         if self.options.objective == "kl":
             self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
 
 
-def make(options: PPOConfig, policy: Policy, desired_kl: float) -> PPO:
-    """The configured variant of PPO."""
-    return PPO(options, policy, desired_kl)
+make = PPO

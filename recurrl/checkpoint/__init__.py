@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import torch
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.checkpoint import files
@@ -147,7 +146,7 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
         "reward_scaler": learner.reward_scaler,
         "learner": learner,
         "rng": GlobalRNGState(),
-        "backends": Choices([module.chooser for module in modules], torch.device(learner.config.device)),
+        "backends": Choices([module.chooser for module in modules], learner.policy.device),
         **others,
     }
 
@@ -277,8 +276,10 @@ def check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -
     held = {"seed": "its random number generators are restored"}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
-    if getattr(config.algorithm, "objective", None) == "kl" and "algorithm.objective" not in changes:
-        held["algorithm.kl_coeff"] = "algorithm.objective=kl resumes from its last weight"
+    for name, enabling in config.algorithm.adaptive.items():
+        if f"algorithm.{enabling}" not in changes:
+            chosen = getattr(config.algorithm, enabling)
+            held[f"algorithm.{name}"] = f"algorithm.{enabling}={chosen} resumes from its last value"
     for key in held.keys() & changes.keys():
         raise ConfigError(
             f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {held[key]}. "

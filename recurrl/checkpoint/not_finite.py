@@ -6,6 +6,7 @@ Shape legend: N environments, T steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurrl.checkpoint import Stateful, components, files
-from recurrl.config import TrainConfig
+from recurrl.checkpoint import components, files
+from recurrl.errors import NonFiniteError
 from recurrl.learning.learner import Learner
-from recurrl.policy import Policy
 from recurrl.runtime.resources import os_error_message
 
 FOLDER = "not_finite"
@@ -40,43 +40,48 @@ class Rows:
         self.batch_NT = TensorDict(dict(state), batch_size=shape)
 
 
-def save_batch(run_dir: Path, frames: int, batch_NT: TensorDictBase, of: Mapping[str, Stateful]) -> str:
-    """Saves rows as prepared for learning, and the learner, and returns how to diagnose them.
+@contextmanager
+def batch_saved(run_dir: Path, frames: int, batch_NT: TensorDictBase, learner: Learner) -> Iterator[None]:
+    """Saves the batch and the learner if learning produces NaN or Inf, and adds to the error how to diagnose it."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{error} {_save(run_dir, frames, batch_NT, learner)}") from error
 
-    If they cannot be written, it returns why; the run's error stays the NaN or Inf.
-    """
+
+def _save(run_dir: Path, frames: int, batch_NT: TensorDictBase, learner: Learner) -> str:
+    """Saves them, and returns how to diagnose them; or why they could not be saved."""
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
     try:
-        files.write(path, {**of, ROWS: Rows(batch_NT)}, {"frames": frames})
+        files.write(path, {**components(learner), ROWS: Rows(batch_NT)}, {"frames": frames})
     except OSError as error:
         return f"The batch could not be saved. {os_error_message(error)}"
     return f"To find where they appear: recurrl-check --not-finite {path}"
 
 
-def diagnose(config: TrainConfig, policy: Policy, path: Path) -> Iterator[str]:
-    """Replays the batch that :func:`save_batch` wrote, and yields lines that locate NaN and Inf.
+def diagnose(learner: Learner, path: Path) -> Iterator[str]:
+    """Replays the batch that :func:`batch_saved` wrote, and yields lines that locate NaN and Inf.
 
     Args:
-        config: the run's configuration.
-        policy: made for it; its weights are replaced by the saved ones.
-        path: the path that :func:`save_batch` wrote.
+        learner: made as for the run; its state is replaced by the saved one.
+        path: of the saved batch.
 
     Raises:
-        ConfigError: no batch is saved there, it is damaged, or it does not fit the configuration.
+        ConfigError: no batch is saved there, it is damaged, or it does not fit the learner.
     """
-    learner, rows = Learner(config, policy), Rows()
+    rows = Rows()
     files.read(path, {**components(learner), ROWS: rows})
     assert rows.batch_NT is not None
-    batch_NT = rows.batch_NT.to(torch.device(config.device))
+    batch_NT = rows.batch_NT.to(learner.policy.device)
     for key in sorted(batch_NT.keys(True, True), key=str):
-        yield from _said_of(" ".join(key) if isinstance(key, tuple) else key, batch_NT[key])
+        yield from _largest(" ".join(key) if isinstance(key, tuple) else key, batch_NT[key])
     for number, (losses, not_finite) in enumerate(learner.trial(batch_NT), start=1):
         told = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         where = f"non-finite in {', '.join(not_finite)}" if not_finite else "finite"
         yield f"minibatch {number}: {told}; gradient {where}"
 
 
-def _said_of(name: str, values_NT: Tensor) -> Iterator[str]:
+def _largest(name: str, values_NT: Tensor) -> Iterator[str]:
     if not values_NT.is_floating_point():
         return
     rows, steps = values_NT.shape[:2]

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import hydra
 
+from recurrl.build import make_collector, make_learner, make_policy_for, make_replay_check, set_process_state
 from recurrl.checkpoint import not_finite
 from recurrl.cli.overrides import prepared
 from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
-from recurrl.collector import collector_state, make_collector
+from recurrl.collector import collector_state
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
-from recurrl.replay_check import check_replay
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.runtime.time_limit import time_limit
-from recurrl.train import make_policy_for, set_process_state
 
 
 @resource_errors_as_messages()
@@ -43,7 +42,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         policy = make_policy_for(config)
         collector = make_collector(config, policy)
         try:
-            line = check_replay(config, policy, next(iter(collector)))
+            line = make_replay_check(config, policy)(next(iter(collector)))
             return "\n".join([line, *collector_state.check(collector)])
         finally:
             collector.shutdown()
@@ -65,4 +64,4 @@ def diagnose_run(path: Path, trust_packages: bool = False) -> list[str]:
     config = replace(trusted(saved_config(path), source, trust_packages), compile=False)
     check_config(config)
     set_process_state(config)
-    return list(not_finite.diagnose(config, make_policy_for(config), path))
+    return list(not_finite.diagnose(make_learner(config, make_policy_for(config)), path))

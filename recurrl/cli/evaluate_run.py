@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from recurrl import checkpoint
+from recurrl.build import make_policy_for, set_process_state
 from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import config_of, plain, source_of, trusted
 from recurrl.errors import ConfigError
 from recurrl.evaluation import KEPT, evaluate
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.time_limit import time_limit
-from recurrl.train import make_policy_for, set_process_state
 
 
 @resource_errors_as_messages()

@@ -19,7 +19,7 @@ from recurrl.errors import ConfigError
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
 
-BASES = {"cell": "gru", "collector": "single"}
+BASES = {"cell": "gru", "collector": "single", "env": "gym"}
 """The yaml whose values a choice of a user's own has if it is named without a yaml."""
 
 RENAMED_CHOICES = {
@@ -48,7 +48,7 @@ def prepared(arguments: Sequence[str]) -> list[str]:
     result = list(arguments)
     for text, override in zip(overrides, OverridesParser.create().parse_overrides(overrides), strict=True):
         group = override.key_or_group.removeprefix("/")
-        if group in ROOMS and group != "env" and not override.is_delete():
+        if group in ROOMS and not override.is_delete():
             for name in _values(override):
                 _register(group, name)
         free = group.startswith(f"{FREE}.") or (
@@ -71,7 +71,10 @@ def _register(group: str, name: str) -> None:
     """Makes a factory of a user's own a choice of its group."""
     if is_own(name):
         base = [BASES[group], "_self_"] if group in BASES else ["_self_"]
-        ConfigStore.instance().store(group=group, name=name, node={"defaults": base, "name": name}, provider="recurrl")
+        node = {"defaults": base, "name": name}
+        if group == "env":
+            node |= {"source": name, "id": name.rpartition(":")[2]}
+        ConfigStore.instance().store(group=group, name=name, node=node, provider="recurrl")
 
 
 def check_overrides(arguments: Sequence[str]) -> None:

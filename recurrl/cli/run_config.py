@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl import checkpoint
@@ -16,9 +18,9 @@ from recurrl.cli.overrides import given_overrides
 from recurrl.cli.saved_config import check_code, code_named, config_within, naming, saved_config
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed, value_of
-from recurrl.config.keys import differences
+from recurrl.config.keys import WRAPPERS, differences
 from recurrl.config.plugins import ROOMS, is_own, key_of
-from recurrl.envs.sources.gymnasium import EXTRAS
+from recurrl.envs.packages import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
 from recurrl.runtime.atomic import atomic_write
@@ -49,8 +51,13 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
-    unnamed = code_named(effective, EXTRAS) - code_named(composed, EXTRAS)
-    check_code(unnamed, source_of(start), f"name it on this command line too: {_as_overrides(effective)}")
+    with naming(source_of(start)):
+        named = code_named(effective, EXTRAS)
+    check_code(
+        named - code_named(composed, EXTRAS),
+        source_of(start),
+        f"name it on this command line too: {_as_overrides(effective)}",
+    )
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
@@ -63,10 +70,15 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
 
 
 def _as_overrides(config: DictConfig) -> str:
-    """The choices and packages of a configuration that are a user's own, as overrides."""
-    named = [f"{key_of(group)}={value_of(config, key_of(group))}" for group in ROOMS]
-    packages = ",".join(map(str, value_of(config, "env.packages") or []))
-    return " ".join([*(text for text in named if is_own(text)), *([f"env.packages=[{packages}]"] if packages else [])])
+    """The choices, packages and wrappers of a configuration that are a user's own, as overrides."""
+    texts = []
+    for key in (*map(key_of, ROOMS), "env.id", "env.packages", WRAPPERS):
+        value = value_of(config, key)
+        if isinstance(value, ListConfig):
+            value = OmegaConf.to_container(value)
+        if value and (isinstance(value, list) or is_own(str(value))):
+            texts.append(f"{key}={Override._get_value_element_as_str(value)}".replace("\\:", ":"))
+    return shlex.join(texts)
 
 
 def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
@@ -113,8 +125,9 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
     Raises:
         ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
     """
-    if not trust_packages:
-        check_code(code_named(config, EXTRAS), source, "add --trust-packages")
+    with naming(source):
+        named = set() if trust_packages else code_named(config, EXTRAS)
+    check_code(named, source, "add --trust-packages")
     with naming(source):
         return typed(config)
 

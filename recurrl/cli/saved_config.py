@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.config.keys import FREE, check_key, key_paths, packaged_keys, paths_of
+from recurrl.config.env import wrapper_and_arguments
+from recurrl.config.keys import FREE, WRAPPERS, check_key, key_paths, packaged_keys, paths_of
 from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
@@ -66,14 +67,30 @@ def naming(source: Path) -> Iterator[None]:
 
 
 def code_named(config: DictConfig, shipped: Iterable[str]) -> set[str]:
-    """The code that a configuration would import, except the packages of our own yamls."""
-    packages = OmegaConf.select(config, "env.packages") or []
-    named = {str(package) for package in packages if str(package).partition(".")[0] not in shipped}
+    """The code that a configuration would import, except that of Gymnasium and of our extras."""
+    named = {package for package in map(str, _list(config, "env.packages")) if not _is_of(package, shipped)}
+    for name, arguments in map(wrapper_and_arguments, _list(config, WRAPPERS)):
+        # A shipped wrapper may write where an argument says (RecordVideo), and so is trusted only without text.
+        texts = [value for value in _leaves(arguments) if isinstance(value, str)]
+        if texts or not _is_of(name, (*shipped, "gymnasium")):
+            named.add(f"{name} with {arguments}" if arguments else name)
     choices = [str(OmegaConf.select(config, key)) for key in (*map(key_of, ROOMS), "env.id")]
     named |= {name for name in choices if is_own(name)}
     if (made_by := OmegaConf.select(config, "env.id")) in _MAKERS:
         named.add(f"{made_by} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}")
     return named
+
+
+def _list(config: DictConfig, key: str) -> list[Any]:
+    """The values of a list; none where something else is, which is rejected with the types of all values."""
+    values = OmegaConf.select(config, key)
+    plain = OmegaConf.to_container(values) if isinstance(values, ListConfig) else []
+    assert isinstance(plain, list)
+    return plain
+
+
+def _is_of(name: str, packages: Iterable[str]) -> bool:
+    return name.partition(":")[0].partition(".")[0] in packages
 
 
 def check_code(named: set[str], source: Path, permission: str) -> None:

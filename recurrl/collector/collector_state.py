@@ -9,26 +9,17 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 
+from recurrl.collector.rollouts import RolloutCollector
 from recurrl.envs import TensorEnv
 from recurrl.envs.saved_state import UnsavableError
 
 logger = logging.getLogger(__name__)
-
-
-class Saveable(Protocol):
-    """A collector of ours."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state; see :func:`episodes_of`."""
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restores it."""
 
 
 def episodes_of(collector: Collector) -> dict[str, Any]:
@@ -42,7 +33,7 @@ def episodes_of(collector: Collector) -> dict[str, Any]:
 
 
 def restore_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
-    """Restores what :func:`episodes_of` returned; if that was nothing, keeps the episodes begun here.
+    """Restores what :func:`episodes_of` returned; without episodes, keeps those begun here.
 
     Raises:
         UnsavableError: the environments are constructed differently from the saved ones.
@@ -52,8 +43,8 @@ def restore_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
         collector._carrier.update(state["carrier"])
 
 
-def check(collector: Saveable) -> list[str]:
-    """Saves and restores the unfinished episodes; returns a line with the reason if that fails, else nothing."""
+def check(collector: RolloutCollector) -> list[str]:
+    """Tries to save and restore the unfinished episodes. Returns a line that says why, if that fails."""
     try:
         state = collector.state_dict()
         file = io.BytesIO()
@@ -70,7 +61,7 @@ def check(collector: Saveable) -> list[str]:
 
 
 def lost(why_not: str) -> dict[str, Any]:
-    """The state without episodes, with the reason."""
+    """A state without episodes, with the reason."""
     return {"why_not": why_not}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from statistics import fmean
+from typing import Any
 
 from tensordict import TensorDictBase
 
@@ -16,7 +17,7 @@ class EpisodeStatistics:
     """Returns and lengths of the last episodes, unscaled and undiscounted.
 
     Args:
-        window: number of episodes that the means cover.
+        window: number of episodes in the means.
     """
 
     def __init__(self, window: int = 100) -> None:
@@ -28,12 +29,9 @@ class EpisodeStatistics:
         """Adds the episodes that ended within a batch, in order of time."""
         after = batch_NT["next"].transpose(0, 1)
         ended = after["done"].squeeze(-1)
-        self._extend(after[EPISODE_RETURN][ended].flatten().tolist(), after[EPISODE_LENGTH][ended].flatten().tolist())
-
-    def _extend(self, returns: Iterable[float], lengths: list[float]) -> None:
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
-        self.count += len(lengths)
+        self.returns.extend(after[EPISODE_RETURN][ended].flatten().tolist())
+        self.lengths.extend(after[EPISODE_LENGTH][ended].flatten().tolist())
+        self.count += int(ended.sum())
 
     @property
     def return_mean(self) -> float:
@@ -48,17 +46,12 @@ class EpisodeStatistics:
             "train/episodes": float(self.count),
         }
 
-    def state_dict(self) -> dict[str, list[float] | int]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         return {"returns": list(self.returns), "lengths": list(self.lengths), "count": self.count}
 
-    def load_state_dict(self, state: dict[str, list[float] | int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        returns, lengths, count = state["returns"], state["lengths"], state["count"]
-        assert isinstance(returns, list)
-        assert isinstance(lengths, list)
-        assert isinstance(count, int)
-        self.returns.clear()
-        self.lengths.clear()
-        self._extend(returns, lengths)
-        self.count = count
+        self.returns = deque(state["returns"], maxlen=self.returns.maxlen)
+        self.lengths = deque(state["lengths"], maxlen=self.lengths.maxlen)
+        self.count = state["count"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import multiprocessing
 
-from recurrl.config import TrainConfig
+from recurrl.config import WorkersConfig
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError, RunError
 
@@ -39,7 +39,7 @@ _ELSEWHERE = "PYTHONFAULTHANDLER=1 shows where."
 
 
 class RemoteTraceback(Exception):  # noqa: N818  (not an error itself, but the origin of another one)
-    """The traceback of a worker's exception, in the worker."""
+    """The traceback of an exception within its worker."""
 
 
 class WorkerFaultError(RunError):
@@ -129,14 +129,14 @@ class Supervisor:
     """Finds out which worker failed, and why.
 
     Args:
-        config: the run's configuration.
+        options: as configured.
+        num_envs: environments of all workers together.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
-        self.exceptions, self.alarms = ExceptionQueue(), Alarms(config.collector.num_workers)
-        self._timeout_s = config.collector.timeout_s
-        self._workers = config.collector.num_workers
-        self._envs = config.env.num_envs // self._workers
+    def __init__(self, options: WorkersConfig, num_envs: int) -> None:
+        self.exceptions, self.alarms = ExceptionQueue(), Alarms(options.num_workers)
+        self._timeout_s, self._workers = options.timeout_s, options.num_workers
+        self._envs = num_envs // self._workers
 
     def fault(self, processes: Sequence[BaseProcess], frames: int) -> Exception | None:
         """The fault of a worker, as an exception with its cause, or None.

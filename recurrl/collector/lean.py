@@ -51,11 +51,12 @@ class LeanCollector(Collector):
 
     Use it like ``torchrl.collectors.Collector``, also as ``collector_class`` of multi-process collectors. Its fast
     rollout makes no TensorDict per step: it calls the policy and the environment on plain tensors, keeps track of
-    episode starts, recurrent states, step counts and returns itself, and writes each entry of the batch once. Elsewhere
-    the rollout is TorchRL's own, and a warning says why. Batches are the same either way, bit for bit.
+    episode starts, recurrent states, step counts and returns itself, and writes each entry of the batch once. With
+    other policies, environments and options it uses TorchRL's rollout, and a warning says why. Both yield the same
+    batches, bit for bit.
 
     Attributes:
-        why_general: the reason why rollouts are TorchRL's own; None if they are fast.
+        why_general: the reason for using TorchRL's rollout; None for the fast one.
     """
 
     why_general: str | None
@@ -91,7 +92,7 @@ class LeanCollector(Collector):
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
-        """``frames_per_batch`` frames of rows ``[N, T]``, starting where the last rollout ended."""
+        """A rollout of rows ``[N, T]`` that continues from the previous one."""
         if _transforms(self.env) != self._transforms:
             self._choose_path()
         if self.why_general is not None or self._should_use_random_frames():
@@ -105,6 +106,10 @@ class LeanCollector(Collector):
             self._start_new_trajectories()
         self.tensor_rollout.run(self._carrier, self._next_trajectories if self.track_traj_ids else None)
         return self._maybe_set_truncated(self._final_rollout)
+
+    def metrics(self) -> dict[str, float]:
+        """No metrics."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes, without weights and random numbers; see :mod:`recurrl.collector.collector_state`."""
@@ -153,7 +158,7 @@ class TensorRollout:
         self._nobody = torch.zeros(shape, dtype=torch.bool, device=self.policy_device)
 
     def _check_entries(self) -> list[NestedKey]:
-        """The entries of a step that are stored; what is carried and stored has to be what the loop gives."""
+        """The entries of a step that are stored, after checking that the fast rollout provides all of them."""
         if set(self.state_keys) != set(self.policy.state_keys):
             raise _NeedsTensorDictsError(
                 f"the environment carries the states {self.state_keys}, the policy has {self.policy.state_keys}"
@@ -172,8 +177,8 @@ class TensorRollout:
         """Fills the batch.
 
         Args:
-            carrier: the input of the first step; afterwards, that of the next batch's.
-            next_trajectories: numbers trajectories after some have ended; None without numbering.
+            carrier: the input of the first step; afterwards, of the first step of the next batch.
+            next_trajectories: numbers trajectories after some have ended; None to leave them unnumbered.
         """
         # For each batch, because the policy's parameters may have been replaced.
         self._step = self.policy.stepper()
@@ -187,11 +192,11 @@ class TensorRollout:
             after: Tensors = dict(self.env.step_tensors(action.to(self.env.device) if self._moves else action))
             after[self.count_key] = now[self.count_key] + 1
             after[self.return_key] = now[self.return_key] + after["reward"]
-            # Without what else the policy computed: memory that is free at once is still in the cache.
+            # Only stored entries: memory that is freed at once is reused while still in the cache.
             steps.append({key: now[key] for key in self.kept_keys} | {_next(key): after[key] for key in after})
             acted.append((distribution, action))
             now = self._following(now, after, next_trajectories)
-        # Copies, because a reset of the collector writes into the carrier.
+        # Copies, because resetting the collector writes into the carrier.
         carrier.update({key: value.clone() for key, value in now.items()})
         self.store(steps)
         self.batch_NT[LOG_PROB].copy_(log_probs(*zip(*acted, strict=True)))
@@ -207,7 +212,7 @@ class TensorRollout:
         return now
 
     def act(self, now: Tensors) -> tuple[Distribution, Any]:
-        """Samples actions, and adds what the policy writes to ``now``, whose states are reset already."""
+        """Samples actions, and adds the policy's outputs to ``now``, whose states are already reset."""
         distribution, value, state = self._step(_nested(now, self.observation_keys), now, None)
         action = sample(distribution)
         if isinstance(action, Tensor):
@@ -223,7 +228,7 @@ class TensorRollout:
     def _following(
         self, now: Tensors, after: Tensors, next_trajectories: Callable[[Tensors], Tensor] | None
     ) -> Tensors:
-        """The input of the next step: where an episode ended, the start of another."""
+        """The input of the next step; where an episode ended, the first one of the next episode."""
         following = {key: after[key] for key in (*self.observation_keys, self.count_key, self.return_key)}
         states = {key: now["next", key] for key in self.state_keys}
         following[self.init_key] = self._nobody
@@ -248,7 +253,7 @@ class TensorRollout:
             data.update({key: data[key].to(self.policy_device) for key in self.observation_keys})
 
     def store(self, steps: list[Tensors]) -> None:
-        """Writes each entry of the batch from those of its steps. Flags that no step sets are zero from the start."""
+        """Writes each entry of the batch from the entries of its steps. Flags that no step sets are zero already."""
         for key, out in self.batch_NT.items(True, True):
             if key in steps[0]:
                 _stack_into(out, [step[key] for step in steps])
@@ -275,7 +280,7 @@ def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
 
 
 def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
-    """Zeros where an episode starts. A select, not a product: NaN and Inf must not survive."""
+    """Zeros where an episode starts. Not by multiplication, which would keep NaN and Inf."""
     return torch.where(is_init_N1.view(-1, *[1] * (state_N.ndim - 1)), 0.0, state_N)
 
 
@@ -323,7 +328,7 @@ def _transforms(env: EnvBase) -> list[Transform]:
 
 
 def _is_known(transform: Transform) -> bool:
-    """True if a transform does nothing but what :class:`TensorRollout` does in its place."""
+    """True if :class:`TensorRollout` does everything that a transform does."""
     if type(transform) is StepCounter:
         return transform.max_steps is None
     if type(transform) in (RewardSum, EpisodeReturn):

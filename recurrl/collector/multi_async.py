@@ -18,9 +18,9 @@ from tensordict import TensorDictBase
 from torchrl.collectors import MultiAsyncCollector
 
 from recurrl.collector import collector_state
+from recurrl.collector.rollouts import Rollouts
 from recurrl.collector.workers import Workers
-from recurrl.config import CollectorConfig, TrainConfig
-from recurrl.policy import Policy
+from recurrl.config.collector import MultiAsyncConfig
 
 
 class Part(NamedTuple):
@@ -31,16 +31,19 @@ class Part(NamedTuple):
 
 
 class AsyncCollector(Workers, MultiAsyncCollector):
-    """Batches ``[N, T]`` with rows in the order of the workers, whichever finished first.
+    """Rollouts ``[N, T]`` with rows in the order of the workers, whichever finished first.
 
-    A worker continues as soon as its rows are taken, but is never more than one batch ahead of the slowest.
+    A worker continues as soon as its rows are taken, but is never more than one rollout ahead of the slowest.
 
-    Attributes:
-        staleness: updates between the weights that the last batch was collected with and those it was handed out to,
-            on average over the workers.
+    Args:
+        options: as configured.
+        rollouts: what to collect.
     """
 
-    staleness: float = 0.0
+    _staleness: float = 0.0
+
+    def __init__(self, options: MultiAsyncConfig, rollouts: Rollouts) -> None:
+        super().__init__(options, rollouts, frames_per_batch=rollouts.frames // options.num_workers)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """An endless iterator."""
@@ -49,7 +52,7 @@ class AsyncCollector(Workers, MultiAsyncCollector):
             self.weights.publish(self._learning)
             parts: list[deque[Part]] = [deque() for _ in range(self.num_workers)]
             for worker in range(self.num_workers):
-                self._go_on(worker)
+                self._continue(worker)
             self.running = True
             while True:
                 while not all(parts):
@@ -57,8 +60,8 @@ class AsyncCollector(Workers, MultiAsyncCollector):
                 taken = [ready.popleft() for ready in parts]
                 for worker, ahead in enumerate(parts):
                     if ahead:
-                        self._go_on(worker)
-                self.staleness = fmean(self.weights.version - part.version for part in taken)
+                        self._continue(worker)
+                self._staleness = fmean(self.weights.version - part.version for part in taken)
                 yield torch.cat([part.rows for part in taken]).to(self._device)
                 self.weights.publish(self._learning)
 
@@ -67,7 +70,11 @@ class AsyncCollector(Workers, MultiAsyncCollector):
         worker, rows = self._receive()
         parts[worker].append(Part(rows.clone(), self.weights.used_by(worker)))
         if len(parts[worker]) == 1:
-            self._go_on(worker)
+            self._continue(worker)
+
+    def metrics(self) -> dict[str, float]:
+        """The mean number of updates since the weights with which workers collected the last rollout."""
+        return {"collect/staleness": self._staleness}
 
     def state_dict(self) -> dict[str, Any]:
         """No episodes: workers are always in the middle of a batch."""
@@ -78,11 +85,4 @@ class AsyncCollector(Workers, MultiAsyncCollector):
         collector_state.warn_if_lost(state)
 
 
-def make(options: CollectorConfig, config: TrainConfig, policy: Policy) -> AsyncCollector:
-    """The collector.
-
-    Raises:
-        RunError: a worker failed.
-    """
-    frames = config.frames_per_batch // config.collector.num_workers
-    return AsyncCollector(config, policy, frames_per_batch=frames)
+make = AsyncCollector

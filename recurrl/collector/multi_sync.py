@@ -13,13 +13,21 @@ from tensordict import TensorDictBase
 from torchrl.collectors import MultiSyncCollector
 
 from recurrl.collector import collector_state
+from recurrl.collector.rollouts import Rollouts
 from recurrl.collector.workers import Workers
-from recurrl.config import CollectorConfig, TrainConfig
-from recurrl.policy import Policy
+from recurrl.config.collector import MultiSyncConfig
 
 
 class SyncCollector(Workers, MultiSyncCollector):
-    """Batches ``[N, T]``, each collected with the weights at the time of its request."""
+    """Rollouts ``[N, T]``, each collected with the newest weights.
+
+    Args:
+        options: as configured.
+        rollouts: what to collect.
+    """
+
+    def __init__(self, options: MultiSyncConfig, rollouts: Rollouts) -> None:
+        super().__init__(options, rollouts, frames_per_batch=rollouts.frames, cat_results=0)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """An endless iterator."""
@@ -28,7 +36,7 @@ class SyncCollector(Workers, MultiSyncCollector):
                 # Also before the first batch: a checkpoint may have been loaded since the workers were started.
                 self.weights.publish(self._learning)
                 for worker in range(self.num_workers):
-                    self._go_on(worker)
+                    self._continue(worker)
                 rows = dict(self._receive() for _ in range(self.num_workers))
                 yield torch.cat([rows[worker] for worker in range(self.num_workers)]).to(self._device)
 
@@ -54,10 +62,4 @@ class SyncCollector(Workers, MultiSyncCollector):
             self._restore(state["workers"])
 
 
-def make(options: CollectorConfig, config: TrainConfig, policy: Policy) -> SyncCollector:
-    """The collector.
-
-    Raises:
-        RunError: a worker failed.
-    """
-    return SyncCollector(config, policy, frames_per_batch=config.frames_per_batch, cat_results=0)
+make = SyncCollector

@@ -1,25 +1,58 @@
-"""Collection that survives failures of environments or workers."""
+"""Restarts of collection after environments or workers have failed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector
 
 from recurrl.collector import collector_state
-from recurrl.collector.seeds import seeds
-from recurrl.config import TrainConfig
+from recurrl.collector.rollouts import RolloutCollector
 from recurrl.errors import RunError
 
 MOST_IN_A_ROW = 3
-"""Restarts without a batch in between, after which environments are assumed to fail always."""
+"""Restarts without a success in between, after which environments are assumed to fail always."""
 
 logger = logging.getLogger(__name__)
+
+
+class Restarts:
+    """Counts restarts.
+
+    Args:
+        on_fault: ``restart``, or ``raise`` to allow none.
+
+    Attributes:
+        count: restarts so far, including those before a resume.
+    """
+
+    def __init__(self, on_fault: str) -> None:
+        self.allowed, self.count = on_fault == "restart", 0
+
+    def after(self, fault: RunError, in_a_row: int, awaited: str) -> None:
+        """Counts and logs a restart after a fault.
+
+        Args:
+            fault: the reason.
+            in_a_row: restarts since the last success.
+            awaited: the success, for the message.
+
+        Raises:
+            RunError: the fault if restarts are not allowed; or ``in_a_row`` has reached ``MOST_IN_A_ROW``.
+        """
+        if not self.allowed:
+            raise fault
+        if in_a_row == MOST_IN_A_ROW:
+            raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without {awaited}: {fault}") from fault
+        self.count += 1
+        logger.warning("New environments (restart %d): %s", self.count, fault)
+
+    def metrics(self) -> dict[str, float]:
+        """Their number, if they are allowed."""
+        return {"collect/restarts": float(self.count)} if self.allowed else {}
 
 
 class RestartingCollector:
@@ -30,22 +63,20 @@ class RestartingCollector:
     memory and locks that it shares with the others in any state.
 
     Args:
-        config: the run's configuration.
-        make: makes the collector of a configuration that differs in the seed.
+        make: makes a collector; called with the number of restarts before it.
+        restarts: counts them.
 
     Attributes:
         current: the current collector.
-        restarts: number of restarts, including those before a resume.
 
     Raises:
         ConfigError: raised by the first collector.
         RunError: likewise; later, ``MOST_IN_A_ROW`` restarts did not yield a batch.
     """
 
-    def __init__(self, config: TrainConfig, make: Callable[[TrainConfig], BaseCollector]) -> None:
-        self._config, self._make = config, make
-        self.current = make(config)
-        self.restarts = 0
+    def __init__(self, make: Callable[[int], RolloutCollector], restarts: Restarts) -> None:
+        self._make, self._restarts = make, restarts
+        self.current = make(0)
         self._found: RunError | None = None
 
     def __iter__(self) -> Iterator[TensorDictBase]:
@@ -56,58 +87,45 @@ class RestartingCollector:
                 self._raise_found()
                 batch = next(batches)
             except RunError as fault:
-                self.count_restart(fault, in_a_row, "a batch")
+                self._restarts.after(fault, in_a_row, "a batch")
                 in_a_row += 1
                 batches = self._restarted()
                 continue
             in_a_row = 0
             yield batch
 
-    def count_restart(self, fault: RunError, in_a_row: int, awaited: str) -> None:
-        """Counts and logs a restart after a fault.
-
-        Args:
-            fault: the reason.
-            in_a_row: restarts since the last success.
-            awaited: what a success would be, for the message.
-
-        Raises:
-            RunError: ``in_a_row`` has reached ``MOST_IN_A_ROW``.
-        """
-        if in_a_row == MOST_IN_A_ROW:
-            raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without {awaited}: {fault}") from fault
-        self.restarts += 1
-        logger.warning("New environments (restart %d): %s", self.restarts, fault)
-
     def _restarted(self) -> Iterator[TensorDictBase]:
-        """The batches of a new collector, made with the first batch so that both may fail alike."""
+        """The batches of a new collector, made with the first batch because making it may fail too."""
         # Environments that failed may not close either.
         self.current.shutdown(raise_on_error=False)
-        seed = seeds(self._config.seed, self.restarts * self._config.env.num_envs + 1)[-1]
-        self.current = self._make(replace(self._config, seed=seed))
+        self.current = self._make(self._restarts.count)
         yield from self.current
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the current collector, and the number of restarts."""
+        return {**self.current.metrics(), **self._restarts.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         """The current collector's state, and the number of restarts."""
         state = collector_state.lost("they had failed")
         with self._found_here():
             state = self.current.state_dict()
-        return {**state, "restarts": self.restarts}
+        return {**state, "restarts": self._restarts.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores it.
+        """Restores them.
 
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
         """
         # Missing in checkpoints of runs with on_fault=raise.
-        self.restarts = state.get("restarts", 0)
+        self._restarts.count = state.get("restarts", 0)
         with self._found_here():
             self.current.load_state_dict(state)
 
     @contextmanager
     def _found_here(self) -> Iterator[None]:
-        """Remembers a fault found between two batches, so that the next batch begins with a restart."""
+        """Stores a fault found between two batches, so that the next batch begins with a restart."""
         try:
             yield
         except RunError as fault:
@@ -118,6 +136,6 @@ class RestartingCollector:
             fault, self._found = self._found, None
             raise fault
 
-    def shutdown(self, raise_on_error: bool = True) -> None:
+    def shutdown(self, *, raise_on_error: bool = True) -> None:
         """Shuts the current collector down."""
         self.current.shutdown(raise_on_error=raise_on_error)

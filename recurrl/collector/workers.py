@@ -1,4 +1,4 @@
-"""The base of multi-process collectors: their workers, and the weights that these act with.
+"""The base of multi-process collectors: their workers, and the weights that the workers act with.
 
 Shape legend: N environments, T steps, W workers.
 """
@@ -23,11 +23,12 @@ from torchrl.collectors import MultiCollector
 from recurrl.collector import collector_state
 from recurrl.collector.faults import Alarms, ExceptionQueue, Supervisor
 from recurrl.collector.lean import LeanCollector
-from recurrl.collector.seeds import seed_process, seeds
-from recurrl.config import TrainConfig
+from recurrl.collector.rollouts import Rollouts
+from recurrl.config import WorkersConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy import Policy, PolicyModule
+from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.signals import ignore_signals
 from recurrl.runtime.time_limit import time_limit
 
@@ -88,7 +89,7 @@ class WorkerCollector(LeanCollector):
         weights: the weights that the policy acts with.
         exceptions: receives the exception that ends the worker.
         alarms: signals immediately that a step took too long.
-        timeout_s: time limit in seconds for a step of the environments; None for none.
+        timeout_s: time limit in seconds for a step of the environments; None for no limit.
         options: of :class:`LeanCollector`; ``worker_idx`` is the worker's number.
     """
 
@@ -139,43 +140,40 @@ class Workers(MultiCollector):
     """A base of TorchRL's multi-process collectors: their construction and their failures.
 
     The environments are split evenly among the workers, which act on the CPU, each with a copy of the policy. Seeds per
-    environment are those of a single collector, in its order. All workers start in parallel. The main process handles
+    environment are the same as with a single collector. All workers start in parallel. The main process handles
     the signals that end a run: the workers ignore them, so that the iteration can finish.
 
     Args:
-        config: the run's configuration.
-        policy: the policy that learns.
-        options: further ones of TorchRL's class.
+        options: as configured.
+        rollouts: what to collect.
+        arguments: further ones of TorchRL's class.
 
     Raises:
         ConfigError: a worker raised it.
         RunError: a worker raised something else or ended; no worker is left running.
     """
 
-    def __init__(self, config: TrainConfig, policy: Policy, **options: Any) -> None:
-        workers = config.collector.num_workers
-        self._device = torch.device(config.device)
+    def __init__(self, options: WorkersConfig, rollouts: Rollouts, **arguments: Any) -> None:
+        workers, policy, env = options.num_workers, rollouts.policy, rollouts.env
+        self._device = policy.device
         self._learning = PolicyModule(policy)
         self.weights = SharedWeights(self._learning, workers)
-        self._supervisor = Supervisor(config)
+        self._supervisor = Supervisor(options, env.num_envs)
         self._rows: dict[int, TensorDictBase] = {}
         self._handed_in = 0
-        count = config.env.num_envs // workers
+        count = env.num_envs // workers
         with self._supervised():
             super().__init__(
-                [
-                    partial(make_env, config.env, count, seed)
-                    for seed in seeds(config.seed, config.env.num_envs)[::count]
-                ],
+                [partial(make_env, env, count, seed) for seed in seeds(rollouts.seed, env.num_envs)[::count]],
                 policy_factory=[_made_by_the_worker] * workers,
                 collector_class=partial(
                     WorkerCollector,
                     network=deepcopy(policy).cpu(),
-                    seed=config.seed,
+                    seed=rollouts.seed,
                     weights=self.weights,
                     exceptions=self._supervisor.exceptions,
                     alarms=self._supervisor.alarms,
-                    timeout_s=config.collector.timeout_s,
+                    timeout_s=options.timeout_s,
                 ),
                 init_fn=ignore_signals,
                 total_frames=-1,
@@ -184,14 +182,18 @@ class Workers(MultiCollector):
                 trust_policy=True,
                 auto_register_policy_transforms=False,
                 num_threads=torch.get_num_threads(),
-                **options,
+                **arguments,
             )
 
-    def _go_on(self, worker: int) -> None:
+    def metrics(self) -> dict[str, float]:
+        """No metrics."""
+        return {}
+
+    def _continue(self, worker: int) -> None:
         self.pipes[worker].send((worker, "continue"))
 
     def _receive(self) -> tuple[int, TensorDictBase]:
-        """The next ready worker and its rows, in memory that it overwrites once it continues."""
+        """The next ready worker and its rows, in memory that the worker overwrites when it continues."""
         while True:
             try:
                 message, rollouts_before = self.queue_out.get(timeout=_POLL_S)

@@ -2,7 +2,7 @@
 
 from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, GRPOConfig, PPOConfig
 from recurrl.config.cell import NO_CELL, BackendConfig, CellConfig, PrecisionConfig, RecomputeConfig
-from recurrl.config.collector import BufferConfig, CollectorConfig
+from recurrl.config.collector import BufferConfig, CollectorConfig, WorkersConfig
 from recurrl.config.encoder import EncoderConfig, MLPConfig
 from recurrl.config.env import INLINE, NATIVE, EnvConfig
 from recurrl.config.logger import LoggerConfig, WandbConfig
@@ -48,4 +48,5 @@ __all__ = [
     "RecomputeConfig",
     "TrainConfig",
     "WandbConfig",
+    "WorkersConfig",
 ]

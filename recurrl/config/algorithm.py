@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, option
+from recurrl.errors import require
 
 
 @dataclass
 class AlgorithmConfig:
-    """What the learner reads of every algorithm; each derives a dataclass with options of its own."""
+    """The options of every algorithm; one with options of its own derives a dataclass."""
 
     name: str = option("the algorithm")
     gamma: float = option("discount per step", FRACTION)
@@ -25,13 +27,25 @@ class AlgorithmConfig:
 
     @property
     def members_of_a_group(self) -> int | None:
-        """How many environments start every row from the same state; None: each continues its own episodes."""
+        """The number of environments that start every row from the same state; None if episodes span rows."""
         return None
+
+    @property
+    def adaptive(self) -> Mapping[str, str]:
+        """Options that training adapts, so that a resumed run ignores them, each with the option that enables it."""
+        return {}
+
+    def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
+        """Rejects options that do not fit the numbers of frames.
+
+        Raises:
+            ConfigError: with what to do.
+        """
 
 
 @dataclass
 class ClippedConfig(AlgorithmConfig):
-    """An algorithm with a clipped probability ratio and an entropy bonus."""
+    """Options of algorithms with a clipped probability ratio and an entropy bonus."""
 
     clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
     clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE)
@@ -74,6 +88,22 @@ class PPOConfig(ClippedConfig):
     def critic_kind(self) -> str | None:
         """As configured."""
         return self.critic
+
+    @property
+    def adaptive(self) -> Mapping[str, str]:
+        """The weight of a KL penalty."""
+        return {"kl_coeff": "objective"} if self.objective == "kl" else {}
+
+    def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
+        """Rejects advantages normalised over a single frame."""
+        over = self.normalize_advantage
+        frames = {"minibatch": frames_per_minibatch, "batch": frames_per_batch}.get(over)
+        keys = "minibatch_slices or slice_len" if over == "minibatch" else "frames_per_batch"
+        require(
+            frames != 1,
+            f"algorithm.normalize_advantage={over} needs the standard deviation of a {over}'s advantages, but a {over} "
+            f"has one frame. Give a larger {keys}, or algorithm.normalize_advantage=none.",
+        )
 
 
 @dataclass

@@ -9,10 +9,9 @@ from recurrl.config.options import SECONDS, WORKERS, option
 
 @dataclass
 class CollectorConfig:
-    """The processes that step the environments; a collector with options of its own derives a dataclass."""
+    """The options of every collector; one with options of its own derives a dataclass."""
 
     name: str = option("single (this process), multi_sync (workers) or multi_async (workers that collect meanwhile)")
-    num_workers: int = option("worker processes that share the environments; 1 for collector=single", WORKERS)
     timeout_s: float | None = option(
         "seconds after which a step or reset of one process's environments has failed; null: no limit", SECONDS
     )
@@ -23,7 +22,24 @@ class CollectorConfig:
 
 
 @dataclass
+class WorkersConfig(CollectorConfig):
+    """A collector whose environments are split evenly among worker processes, which reset independently."""
+
+    num_workers: int = option("worker processes that share the environments", WORKERS)
+
+
+@dataclass
+class MultiSyncConfig(WorkersConfig):
+    """Workers that alternate with learning."""
+
+
+@dataclass
+class MultiAsyncConfig(WorkersConfig):
+    """Workers that collect during learning."""
+
+
+@dataclass
 class BufferConfig:
-    """What learning draws its minibatches from; a buffer with options of its own derives a dataclass."""
+    """The options of every buffer; one with options of its own derives a dataclass."""
 
     name: str = option("the buffer")

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.config.keys import check_keys, key_paths, typed_value
+from recurrl.config.keys import WRAPPERS, check_keys, key_paths, typed_value
 from recurrl.config.plugins import GROUPS, key_of, options_class
 from recurrl.config.run import AUTO_DEVICE, TrainConfig
 from recurrl.errors import ConfigError
@@ -93,8 +93,10 @@ def value_of(config: DictConfig, key: str) -> Any:
 
 
 def _check_lists(config: TrainConfig, keys: Iterable[str]) -> None:
-    """Rejects nested values in lists, which OmegaConf accepts."""
+    """Rejects nested values in lists, which OmegaConf accepts. Those of ``env.wrappers`` have their own check."""
     for key in keys:
+        if key == WRAPPERS:
+            continue
         value = typed_value(config, key)
         nested = [item for item in value if isinstance(item, list | dict)] if isinstance(value, list) else []
         if nested:

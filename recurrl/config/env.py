@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recurrl.config.options import COPIES, SCALE, STEPS, option
+from recurrl.config.options import COPIES, SCALE, STEPS, Range, option
+from recurrl.errors import ConfigError
 
 NATIVE = "vector_entry_point"
 """Gymnasium's ``vectorization_mode`` of the same name."""
@@ -31,7 +32,14 @@ class EnvConfig:
         },
     )
     packages: list[str] = option("packages to import first, which register ids")
-    mask: list[int] = option("indices of the observation to hide from the policy")
+    wrappers: list[Any] = option(
+        "Gymnasium wrappers of each environment, innermost first: package.module:Wrapper, or {wrapper: "
+        "package.module:Wrapper, argument: value}"
+    )
+    mask: list[int] = option(
+        "indices of the observation to hide from the policy",
+        Range("an index of the observation, from 0", lambda index: index >= 0),
+    )
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
     normalize_observation: bool = option("normalise observations by running statistics, which are part of the policy")
@@ -45,3 +53,19 @@ class EnvConfig:
         "divide rewards for learning by the running standard deviation of the discounted return"
     )
     kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")
+
+
+def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of an entry of ``env.wrappers``.
+
+    Raises:
+        ConfigError: it is neither ``package.module:Wrapper`` nor a mapping with that and its arguments.
+    """
+    arguments = dict(entry) if isinstance(entry, dict) else {"wrapper": entry}
+    name = arguments.pop("wrapper", None)
+    if not isinstance(name, str) or ":" not in name or not all(isinstance(key, str) for key in arguments):
+        raise ConfigError(
+            f"env.wrappers holds {entry}. Give package.module:Wrapper, or {{wrapper: package.module:Wrapper, argument: "
+            "value}."
+        )
+    return name, arguments

@@ -16,6 +16,9 @@ from recurrl.errors import ConfigError
 FREE = "env.kwargs"
 """Below this key are an environment's arguments, which are not in the schema."""
 
+WRAPPERS = "env.wrappers"
+"""The only list whose entries may be mappings."""
+
 RENAMED = {
     "policy.encoder_sizes": "encoder.sizes",
     "policy.image_encoder": "encoder.images",
@@ -128,10 +131,10 @@ def check_key(path: str, known: Collection[str]) -> None:
     if path in RENAMED:
         raise ConfigError(f"The configuration key {path!r} is now {RENAMED[path]}. Give {RENAMED[path]}=...")
     group, _, last = path.rpartition(".")
-    if owner := _owner(group, path):
+    if owners := " or ".join(_owners(group, path)):
         raise ConfigError(
-            f"{path} is an option of {group}={owner}, and this run has another {group}. Leave it out, or choose "
-            f"{group}={owner}."
+            f"{path} is an option of {group}={owners}, and this run has another {group}. Leave it out, or choose "
+            f"{group}={owners}."
         )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
@@ -144,10 +147,10 @@ def check_key(path: str, known: Collection[str]) -> None:
     raise ConfigError(f"Unknown configuration key {path!r}. {advice}")
 
 
-def _owner(group: str, path: str) -> str | None:
-    """The choice of the package that has an option of this key."""
-    owners = packaged(group).items() if group in ROOMS else ()
-    return next((name for name, options in owners if path in key_paths(options, f"{group}.")), None)
+def _owners(group: str, path: str) -> list[str]:
+    """The choices of the package that have an option of this key."""
+    choices = packaged(group).items() if group in ROOMS else ()
+    return [name for name, options in choices if path in key_paths(options, f"{group}.")]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -105,7 +105,7 @@ def import_own(module_name: str, asked: str) -> ModuleType:
         asked: the key and value that name it, for the error.
 
     Raises:
-        ConfigError: it does not exist, or needs a module that is not installed.
+        ConfigError: it does not exist, or importing it fails.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -118,8 +118,11 @@ def import_own(module_name: str, asked: str) -> ModuleType:
                 f"{asked}: there is no module {error.name}. Install its package, or run from the folder it is in."
             ) from error
         raise ConfigError(f"{asked} needs the module {error.name}, which is not installed.") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{asked}: {module_name!r} is not the name of a module. Give package.module:Name.") from error
+    except Exception as error:  # a module may raise anything
+        raise ConfigError(
+            f"{asked}: importing {module_name} fails with {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows "
+            "where."
+        ) from error
 
 
 def base_options(group: str) -> type:

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from recurrl.errors import ConfigError, EnvironmentFaultError
+from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
 
 Array = np.ndarray[Any, Any]
 
@@ -128,6 +129,25 @@ class Faults:
         """The beginning of a message about one environment, or about all."""
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
         return f"{which} ({self.env_id}), at step {self.steps},"
+
+
+@contextmanager
+def making(asked: str) -> Iterator[None]:
+    """Attributes exceptions to an environment or wrapper that is being made.
+
+    Args:
+        asked: the keys and values that name it.
+    """
+    try:
+        yield
+    except (ConfigError, RunError):
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"{asked} needs another package: {error}.") from error
+    except Exception as error:
+        raise EnvironmentFaultError(
+            f"{asked} cannot be made: it raised {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows where."
+        ) from error
 
 
 def unpacked(call: str, returned: Any) -> Any:

@@ -79,7 +79,7 @@ class NativeVectorEnv(TensorEnv):
         """Resets all or the chosen environments; with SAME_STEP these are reset already, and are only read."""
         begun_N = np.ones(self._vector.num_envs, bool) if chosen is None else chosen.numpy().reshape(-1)
         if chosen is not None and self._resets_at_once:
-            self._refuse_resets_of_others(begun_N)
+            self._check_reset_at_once(begun_N)
         else:
             options = None if chosen is None else {"reset_mask": begun_N.copy()}
             with self._faults.blamed("reset"):
@@ -105,7 +105,7 @@ class NativeVectorEnv(TensorEnv):
         return {**_tensors(after), **results}
 
     def episodes(self) -> dict[str, Any]:
-        """The state of the vector environment, and what was observed last."""
+        """The state of the vector environment, and the last observations."""
         return {"environment": state_of(self._vector), "observed": _tensors(self._last)}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ class NativeVectorEnv(TensorEnv):
                 filled[key][which] = values[which]
         return filled
 
-    def _refuse_resets_of_others(self, chosen_N: Array) -> None:
+    def _check_reset_at_once(self, chosen_N: Array) -> None:
         if (chosen_N & ~self._restarted).any():
             raise ConfigError(
                 f"{self._faults.env_id} resets its environments automatically when their episodes end, and cannot "

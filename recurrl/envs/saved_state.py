@@ -105,7 +105,7 @@ class _Walk:
             raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
     def _encoded(self, value: Any, path: str) -> Any:
-        # By its type: what it says of its class need not be true.
+        # By type(), because __class__ may lie.
         if issubclass(type(value), _CONSTANTS):
             return _CONSTANT
         self._spend(_BYTES_OF_ONE, path)
@@ -181,7 +181,7 @@ _CONSTANT = object()
 
 
 def _name_of(kind: type) -> str:
-    # Classes that are made in C need not say where.
+    # Classes made in C need not have a module.
     module = getattr(kind, "__module__", None)
     return f"{module}.{kind.__qualname__}" if isinstance(module, str) else kind.__qualname__
 
@@ -195,7 +195,7 @@ def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> N
                 raise UnsavableError(f"{place} was a {encoded[1]}, and is a {type(held).__qualname__} here")
             _restore_attributes(held, encoded[2], place)
         else:
-            # Past what classes make of an assignment: what is set is what was read.
+            # Bypasses __setattr__ and properties, so that exactly the saved value is set.
             vars(owner)[name] = _decoded(encoded)
     for name in _Walk().attributes(owner, path).keys() - state.keys():
         del vars(owner)[name]

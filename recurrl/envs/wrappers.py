@@ -169,7 +169,7 @@ class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._with(observation, np.zeros(self._flat.shape, np.float32), 0.0), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the environment; ``action`` and its reward are what the next observation calls previous."""
+        """As the environment; ``action`` and its reward are the previous ones of the next observation."""
         observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
         flat: Any = spaces.flatten(self.env.action_space, action)
         given = np.clip(flat, self._lowest, self._highest).astype(np.float32)
@@ -221,7 +221,7 @@ class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: the environment.
-        seeds: what the group's members share.
+        seeds: shared by the group's members.
     """
 
     def __init__(self, env: Env, seeds: EpisodeSeeds) -> None:

@@ -21,9 +21,9 @@ Loss = Callable[[TensorDictBase], Any]
 
 
 def compiled(loss: nn.Module, device: torch.device) -> Loss:
-    """A loss compiled as one graph at its first call, and its gradient at the first backward pass.
+    """A loss that is compiled as one graph at its first call, and its gradient at the first backward pass.
 
-    Minibatches should have one shape: each other shape is compiled again.
+    Each shape of a minibatch is compiled separately.
 
     Raises:
         ConfigError: this version of torch cannot compile a scan on ``device``.
@@ -40,7 +40,7 @@ def compiled(loss: nn.Module, device: torch.device) -> Loss:
 
 
 def refusal(device: torch.device) -> str | None:
-    """The reason why nothing can be compiled for a device here, and what to do; None if it can."""
+    """The reason why code for a device cannot be compiled here, and what to do; None if it can."""
     compiler = os.environ.get("CXX", "g++")
     if device.type != "cpu" or shutil.which(compiler) is not None:
         return None

@@ -1,98 +1,108 @@
-"""Updates the policy from one batch: advantages, epochs of minibatches, loss, clipped step, schedules."""
+"""Updates the policy from one batch: advantages, epochs of minibatches, loss, gradient step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.algorithms.algorithm import Algorithm
-from recurrl.config import TrainConfig
-from recurrl.config.plugins import factory
-from recurrl.errors import NonFiniteError
+from recurrl.algorithms.algorithm import KL, KL_APPROX, Algorithm, check_losses
+from recurrl.errors import ConfigError, NonFiniteError, require
+from recurrl.keys import OBSERVATION
 from recurrl.learning.compiling import Loss, compiled
+from recurrl.learning.learning_rate import LearningRate
+from recurrl.learning.metrics import SKIPPED, means, merged
 from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
 from recurrl.losses import Losses
 from recurrl.losses.advantage import LOSS_MASK
-from recurrl.losses.schedule import annealed
-from recurrl.policy import OBSERVATION, Policy
-
-# An adaptive learning rate changes by this factor when the KL of a step is twice or half of what is desired, within
-# these bounds (Schulman's rule, with the figures of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
-LR_FACTOR = 1.5
-LR_BOUNDS = (1e-5, 1e-2)
-SKIPPED = "optim/skipped_steps"
+from recurrl.policy import Policy
+from recurrl.recurrent.module.keys import IS_INIT
 
 
 class Trial(NamedTuple):
-    """A minibatch evaluated without a step: its losses, and the parameters with a non-finite gradient."""
+    """A minibatch evaluated without a gradient step: its losses, and the parameters with a non-finite gradient."""
 
     losses: dict[str, float]
     not_finite: list[str]
 
 
 class Learner:
-    """Owns what changes by learning: the optimizer, the schedules, the reward scale, the buffer.
+    """Improves a policy from batches, with everything that changes during learning.
 
     Args:
-        config: the run's configuration.
         policy: the policy to improve, in place.
+        algorithm: prepares batches, and has the loss.
+        buffer: cuts a batch into slices, and yields minibatches of them.
+        states: sets the states that slices start from.
+        reward_scaler: scales rewards for learning.
+        optimizer: of the policy's parameters.
+        learning_rate: of the optimizer.
+        epochs: passes over each batch.
+        max_skipped_steps: consecutive gradient steps that may be non-finite.
+        compiles: compile the loss.
 
     Attributes:
-        compile_time_s: seconds of the first gradient where the loss is compiled, nearly all of them the compiler's;
-            None before it, and where nothing is compiled.
+        compile_time_s: seconds of the first gradient, nearly all of them the compiler's; None before it, and if
+            nothing is compiled.
     """
 
     compile_time_s: float | None = None
 
-    def __init__(self, config: TrainConfig, policy: Policy) -> None:
-        device = torch.device(config.device)
-        self.config = config
-        self.policy = policy
-        make_algorithm = factory("algorithm", config.algorithm.name)
-        self.algorithm: Algorithm = make_algorithm(config.algorithm, policy, config.desired_kl)
-        self._loss: Loss = compiled(self.algorithm.loss, device) if config.compile else self.algorithm.loss
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        algorithm: Algorithm,
+        buffer: Any,
+        states: SliceStates,
+        reward_scaler: RewardScaler,
+        optimizer: torch.optim.Optimizer,
+        learning_rate: LearningRate,
+        epochs: int,
+        max_skipped_steps: int,
+        compiles: bool = False,
+    ) -> None:
+        self.policy, self.algorithm, self.buffer, self.states = policy, algorithm, buffer, states
+        self.reward_scaler, self.optimizer, self.learning_rate = reward_scaler, optimizer, learning_rate
+        self._epochs, self._max_skipped_steps, self._compiles = epochs, max_skipped_steps, compiles
+        self._loss: Loss = compiled(algorithm.loss, policy.device) if compiles else algorithm.loss
         self._parameters = list(policy.parameters())
-        self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, eps=1e-5, fused=True)
-        self.reward_scaler = RewardScaler(
-            config.env.num_envs, config.algorithm.gamma, config.env.reward_scale, config.env.normalize_reward
-        ).to(device)
-        make_buffer = factory("buffer", config.buffer.name)
-        self.buffer = make_buffer(config.buffer, config.slices_per_batch, config.slice_len, config.minibatch_slices)
-        self.states = SliceStates(config, policy)
-        self._skipped_in_a_row = torch.zeros((), device=device)
+        self._names: set[str] | None = None
+        self._skipped_in_a_row = torch.zeros((), device=policy.device)
 
     def learn(self, batch_NT: TensorDictBase, progress: float) -> dict[str, float]:
-        """Improves the policy by one batch of rows, and returns what to log.
+        """Improves the policy by one batch of rows, and returns metrics.
 
         Args:
-            batch_NT: what the collector handed out.
-            progress: the fraction of the run's frames that came before, for the schedules.
+            batch_NT: a rollout.
+            progress: the fraction of the run's frames before it, for the schedules.
 
         Raises:
-            NonFiniteError: too many gradient steps in a row had a loss or a gradient that is not finite.
+            NonFiniteError: too many consecutive gradient steps had a non-finite loss or gradient.
+            ConfigError: the algorithm's loss does not keep to :mod:`recurrl.algorithms.algorithm`.
         """
-        self._begin_iteration(progress)
-        reward_NT = self.reward_scaler(batch_NT["next", "reward"].squeeze(-1), batch_NT["is_init"].squeeze(-1))
+        self.learning_rate.begin_iteration(progress)
+        self.algorithm.begin_iteration(progress)
+        reward_NT = self.reward_scaler(batch_NT["next", "reward"].squeeze(-1), batch_NT[IS_INIT].squeeze(-1))
         self.states.take(batch_NT)
-        metrics = self.states.norms(batch_NT)
-        metrics |= self._prepare(batch_NT, reward_NT)
+        norms = self.states.norms(batch_NT)
+        prepared = self._prepare(batch_NT, reward_NT)
         if LOSS_MASK in batch_NT and not batch_NT[LOSS_MASK].any():
             # A step would follow the optimizer's momentum alone.
-            metrics["optim/steps"] = 0.0
+            metrics = {"optim/steps": 0.0}
         else:
-            metrics |= self._epochs(batch_NT, reward_NT)
-        # Only now: until the next batch is collected, rollout and update normalise alike.
+            metrics = self._update(batch_NT, reward_NT)
+        # Not earlier: rollout and update must normalise observations alike.
         self.policy.observe(batch_NT[OBSERVATION])
-        return metrics
+        return merged(norms, prepared, metrics)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """For a checkpoint: what changes by learning beside the parts that have states of their own."""
+        """For a checkpoint: the state that none of the parts has."""
         return {"skipped_in_a_row": self._skipped_in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -100,17 +110,28 @@ class Learner:
         self._skipped_in_a_row.copy_(state["skipped_in_a_row"])
 
     def _prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Makes of a batch what an epoch learns from."""
+        """Prepares a batch for an epoch."""
         if self.states.refreshes:
             self.states.refresh(batch_NT)
         metrics = self.algorithm.prepare(batch_NT, reward_NT)
-        self.buffer.fill(batch_NT, self.algorithm.keys)
+        self._fill(batch_NT)
         return metrics
 
-    def _epochs(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+    def _fill(self, batch_NT: TensorDictBase) -> None:
+        present = set(batch_NT.keys(True))
+        missing = [str(key) for key in self.algorithm.keys if key not in present]
+        name = self.algorithm.options.name
+        require(
+            not missing,
+            f"algorithm={name} names the keys {', '.join(missing)}, which the rollout does not have. Write them in its "
+            "prepare.",
+        )
+        self.buffer.fill(batch_NT, self.algorithm.keys)
+
+    def _update(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         steps: list[dict[str, Tensor]] = []
-        target_kl = self.config.algorithm.target_kl
-        for epoch in range(self.config.epochs):
+        target_kl = self.algorithm.options.target_kl
+        for epoch in range(self._epochs):
             if epoch > 0 and self.states.refreshes:
                 self._prepare(batch_NT, reward_NT)
             before = len(steps)
@@ -118,47 +139,68 @@ class Learner:
                 self.states.enter(minibatch)
                 steps.append(self._step(minibatch, first=not steps))
             self._refuse_endless_skipping()
-            if target_kl is not None and _means(steps[before:])["policy/kl_approx"] > target_kl:
+            if target_kl is not None and means(steps[before:])[KL_APPROX] > target_kl:
                 break
-        self.algorithm.end_iteration(_means(steps[before:])["policy/kl"])
-        metrics = _means(steps) | self.states.drift(minibatch)
-        return {**metrics, "optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(len(steps))}
+        self.algorithm.end_iteration(means(steps[before:])[KL])
+        optim = {"optim/lr": self.learning_rate.value, "optim/steps": float(len(steps))}
+        return merged(means(steps), self.states.drift(minibatch), optim)
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
         losses, total = self._gradient(minibatch)
         values = losses.logged()
-        if self.config.lr_schedule == "adaptive" and not first:
-            # The first step's minibatch comes from the policy itself: its KL of zero says nothing of the rate.
-            self._adapt_lr(float(values["policy/kl"]))
-        limit = self.config.algorithm.max_grad_norm
+        # The KL of the first minibatch is zero: the policy is still the one that collected it.
+        if self.learning_rate.is_adaptive and not first:
+            self.learning_rate.adapt(float(values[KL]))
+        limit = self.algorithm.options.max_grad_norm
         norm = nn.utils.clip_grad_norm_(self._parameters, float("inf") if limit is None else limit)
         finite = total.isfinite() & norm.isfinite()
-        # The fused optimizer leaves everything as it is where this is one, without asking the device for it.
+        # With found_inf the fused optimizer skips the step, without waiting for the device.
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
-        return {**values, "optim/grad_norm": norm, SKIPPED: (~finite).float()}
+        return merged(values, {"optim/grad_norm": norm, SKIPPED: (~finite).float()})
 
     def _gradient(self, minibatch: TensorDictBase) -> tuple[Losses, Tensor]:
-        """The losses of a minibatch, and their total, whose gradient the parameters then have."""
+        """The losses of a minibatch and their total, whose gradient is then in the parameters' ``grad``."""
         began = time.perf_counter()
-        losses = self._loss(minibatch)
+        losses = self._losses(minibatch)
         for parameter in self._parameters:
-            parameter.grad = None  # what zero_grad does, in a tenth of the time
+            parameter.grad = None  # as zero_grad does, in a tenth of the time
         total = losses.total
         total.backward()
-        if self.config.compile and self.compile_time_s is None:
+        if self._compiles and self.compile_time_s is None:
             self.compile_time_s = time.perf_counter() - began
         return losses, total.detach()
 
+    def _losses(self, minibatch: TensorDictBase) -> Losses:
+        """The losses of a minibatch; those of the first one are checked, and later ones must have the same names."""
+        name = self.algorithm.options.name
+        try:
+            losses: Losses = self._loss(minibatch)
+        except KeyError as error:
+            raise ConfigError(
+                f"The loss of algorithm={name} failed with KeyError: {error}. If it is an entry of the minibatch, name "
+                "it in the algorithm's keys, or in the reads of its terms."
+            ) from error
+        names = {*losses.terms, *losses.metrics}
+        if self._names is None:
+            check_losses(losses, name)
+            self._names = names
+        require(
+            names == self._names,
+            f"The loss of algorithm={name} returns {sorted(names ^ self._names)} for some minibatches only. Return the "
+            "same terms and metrics for each.",
+        )
+        return losses
+
     def trial(self, batch_NT: TensorDictBase) -> Iterator[Trial]:
-        """Goes over rows once more, as an epoch does, and changes nothing that is learnt.
+        """Evaluates the losses and gradients of an epoch, without gradient steps.
 
         Args:
-            batch_NT: rows that learning has prepared before.
+            batch_NT: rows that :meth:`learn` has prepared before.
         """
         self.states.take(batch_NT)
-        self.buffer.fill(batch_NT, self.algorithm.keys)
+        self._fill(batch_NT)
         for minibatch in self.buffer.epoch():
             self.states.enter(minibatch)
             losses, _ = self._gradient(minibatch)
@@ -168,40 +210,9 @@ class Learner:
 
     def _refuse_endless_skipping(self) -> None:
         skipped = int(self._skipped_in_a_row)
-        if skipped >= self.config.max_skipped_steps:
+        if skipped >= self._max_skipped_steps:
             raise NonFiniteError(
                 f"Training produced NaN or Inf: the last {skipped} gradient steps had a non-finite loss or gradient "
                 "and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped "
                 "observations and rewards."
             )
-
-    def _begin_iteration(self, progress: float) -> None:
-        config = self.config
-        if config.lr_schedule == "linear":
-            self._set_lr(annealed(config.lr, config.lr_final_fraction, progress))
-        self.algorithm.begin_iteration(progress)
-
-    def _adapt_lr(self, kl: float) -> None:
-        lr = self.optimizer.param_groups[0]["lr"]
-        if kl > 2 * self.config.desired_kl:
-            self._set_lr(max(lr / LR_FACTOR, LR_BOUNDS[0]))
-        elif kl < self.config.desired_kl / 2:
-            self._set_lr(min(lr * LR_FACTOR, LR_BOUNDS[1]))
-
-    def _set_lr(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-
-
-def _means(steps: list[dict[str, Tensor]]) -> dict[str, float]:
-    """The mean metrics of the steps that were not skipped, and the number of skipped ones.
-
-    Shape legend: S steps, M values of a step.
-    """
-    names = list(steps[0])
-    table_SM = torch.stack([torch.stack(list(values.values())) for values in steps])
-    skipped_S1 = table_SM[:, names.index(SKIPPED)].unsqueeze(1)
-    skipped = float(skipped_S1.sum())
-    sums_M = table_SM.masked_fill(skipped_S1 > 0, 0.0).sum(0)
-    means = (sums_M / max(len(steps) - skipped, 1)).tolist()
-    return {**dict(zip(names, means, strict=True)), SKIPPED: skipped}

@@ -1,4 +1,4 @@
-"""Rewards scaled for learning, by a constant or by running statistics."""
+"""Scaling of rewards for learning, by a constant or by running statistics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from recurrl.policy.normalization import RunningMoments
 
 
 class RewardScaler(nn.Module):
-    """Scales rewards for learning: by a constant, and by the running deviation of the discounted return if asked.
+    """Multiplies rewards by a constant; optionally divides by the running standard deviation of the discounted return.
 
-    Dividing by the deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale whatever the
+    Dividing by the deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale for any
     discount (Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, appendix A).
 
     Args:
-        num_envs: environments, N.
+        num_envs: number of environments, N.
         gamma: discount per step.
         scale: the constant.
-        running: divide by the running deviation too.
+        running: also divide by the running deviation.
     """
 
     discounted_return: Tensor
@@ -32,12 +32,12 @@ class RewardScaler(nn.Module):
 
     @torch.no_grad()
     def forward(self, reward_NT: Tensor, is_init_NT: Tensor) -> Tensor:
-        """Scaled rewards ``[N, T]`` of one iteration, whose own returns enter the statistics first.
+        """Scaled rewards ``[N, T]`` of one iteration. The statistics include this iteration.
 
         Args:
             reward_NT: the environments' rewards.
-            is_init_NT: where episodes start, whether or not the episode before came to an end: after a fault, and in a
-                resumed run, collection may start over in mid-episode.
+            is_init_NT: true at episode starts, also where the previous episode was abandoned: after a fault or on
+                resume.
         """
         scaled = reward_NT * self.scale
         if self.moments is None:

@@ -1,4 +1,4 @@
-"""Advantages from what collection stored: no second pass of the network over the batch.
+"""Advantages from stored values, without another pass of the network over the batch.
 
 Shape legend: N environments, T steps, G groups, M members of a group, J episodes of a row.
 """
@@ -20,7 +20,7 @@ VALUE_TARGET = "value_target"
 LOSS_MASK = "loss_mask"
 """True where a step counts in the loss."""
 EPISODE_LOSS_STEPS = "episode_loss_steps"
-"""The number of steps of its episode that count in the loss."""
+"""The number of unmasked steps in the step's episode."""
 
 
 @torch.no_grad()
@@ -31,15 +31,15 @@ def add_advantages(batch_NT: TensorDictBase, policy: Policy, reward_NT: Tensor, 
     neither lets an advantage cross the end of an episode.
 
     Args:
-        batch_NT: what a collector handed out.
+        batch_NT: a rollout.
         policy: the policy that collected it, for the bootstrap.
-        reward_NT: the rewards to learn from.
+        reward_NT: the scaled rewards.
         gamma: discount per step.
-        lmbda: weight of longer returns.
+        lmbda: λ.
     """
     value = batch_NT[VALUE]
     advantage, target = generalized_advantage_estimate(
-        # As tensors: TorchRL multiplies them with integers, and a Python number would make that float32.
+        # As tensors: TorchRL multiplies them by integers, and with Python numbers the product would be float32.
         value.new_tensor(gamma),
         value.new_tensor(lmbda),
         value,
@@ -53,13 +53,13 @@ def add_advantages(batch_NT: TensorDictBase, policy: Policy, reward_NT: Tensor, 
 
 
 def standardized(advantage: Tensor) -> Tensor:
-    """Advantages less their mean, divided by their standard deviation; one alone, which has none, becomes zero."""
+    """Advantages with mean 0 and standard deviation 1; a single one becomes zero."""
     centred = advantage - advantage.mean()
     return centred if advantage.numel() == 1 else centred / advantage.std().clamp(min=1e-4)
 
 
 def advantage_metrics(advantage: Tensor) -> dict[str, float]:
-    """Metrics of advantages; NaN if there are none."""
+    """Statistics of advantages; NaN if there are none."""
     if not advantage.numel():
         return {f"advantage/{name}": math.nan for name in ("mean", "std", "min", "max")}
     return {
@@ -72,10 +72,10 @@ def advantage_metrics(advantage: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def next_values(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
-    """The value ``[N, T, 1]`` of the observation each step led to; zero where the episode terminated.
+    """The value ``[N, T, 1]`` of the observation after each step; zero where the episode terminated.
 
-    Within an episode that is the value stored at the next step. At truncations and at the ends of rows it is the
-    critic's, from the observation and recurrent state that followed, all of them in one call.
+    Within an episode it is the value stored at the next step. At truncations and at the ends of rows the critic
+    computes it from the next observation and recurrent state, in one call for all of them.
     """
     value, after = batch_NT[VALUE], batch_NT["next"]
     result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
@@ -84,7 +84,7 @@ def next_values(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
     bootstrap_NT &= ~after["terminated"].squeeze(-1)
     result[after["terminated"]] = 0.0
     if bootstrap_NT.any():
-        # The state after the step enters as it is: the next observation continues the episode, it does not start one.
+        # Without is_init: the next observation continues the episode.
         following = after.select(OBSERVATION, *policy.state_keys)[bootstrap_NT]
         state = {key: following[key] for key in policy.state_keys}
         _, _, bootstrap, _ = policy.step(following[OBSERVATION], state, deterministic=True)
@@ -103,26 +103,26 @@ def add_group_advantages(
     divide_by_std: bool,
     drop_flat_groups: bool,
 ) -> dict[str, float]:
-    """Writes advantages relative to a group into rows ``[N, T]`` that all begin with a reset, and which steps count.
+    """Writes advantages relative to a group, and the loss mask, into rows ``[N, T]`` that all begin with a reset.
 
     Shao et al. 2024, https://arxiv.org/abs/2402.03300, for control. The j-th episodes of a group's members start from
-    the same state and are compared with each other, over as many steps as the row leaves to all of them (see
-    :func:`_comparisons`). ``outcome`` gives each step of an episode the episode's return less the mean return of the
-    group; ``process`` gives the k-th step the return from there on, less the mean of that over the members whose
-    episode still runs at step k. A member without another to compare with has advantage zero.
+    the same state and are compared over a common horizon (see :func:`_comparisons`). With ``outcome``, the advantage of
+    each step of an episode is the episode's return minus the group's mean return. With ``process``, the advantage of
+    the k-th step is the return from there on, minus its mean over the members whose episode reaches step k. An episode
+    that is compared with no other has advantage zero.
 
     Args:
-        batch_NT: what a collector handed out; environments i·M to (i + 1)·M − 1 are group i.
-        reward_NT: the rewards to learn from.
+        batch_NT: a rollout; environments i·M to (i + 1)·M − 1 are group i.
+        reward_NT: the scaled rewards.
         group_size: M.
         gamma: discount per step.
         kind: ``outcome`` or ``process``.
-        divide_by_std: divide by the (unbiased) standard deviation of what was averaged.
-        drop_flat_groups: do not count episodes whose group has advantage zero throughout (the filter of dynamic
-            sampling in Yu et al. 2025, https://arxiv.org/abs/2503.14476).
+        divide_by_std: also divide by the group's (unbiased) standard deviation.
+        drop_flat_groups: mask the episodes of groups whose advantages are all zero (dynamic sampling, Yu et al. 2025,
+            https://arxiv.org/abs/2503.14476).
 
     Returns:
-        What to log of the groups.
+        Metrics of the groups.
 
     Raises:
         ValueError: a row does not begin with a reset.
@@ -143,7 +143,7 @@ def add_group_advantages(
     advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], divide_by_std)
     if kind == "outcome":
         advantage_NT = advantage_NT.gather(1, compared.start_NT)
-    mask_NT, metrics = _count(compared, advantage_NT, to_go_NT, is_init_NT, drop_flat_groups)
+    mask_NT, metrics = _mask(compared, advantage_NT, to_go_NT, is_init_NT, drop_flat_groups)
     batch_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
     batch_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
     batch_NT.set(EPISODE_LOSS_STEPS, _steps_in_loss(mask_NT, is_init_NT).unsqueeze(-1))
@@ -151,13 +151,13 @@ def add_group_advantages(
 
 
 class _Comparisons(NamedTuple):
-    """Which episodes are compared, and over which of their steps.
+    """The steps of a rollout in which episodes are compared.
 
     Attributes:
-        start_NT: the step of the row at which the episode of each step began.
+        start_NT: the step of the row at which each step's episode began.
         offset_NT: steps since then.
-        episode_id_NT: a number that the episodes which start from one state share, and no others.
-        mask_NT: whether the step is one of those compared.
+        episode_id_NT: the same number for episodes that start from the same state, and for no others.
+        mask_NT: true for steps that are compared.
     """
 
     start_NT: Tensor
@@ -167,24 +167,24 @@ class _Comparisons(NamedTuple):
 
 
 def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
-    """Compares the j-th episodes of a group over a common horizon: the steps the row leaves to the last to begin it.
+    """Compares the j-th episodes of a group over a common horizon: the steps left in the row for the last to begin.
 
-    Rows end where they end: an episode that had fewer steps left than another must not look worse for that, and one
-    that outlived its row must not be left out, for those are the long ones. So all that are compared are cut to one
-    horizon, and of members that begin late so many are left out as makes members × horizon largest. Both depend on when
-    episodes began only, which says nothing about how they went on; so the comparison is without bias.
+    Episodes that start late have fewer steps left in their row, which must not lower their advantage; and leaving out
+    episodes that are cut off by the row's end would leave out the long ones. So all compared episodes are cut to one
+    horizon, and late members are left out such that members × horizon is largest. Both depend only on when episodes
+    begin, not on what happens in them, so the comparison is unbiased.
     """
     rows, steps = is_init_NT.shape
     step_T = torch.arange(steps, device=is_init_NT.device)
     episode_NT = is_init_NT.long().cumsum(1) - 1
     start_NT = torch.where(is_init_NT, step_T, 0).cummax(1).values
     episodes = int(episode_NT.max()) + 1
-    # A member that never begins the j-th episode has no step left for it.
+    # A member that does not reach the j-th episode has no steps left for it.
     start_NJ = start_NT.new_full((rows, episodes), steps).scatter_(1, episode_NT, start_NT)
     ordered_GMJ = start_NJ.view(-1, group_size, episodes).sort(1).values
     members_M = torch.arange(1, group_size + 1, device=step_T.device)
     frames_GMJ = members_M.view(-1, 1) * (steps - ordered_GMJ)
-    frames_GMJ[:, 0] = 0  # alone there is nothing to compare with
+    frames_GMJ[:, 0] = 0  # a single member cannot be compared
     last_G1J = frames_GMJ.argmax(1, keepdim=True)
     latest_GJ = ordered_GMJ.gather(1, last_G1J).squeeze(1)
     horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
@@ -195,7 +195,7 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
 
 
 def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
-    """The discounted sum of rewards from each step to the end of its episode, or of the row, in float64."""
+    """The discounted sum of rewards from each step to the end of its episode or row, in float64."""
     to_go_NT = reward_NT.double()
     for t in reversed(range(reward_NT.shape[1] - 1)):
         to_go_NT[:, t] += gamma * torch.where(is_init_NT[:, t + 1], 0.0, to_go_NT[:, t + 1])
@@ -203,12 +203,12 @@ def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tenso
 
 
 def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
-    """Each value less the mean of those with the same number in ``peers``; zero where these do not differ."""
+    """Each value minus the mean of those with the same number in ``peers``; zero if these are all equal."""
     numbers, inverse = peers.unique(return_inverse=True)
     zeros = values.new_zeros(len(numbers))
     count = zeros.index_add(0, inverse, torch.ones_like(values))
     centred = values - (zeros.index_add(0, inverse, values) / count)[inverse]
-    # Sums of the same rewards in another order differ in their last digits.
+    # Equal returns may differ by rounding.
     largest = zeros.scatter_reduce(0, inverse, values.abs(), "amax")
     spread = zeros.scatter_reduce(0, inverse, centred.abs(), "amax")
     if divide_by_std:
@@ -217,10 +217,10 @@ def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
     return torch.where((spread <= 1e-6 * largest)[inverse], 0.0, centred)
 
 
-def _count(
+def _mask(
     compared: _Comparisons, advantage_NT: Tensor, to_go_NT: Tensor, is_init_NT: Tensor, drop_flat_groups: bool
 ) -> tuple[Tensor, dict[str, float]]:
-    """Which steps count in the loss, and what to log."""
+    """The loss mask, and metrics."""
     ids, mask_NT = compared.episode_id_NT, compared.mask_NT
     zeros = advantage_NT.new_zeros(int(ids.max()) + 1)
     exists = zeros.index_add(0, ids[mask_NT], torch.ones_like(advantage_NT[mask_NT])) > 0
@@ -241,7 +241,7 @@ def _count(
 
 
 def _steps_in_loss(mask_NT: Tensor, is_init_NT: Tensor) -> Tensor:
-    """Of each step, how many steps of its episode count."""
+    """For each step, the number of unmasked steps in its episode."""
     episode_NT = is_init_NT.long().cumsum(1) - 1
     count_NJ = mask_NT.new_zeros(mask_NT.shape, dtype=torch.long).scatter_add_(1, episode_NT, mask_NT.long())
     return count_NJ.gather(1, episode_NT)

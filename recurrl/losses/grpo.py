@@ -1,7 +1,7 @@
-"""Group-relative policy optimisation for control: no critic, the group's other episodes are the baseline.
+"""GRPO's loss for control: no critic, the other episodes of the group are the baseline.
 
-Shao et al. 2024, https://arxiv.org/abs/2402.03300; the wider clip range above 1 and the dropping of groups without a
-spread are DAPO's, Yu et al. 2025, https://arxiv.org/abs/2503.14476.
+Shao et al. 2024, https://arxiv.org/abs/2402.03300. The wider clip range above 1 is from DAPO, Yu et al. 2025,
+https://arxiv.org/abs/2503.14476.
 
 Shape legend: B rows or slices, N environments, T steps.
 """
@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from recurrl.errors import require
 from recurrl.keys import ACTION, LOG_PROB
 from recurrl.losses.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK
 from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
@@ -25,7 +26,7 @@ REF_LOG_PROB = "ref_log_prob"
 
 
 class GRPOTerms(nn.Module):
-    """The clipped objective without a critic, over the steps that count, with penalties on two KLs.
+    """The clipped objective without a critic, over the unmasked steps, with penalties on two KLs.
 
     For a step with advantage A, ratio ρ = π(a) / π_collecting(a), and q = π_ref(a) / π(a)::
 
@@ -34,20 +35,22 @@ class GRPOTerms(nn.Module):
         kl_to_ref        = kl_to_ref_coeff · (q − 1 − log q)
         kl_to_inference  = kl_to_inference_coeff · (1/ρ − 1 + log ρ)
 
-    each aggregated as asked for; those of an option are there only with it. Metrics are means over the steps that
-    count.
+    each aggregated as configured. A KL whose coefficient is zero is left out. Metrics are means over unmasked steps.
 
     Args:
         clip_epsilon: ε, or the pair (ε_low, ε_high).
-        entropy_bonus: add the entropy.
-        samples_mc_entropy: samples of the estimate where the entropy has no closed form.
+        entropy_bonus: add the entropy term.
+        samples_mc_entropy: samples for estimating an entropy without a closed form.
         entropy_coeff: weight of the entropy.
-        reduction: ``mean``; ``sum``; or ``none`` for terms ``[B, T]`` that are zero where a step does not count.
-        aggregation: ``step`` (all steps weigh alike) or ``episode`` (all episodes do, and the steps of one alike).
-            Weights come from ``episode_loss_steps``, so the parts of an episode may lie in several minibatches.
+        reduction: ``mean``; ``sum``; or ``none`` for terms ``[B, T]``, zero at masked steps.
+        aggregation: ``step`` weights all steps equally; ``episode`` weights all episodes equally, and the steps of
+            each. The weights come from ``episode_loss_steps``, so an episode may be spread over several minibatches.
         kl_to_ref_coeff: weight of the KL from the reference policy, whose log-probabilities are read; 0 for none.
         kl_to_inference_coeff: weight of the KL from the policy that collected.
-        kl_mask_threshold: steps with (log ρ)² / 2 above this are left out of all terms.
+        kl_mask_threshold: steps with (log ρ)² / 2 above this are masked in all terms.
+
+    Attributes:
+        reads: the entries of a minibatch that :meth:`forward` reads.
 
     Raises:
         ValueError: an option is out of range.
@@ -72,11 +75,11 @@ class GRPOTerms(nn.Module):
     ) -> None:
         super().__init__()
         low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
-        _require(
+        require(
             0 <= low < 1 and high >= 0, f"clip_epsilon={clip_epsilon}: give numbers of 0 or above, the lower below 1."
         )
-        _require(reduction in ("none", "mean", "sum"), f"reduction={reduction!r}: choose none, mean or sum.")
-        _require(aggregation in ("step", "episode"), f"aggregation={aggregation!r}: choose step or episode.")
+        require(reduction in ("none", "mean", "sum"), f"reduction={reduction!r}: choose none, mean or sum.")
+        require(aggregation in ("step", "episode"), f"aggregation={aggregation!r}: choose step or episode.")
         self.entropy_bonus = entropy_bonus
         self.reduction = reduction
         self.aggregation = aggregation
@@ -85,20 +88,23 @@ class GRPOTerms(nn.Module):
         self._samples_mc_entropy = samples_mc_entropy
         self._kl_mask_threshold = kl_mask_threshold
         add_coefficients(self, (low, high), entropy_coeff=entropy_coeff)
+        self.reads = [ACTION, LOG_PROB, ADVANTAGE, LOSS_MASK]
+        self.reads += [EPISODE_LOSS_STEPS] if aggregation == "episode" else []
+        self.reads += [REF_LOG_PROB] if kl_to_ref_coeff else []
 
     def forward(self, distribution: Distribution, value: object, data: Mapping[str, Any] | TensorDictBase) -> Losses:
         """The losses.
 
         Args:
             distribution: of the actions ``[B, T]``.
-            value: nothing: there is no critic.
-            data: what was collected, its ``advantage`` ``[B, T, 1]``, ``loss_mask`` (bool of that shape; without it,
-                every step counts), and what the options need: ``ref_log_prob`` ``[B, T]`` and ``episode_loss_steps``
-                ``[B, T, 1]``, how many steps of its episode count.
+            value: not used, there is no critic.
+            data: the rollout's entries, with ``advantage`` ``[B, T, 1]`` and ``loss_mask`` (bool of that shape; without
+                it, every step counts). Some options need ``ref_log_prob`` ``[B, T]`` or ``episode_loss_steps``
+                ``[B, T, 1]``, the number of unmasked steps in the step's episode.
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: the policy gives more than one log-probability a step.
+            ValueError: the policy returns more than one log-probability per step.
         """
         advantage, old = data[ADVANTAGE], data[LOG_PROB].unsqueeze(-1)
         log_ratio = distribution.log_prob(data[ACTION]).unsqueeze(-1) - old
@@ -126,26 +132,26 @@ class GRPOTerms(nn.Module):
         return Losses(terms, metrics)
 
     def _weight(self, log_ratio: Tensor, mask: Tensor, data: Mapping[str, Any] | TensorDictBase) -> Tensor:
-        """Of each step in the terms."""
+        """The weight of each step in the terms."""
         if self._kl_mask_threshold is not None:
             mask = mask & (0.5 * log_ratio**2 <= self._kl_mask_threshold)
         weight = mask.to(log_ratio.dtype)
         return weight / data[EPISODE_LOSS_STEPS].clamp(min=1) if self.aggregation == "episode" else weight
 
     def _aggregated(self, value: Tensor, weight: Tensor) -> Tensor:
-        """``[B, T, 1]`` values by the weights of their steps: their mean, their sum, or each step's ``[B, T]``."""
+        """The weighted mean or sum of values ``[B, T, 1]``; or, without reduction, the unmasked values ``[B, T]``."""
         value = torch.where(weight > 0, value, 0.0)
         if self.reduction == "none":
             return value.squeeze(-1)
         total = (value * weight).sum()
         if self.reduction == "sum":
             return total
-        # Where no step counts the sum is zero, and the mean should be too.
+        # If no step counts, the sum is zero, and so is the mean.
         return total / torch.where(weight.sum() > 0, weight.sum(), 1.0)
 
 
 def entropy_of(distribution: Distribution, samples: int) -> Tensor:
-    """The entropy; estimated from so many samples where it has no closed form."""
+    """The entropy, estimated from ``samples`` samples if it has no closed form."""
     try:
         entropy: Tensor = distribution.entropy()
     except NotImplementedError:
@@ -156,10 +162,5 @@ def entropy_of(distribution: Distribution, samples: int) -> Tensor:
 
 
 def _mean(value: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the steps that count, without a gradient; zero where none does."""
+    """The mean over unmasked steps, without gradient; zero if there are none."""
     return torch.where(mask, value.detach(), 0.0).sum() / mask.sum().clamp(min=1)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

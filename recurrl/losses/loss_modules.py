@@ -1,4 +1,4 @@
-"""The losses as TorchRL's loss modules, for training loops of your own on TensorDicts.
+"""The losses as TorchRL loss modules, for your own training loops on TensorDicts.
 
 Shape legend: B rows, T steps.
 """
@@ -22,22 +22,21 @@ from recurrl.losses.ppo import PPOTerms
 
 
 class TensorDictLoss(LossModule):
-    """A loss on tensors as a loss module of TorchRL.
+    """A loss on tensors as a TorchRL loss module.
 
-    It runs the networks on a TensorDict ``[B, T]``, in recurrent mode as every loss module does, and returns the terms
-    as ``loss_<name>``, with diagnostics beside them. The networks' parameters are used in place.
+    It runs the networks on a TensorDict ``[B, T]``, in recurrent mode like all loss modules, and returns the terms as
+    ``loss_<name>``, and metrics. The networks' parameters are used in place.
 
     Args:
         terms: the loss on tensors.
         actor_network: the policy: a TensorDict module with ``get_dist``.
         critic_network: writes the value; None for a loss without a critic.
-        needed: the entries that ``terms`` cannot do without, by their fields in ``_AcceptedKeys``.
         written: the entries of the output.
     """
 
     @dataclass
     class _AcceptedKeys:
-        """The entries that a loss reads. Their defaults are the names that the loss on tensors has for them."""
+        """The entries that a loss reads. The defaults are their names in the loss on tensors."""
 
         action: NestedKey = ACTION
         sample_log_prob: NestedKey = LOG_PROB
@@ -50,30 +49,30 @@ class TensorDictLoss(LossModule):
         terms: nn.Module,
         actor_network: TensorDictModuleBase,
         critic_network: TensorDictModuleBase | None,
-        needed: list[str],
         written: list[NestedKey],
     ) -> None:
         super().__init__()
-        self.terms = terms
+        self.terms: Any = terms
         self.actor_network = actor_network
         self.critic_network = critic_network
-        self.needed = needed
         self.out_keys = written
         self.set_keys()
 
     def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
-        """Keys have been set; there is no value estimator to tell of it."""
+        """Called when keys are set; there is no value estimator to forward them to."""
         networks = [self.actor_network] if self.critic_network is None else [self.actor_network, self.critic_network]
         read = [key for network in networks for key in network.in_keys]
-        self.in_keys = list(dict.fromkeys([*read, *(getattr(self.tensor_keys, name) for name in self.needed)]))
+        names, reads = asdict(self.default_keys()), set(self.terms.reads) - {LOSS_MASK}  # which is optional
+        read += [key for field, key in asdict(self.tensor_keys).items() if names[field] in reads]
+        self.in_keys = list(dict.fromkeys(read))
 
     @dispatch  # type: ignore[untyped-decorator]
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The losses and diagnostics of a minibatch ``[B, T]``.
+        """The losses and metrics of a minibatch ``[B, T]``.
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: the policy gives more than one log-probability a step.
+            ValueError: the policy returns more than one log-probability per step.
         """
         keys, names = asdict(self.tensor_keys), asdict(self.default_keys())
         found = {names[field]: tensordict.get(key, None) for field, key in keys.items()}
@@ -100,10 +99,11 @@ class GRPOLoss(TensorDictLoss):
     Args:
         actor_network: the policy.
         advantage_key: key of the advantages ``[B, T, 1]``. ``set_keys`` sets this and the others: ``action``,
-            ``sample_log_prob``, ``ref_log_prob``, ``loss_mask`` (all steps count without it), ``episode_loss_steps``.
-        clip_value: must be None: it would clip a value, and there is none.
+            ``sample_log_prob``, ``ref_log_prob``, ``loss_mask`` (optional: all steps count without it),
+            ``episode_loss_steps``.
+        clip_value: must be None, because there is no value to clip.
         device: of the coefficients.
-        options: those of ``GRPOTerms``.
+        options: of ``GRPOTerms``.
 
     Raises:
         ValueError: an option is out of range.
@@ -129,14 +129,11 @@ class GRPOLoss(TensorDictLoss):
         if clip_value is not None:
             raise ValueError(f"clip_value={clip_value}: GRPO has no value to clip. Leave it out.")
         terms = GRPOTerms(**options).to(device)
-        needed = ["action", "sample_log_prob", "advantage"]
         written: list[NestedKey] = ["loss_objective", "clip_fraction", "kl_approx", "kl", "ESS"]
         written += ["loss_entropy", "entropy"] if terms.entropy_bonus else []
         for name in ("kl_to_ref", "kl_to_inference"):
             written += [f"loss_{name}", name] if getattr(terms, f"{name}_coeff") else []
-        needed += ["ref_log_prob"] if terms.kl_to_ref_coeff else []
-        needed += ["episode_loss_steps"] if terms.aggregation == "episode" else []
-        super().__init__(terms, actor_network, None, needed, written)
+        super().__init__(terms, actor_network, None, written)
         self.set_keys(advantage=advantage_key)
 
 
@@ -145,10 +142,9 @@ class PPOLoss(TensorDictLoss):
 
     Args:
         actor_network: the policy.
-        critic_network: the critic; it writes ``state_value``, and sees what the policy has written, features for
-            example.
+        critic_network: the critic; it writes ``state_value``, and may read what the policy wrote, such as features.
         device: of the coefficients.
-        options: those of ``PPOTerms``. ``set_keys`` sets the entries that are read: ``action``, ``sample_log_prob``,
+        options: of ``PPOTerms``. ``set_keys`` sets the entries that are read: ``action``, ``sample_log_prob``,
             ``advantage``, ``value`` (that of collection) and ``value_target``.
     """
 
@@ -168,19 +164,9 @@ class PPOLoss(TensorDictLoss):
         **options: Any,
     ) -> None:
         terms = PPOTerms(**options).to(device)
-        needed = ["action", "sample_log_prob", "advantage", "value_target"]
-        written: list[NestedKey] = [
-            "loss_objective",
-            "loss_critic",
-            "loss_entropy",
-            "entropy",
-            "kl_approx",
-            "kl",
-            "ESS",
-        ]
+        written: list[NestedKey] = ["loss_objective", "loss_critic", "loss_entropy"]
+        written += ["entropy", "kl_approx", "kl", "ESS"]
         written += ["clip_fraction"] if terms.objective == "clip" else []
         written += ["loss_kl"] if terms.objective == "kl" else []
-        if terms.clip_value is not None:
-            needed.append("value")
-            written.append("value_clip_fraction")
-        super().__init__(terms, actor_network, critic_network, needed, written)
+        written += ["value_clip_fraction"] if terms.clip_value is not None else []
+        super().__init__(terms, actor_network, critic_network, written)

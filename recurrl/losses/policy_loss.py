@@ -39,25 +39,27 @@ class Losses(NamedTuple):
 
 
 def add_coefficients(terms: nn.Module, clip_epsilon: float | tuple[float, float], **others: float) -> None:
-    """Registers the clip range, ε or (ε_low, ε_high), and other values that a schedule may change."""
+    """Registers the clip range, ε or (ε_low, ε_high), and other values that change during training."""
     low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
     for name, value in {"clip_epsilon_low": low, "clip_epsilon_high": high, **others}.items():
-        # In double precision; a tensor of no dimensions leaves the losses in that of the network.
+        # float64: a tensor without dimensions does not promote the losses, which keep the network's dtype.
         terms.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
 
 def options_of(terms: type[nn.Module], config: ClippedConfig) -> dict[str, Any]:
-    """The settings of an algorithm that are options of its terms, which have the same names."""
-    settings = {**vars(config), "clip_epsilon": config.clip_range}
-    return {name: settings[name] for name in signature(terms).parameters if name in settings}
+    """The options of an algorithm that the constructors of its terms, and of their base classes, take by name."""
+    options = {**vars(config), "clip_epsilon": config.clip_range}
+    taken = {name for cls in terms.__mro__ for name in signature(cls).parameters}
+    return {name: value for name, value in options.items() if name in taken}
 
 
 class PolicyLoss(nn.Module):
-    """The loss of a minibatch of slices, over the policy's own parameters, which run once.
+    """The loss of a minibatch of slices. The policy, whose own parameters it uses, runs once.
 
     Args:
         policy: the policy to improve.
-        terms: ``(distribution, value, slices)`` to :class:`Losses`, where ``slices`` is the minibatch.
+        terms: ``(distribution, value, slices)`` to :class:`Losses`, where ``slices`` is the minibatch; its ``reads``
+            are the entries of the minibatch that it needs.
     """
 
     def __init__(self, policy: Policy, terms: nn.Module) -> None:
@@ -70,7 +72,7 @@ class PolicyLoss(nn.Module):
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: the policy gives more than one log-probability a step.
+            ValueError: the policy returns more than one log-probability per step.
         """
         distribution, value, _ = self.policy.sequence(*self.policy.inputs(slices_SK))
         losses: Losses = self.terms(distribution, value, slices_SK)

@@ -25,7 +25,7 @@ DISTANCES = {"l2": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
 
 
 class PPOTerms(nn.Module):
-    """PPO's losses from what a policy makes of a minibatch.
+    """PPO's losses on tensors.
 
     For a step with advantage A, ratio ρ = π(a) / π_collecting(a), value V and value target R::
 
@@ -35,8 +35,8 @@ class PPOTerms(nn.Module):
         entropy    = −entropy_coeff · H(π)
         critic     = critic_coeff · d(V, R)
 
-    each averaged over the steps, with d by ``critic_loss``. With ``clip_value`` c, d is the larger of d(V, R) and that
-    of a value that moved from the stored one by c at most.
+    each averaged over the steps; ``critic_loss`` chooses d. With ``clip_value`` c, d is the larger of d(V, R) and the
+    distance of V clipped to within c of the stored value.
 
     Args:
         objective: ``clip``, ``kl`` or ``plain``.
@@ -47,6 +47,9 @@ class PPOTerms(nn.Module):
         critic_loss: ``l2`` or ``smooth_l1``.
         clip_value: c; None to leave values unclipped.
         normalize_advantage: ``minibatch`` to standardise the advantages of each minibatch.
+
+    Attributes:
+        reads: the entries of a minibatch that :meth:`forward` reads.
     """
 
     clip_epsilon_low: Tensor
@@ -71,8 +74,9 @@ class PPOTerms(nn.Module):
         self.critic_coeff = critic_coeff
         self.clip_value = clip_value
         self._normalize = normalize_advantage == "minibatch"
-        self._asks_entropy = entropy_coeff != 0
+        self._has_entropy_bonus = entropy_coeff != 0
         self._distance = DISTANCES[critic_loss]
+        self.reads = [ACTION, LOG_PROB, ADVANTAGE, VALUE_TARGET, *([] if clip_value is None else [VALUE])]
         add_coefficients(self, clip_epsilon, entropy_coeff=entropy_coeff, kl_coeff=kl_coeff)
 
     def forward(self, distribution: Distribution, value: Tensor, data: Mapping[str, Any] | TensorDictBase) -> Losses:
@@ -81,11 +85,11 @@ class PPOTerms(nn.Module):
         Args:
             distribution: of the actions ``[B, T]``.
             value: ``[B, T, 1]``.
-            data: what was collected, and its ``advantage`` and ``value_target``, ``[B, T, 1]``.
+            data: the rollout's entries, with ``advantage`` and ``value_target`` ``[B, T, 1]``.
 
         Raises:
             KeyError: an entry is missing.
-            ValueError: the policy gives more than one log-probability a step.
+            ValueError: the policy returns more than one log-probability per step.
         """
         advantage = data[ADVANTAGE]
         if self._normalize:
@@ -94,8 +98,8 @@ class PPOTerms(nn.Module):
         check_one_a_step(log_ratio, advantage.shape)
         objective, clipped = self._objective(log_ratio, advantage)
         kl = {"kl": self.kl_coeff * kl_from_log_ratio(log_ratio).mean()} if self.objective == "kl" else {}
-        # Without a weight the entropy is for the log, and needs no backward pass.
-        with torch.set_grad_enabled(self._asks_entropy and torch.is_grad_enabled()):
+        # With weight zero the entropy is only logged, and needs no backward pass.
+        with torch.set_grad_enabled(self._has_entropy_bonus and torch.is_grad_enabled()):
             entropy: Tensor = distribution.entropy().mean()
         critic, of_critic = self._critic(value, data)
         return Losses(
@@ -125,8 +129,9 @@ class PPOTerms(nn.Module):
 
 @torch.no_grad()
 def _diagnostics(log_ratio: Tensor, clipped: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``kl_approx`` is the mean of −log ρ; ``kl``, of ρ − 1 − log ρ, has less variance and is never negative (Schulman
-    2020, http://joschu.net/blog/kl-approx.html).
+    """``kl_approx`` is the mean of −log ρ. ``kl``, the mean of ρ − 1 − log ρ, has less variance and is never negative.
+
+    Schulman 2020, http://joschu.net/blog/kl-approx.html.
     """
     everywhere = torch.ones_like(log_ratio, dtype=torch.bool)
     return {

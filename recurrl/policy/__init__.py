@@ -1,8 +1,8 @@
 """The network: encoder → recurrent cell → actor and critic heads.
 
-``policy`` has :class:`Policy`, whose ``step`` and ``sequence`` everything else calls. It is made of ``trunk`` (the
-``encoders`` of observations, with ``images``, and the recurrent cell) and ``heads`` (which make ``distributions`` of
-actions). ``tensordict_module`` lets TorchRL call it.
+``policy`` has :class:`Policy`, whose ``step`` and ``sequence`` everything else calls. It consists of ``trunk``
+(``preprocessing`` of observations, one of the ``encoders``, and the recurrent cell) and ``heads`` (from features to
+``distributions`` of actions). ``tensordict_module`` lets TorchRL call it.
 """
 
 from __future__ import annotations

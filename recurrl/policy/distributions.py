@@ -1,6 +1,6 @@
-"""Distributions of actions, beside those of torch: over vectors, masked, squashed, and over several parts at once.
+"""Action distributions that torch lacks: masked, squashed, over vectors, and joint over several parts.
 
-Each has ``deterministic_sample``, the action of a deterministic policy, where torch's own mode would not do.
+Where torch's ``mode`` does not serve a deterministic policy, they define ``deterministic_sample``.
 
 Shape legend: B batch (any number of dimensions), A action entries, K discrete choices.
 """
@@ -24,10 +24,10 @@ NO_SHAPE = Size()
 
 
 class LazyCategorical(Categorical):
-    """torch's distribution over K choices, normalised on demand, and in one operation where torch takes eight.
+    """torch's Categorical, normalised on demand, and in one operation where torch takes eight.
 
     Args:
-        unnormalized: ``[B, K]``, the logarithms of the probabilities with any constant added.
+        unnormalized: ``[B, K]``, log-probabilities up to a constant.
     """
 
     def __init__(self, unnormalized: Tensor) -> None:
@@ -37,23 +37,23 @@ class LazyCategorical(Categorical):
 
     @lazy_property
     def logits(self) -> Tensor:
-        """Logarithms of the probabilities ``[B, K]``."""
+        """Log-probabilities ``[B, K]``."""
         return functional.log_softmax(self.unnormalized, -1)
 
     @lazy_property
     def probs(self) -> Tensor:
-        """``[B, K]``."""
+        """Probabilities ``[B, K]``."""
         return functional.softmax(self.unnormalized, -1)
 
     def expand(self, batch_shape: Size | Sequence[int], _instance: None = None) -> LazyCategorical:
-        """To more dimensions."""
+        """With the batch expanded to ``batch_shape``."""
         return LazyCategorical(self.unnormalized.expand(*batch_shape, self._num_events))
 
     def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
-        """Choices ``[B]``: the same as torch's, whose ``multinomial`` takes longer looks at the probabilities.
+        """Choices ``[B]``, the same as ``torch.multinomial``'s, which spends longer on checking the probabilities.
 
-        The smallest of exponential variables with the choices' probabilities as rates is each with its probability.
-        Where a probability is not finite, neither is the log-probability of the choice.
+        Of exponential variables whose rates are the probabilities, each is the smallest with its probability. Where a
+        probability is NaN or Inf, so is the log-probability of the choice.
         """
         if sample_shape:
             return super().sample(sample_shape)  # type: ignore[no-untyped-call]
@@ -67,14 +67,14 @@ class LazyCategorical(Categorical):
 
 
 def categorical(logits: Tensor, mask: Tensor | None = None) -> Distribution:
-    """One choice of K from ``logits [B, K]``; where ``mask`` is zero the choice has probability zero."""
+    """One of K choices from ``logits [B, K]``; those where ``mask`` is zero have probability zero."""
     return LazyCategorical(allowed(logits, mask))
 
 
 def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> Distribution:
     """Several independent choices of ``sizes`` each, from ``logits [B, sum(sizes)]``."""
     widest, lowest = max(sizes), torch.finfo(logits.dtype).min
-    # As one distribution over choices of equal size, those that are not there masked.
+    # As one distribution over equally many choices, with those that do not exist masked.
     parts = [
         functional.pad(part, (0, widest - size), value=lowest)
         for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
@@ -83,8 +83,8 @@ def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None 
 
 
 def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Logits that give zero probability to the choices for which ``mask`` is zero."""
-    # The lowest finite number and not −∞: its exponential is zero too, and its product with zero is not NaN.
+    """Logits that give probability zero to the choices where ``mask`` is zero."""
+    # Not −∞, whose product with a probability of zero is NaN.
     return logits if mask is None else logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
 
 
@@ -94,10 +94,10 @@ def diagonal_gaussian(loc: Tensor, scale: Tensor, event_dims: int = 1) -> Distri
 
 
 class Binary(Independent):  # type: ignore[type-arg]
-    """Independent bits from ``logits [B, A]``; the action has the type that Gymnasium's MultiBinary has, int8.
+    """Independent bits from ``logits [B, A]``, as int8 like those of Gymnasium's MultiBinary.
 
     Args:
-        logits: of each bit's being one.
+        logits: of each bit being one.
         event_dims: dimensions of an action.
     """
 
@@ -110,13 +110,13 @@ class Binary(Independent):  # type: ignore[type-arg]
         return bits.to(torch.int8)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``[B]``."""
+        """Log-probability ``[B]``."""
         log_prob: Tensor = super().log_prob(value.to(self.base_dist.logits.dtype))  # type: ignore[no-untyped-call]
         return log_prob
 
     @property
     def deterministic_sample(self) -> Tensor:
-        """The more probable value of each bit, zero in a tie (torch's mode is NaN there)."""
+        """The more probable value of each bit; zero for a tie, where torch's mode is NaN."""
         bits: Tensor = self.base_dist.logits > 0
         return bits.to(torch.int8)
 
@@ -124,11 +124,11 @@ class Binary(Independent):  # type: ignore[type-arg]
 
 
 class SquashedGaussian(Distribution):
-    """The hyperbolic tangent of independent normal entries: actions strictly between −1 and 1.
+    """The tanh of independent normal variables: actions strictly between −1 and 1.
 
-    TorchRL's TanhNormal has no entropy in closed form and would leave it to one random sample. Here it is that of the
-    normal plus ``E[log(1 − tanh²)]``, an integral over one variable an entry, by Gauss-Hermite quadrature: to a
-    thousandth for standard deviations up to 3.
+    TorchRL's TanhNormal estimates its entropy from one sample. Here it is the normal's entropy plus
+    ``E[log(1 − tanh²)]``, one integral per entry, by Gauss-Hermite quadrature, which is accurate to 0.001 for standard
+    deviations up to 3.
 
     Args:
         loc: mean before squashing, ``[B, *event]``.
@@ -147,19 +147,19 @@ class SquashedGaussian(Distribution):
         return torch.tanh(self.base.sample(sample_shape))
 
     def rsample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
-        """The same, differentiable by the parameters."""
+        """The same, differentiable with respect to the parameters."""
         return torch.tanh(self.base.rsample(sample_shape))
 
     has_rsample = True
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """``[B]``. Within ``width`` of ±1 the density is constant: the probability of that end over its width.
+        """Log-probability ``[B]``.
 
-        Rounding leaves too little of such an action to invert the tangent. Bounding the inverse instead would take
-        the action for one far from a mean beyond the bound, with a gradient that grows with the distance. This way
-        the gradients of an action that was drawn as loc + scale · z have bounds of the size that a Gaussian's have,
-        with y = |z| + 0.05 / scale (0.05 is what rounding may change the inverse by): (y + 1) / scale by the mean, and
-        (y + 1)² by the logarithm of the scale.
+        Within ``width`` of ±1 the density is constant: the probability of that end divided by its width. There
+        rounding leaves too few digits to invert the tanh. If the inverse were clamped instead, the action would
+        seem far from a mean beyond the bound, with a gradient that grows with the distance. This way the gradients for
+        an action loc + scale · z are bounded like a Gaussian's: by (y + 1) / scale with respect to the mean and by
+        (y + 1)² with respect to log(scale), where y = |z| + 0.05 / scale (rounding changes the inverse by up to 0.05).
         """
         base: Any = self.base
         normal = base.base_dist
@@ -171,7 +171,7 @@ class SquashedGaussian(Distribution):
         return log_prob.flatten(log_prob.ndim - len(self.event_shape)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """``[B]``, in nats."""
+        """Entropy ``[B]``, in nats."""
         normal: Any = self.base
         loc, scale = normal.base_dist.loc, normal.base_dist.scale
         points, weights = _quadrature(loc)
@@ -187,12 +187,12 @@ class SquashedGaussian(Distribution):
 
 
 def _log_slope_of_tanh(x: Tensor) -> Tensor:
-    """``log(1 − tanh²(x))``, without the cancellation that loses it for large x."""
+    """``log(1 − tanh²(x))``, without cancellation for large x."""
     return 2 * (math.log(2) - x - functional.softplus(-2 * x))
 
 
 def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Points and weights for the expectation under a standard normal distribution."""
+    """Points and weights for expectations under the standard normal distribution."""
     points, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
     return like.new_tensor(points), like.new_tensor(weights / math.sqrt(2 * math.pi))
 
@@ -200,8 +200,7 @@ def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
 class Joint(Distribution):
     """Independent parts of an action, sampled together; log-probability and entropy are sums over the parts.
 
-    Tensordict's CompositeDistribution would hand out log-probabilities part by part, or their sum, by a switch of the
-    whole process; every loss wants the sum.
+    Whether tensordict's CompositeDistribution sums them depends on a process-wide setting; every loss needs the sum.
 
     Args:
         parts: the distribution of each part, by its key within the action.
@@ -214,21 +213,21 @@ class Joint(Distribution):
         super().__init__(next(iter(self.parts.values())).batch_shape, validate_args=False)
 
     def sample(self, sample_shape: Any = NO_SHAPE) -> TensorDictBase:
-        """An action ``[B]`` with an entry a part."""
+        """An action ``[B]`` with one entry per part."""
         shape = Size(sample_shape)
         return TensorDict({key: part.sample(shape) for key, part in self.parts.items()}, shape + self.batch_shape)
 
     def log_prob(self, value: TensorDictBase) -> Tensor:
-        """``[B]``."""
+        """Log-probability ``[B]``."""
         return torch.stack([part.log_prob(value[key]) for key, part in self.parts.items()]).sum(0)
 
     def entropy(self) -> Tensor:
-        """``[B]``, in nats."""
+        """Entropy ``[B]``, in nats."""
         return torch.stack([part.entropy() for part in self.parts.values()]).sum(0)
 
     @property
     def deterministic_sample(self) -> TensorDictBase:
-        """Each part's own."""
+        """That of each part."""
         return TensorDict({key: deterministic(part) for key, part in self.parts.items()}, self.batch_shape)
 
     mode = deterministic_sample
@@ -241,7 +240,7 @@ def deterministic(distribution: Distribution) -> Any:
 
 
 def sample(distribution: Distribution) -> Any:
-    """A random action; differentiable by the distribution's parameters where it can be."""
+    """A random action, differentiable with respect to the distribution's parameters where possible."""
     return distribution.rsample() if distribution.has_rsample else distribution.sample()
 
 
@@ -252,7 +251,7 @@ def act(distribution: Distribution, deterministic_action: bool) -> tuple[Any, Te
 
 
 def log_probs(distributions: Sequence[Distribution], actions: Sequence[Any]) -> Tensor:
-    """Log-probabilities ``[B, T]`` of the actions of T steps, each ``[B]`` with a distribution of its own."""
+    """Log-probabilities ``[B, T]`` of the actions of T steps, each ``[B]`` with its own distribution."""
     first = distributions[0]
     if isinstance(first, LazyCategorical):
         unnormalized = torch.stack([each.unnormalized for each in distributions], 1)  # type: ignore[attr-defined]
@@ -262,7 +261,7 @@ def log_probs(distributions: Sequence[Distribution], actions: Sequence[Any]) -> 
 
 @register_kl(SquashedGaussian, SquashedGaussian)  # type: ignore[untyped-decorator]
 def _kl_of_squashed(p: SquashedGaussian, q: SquashedGaussian) -> Tensor:
-    return kl_divergence(p.base, q.base)  # no invertible map changes it
+    return kl_divergence(p.base, q.base)  # invariant under invertible maps
 
 
 @register_kl(Joint, Joint)  # type: ignore[untyped-decorator]

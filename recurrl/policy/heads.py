@@ -1,4 +1,4 @@
-"""From features to actions: the head and the distribution of each kind of action.
+"""Heads: from features to the distribution of each kind of action.
 
 Shape legend: B batch (any number of dimensions), A action entries.
 """
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec
 
-from recurrl.config import TrainConfig
+from recurrl.config import PolicyConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK
 from recurrl.policy import distributions
-from recurrl.policy.flat import flat
+from recurrl.policy.functions import as_function
 from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.specs import choices, is_bounded
 
 
 class ActionHead(nn.Module):
-    """Features to the distribution of one action.
+    """Features to the distribution of an action of one part.
 
     Args:
-        network: features to the distribution's parameters, a tensor or several.
-        distribution: these to the distribution.
-        masked: whether the observation's entry ``action_mask`` is the keyword ``mask`` of ``distribution``.
+        network: features to the distribution's parameters, one tensor or several.
+        distribution: makes the distribution from them.
+        masked: pass the observation's entry ``action_mask`` to ``distribution`` as ``mask``.
     """
 
     def __init__(self, network: nn.Module, distribution: Callable[..., Distribution], masked: bool = False) -> None:
@@ -44,9 +44,9 @@ class ActionHead(nn.Module):
         """The distribution of actions ``[B]``."""
         return self._run(self.network, features, observation)
 
-    def flattened(self) -> Callable[..., Distribution]:
-        """See :func:`recurrl.policy.flat.flat`."""
-        return partial(self._run, flat(self.network))
+    def as_function(self) -> Callable[..., Distribution]:
+        """See :func:`recurrl.policy.functions.as_function`."""
+        return partial(self._run, as_function(self.network))
 
     def _run(self, network: Callable[..., Any], features: Tensor, observation: Any = None) -> Distribution:
         found = network(features)
@@ -60,7 +60,7 @@ class JointHead(nn.Module):
     """Features to the distribution of an action of several parts.
 
     Args:
-        heads: that of each part, by its key within the action.
+        heads: by the key of the part within the action.
     """
 
     def __init__(self, heads: dict[NestedKey, ActionHead]) -> None:
@@ -75,24 +75,30 @@ class JointHead(nn.Module):
         )
 
 
-def make_actor(config: TrainConfig, observation: TensorSpec, action: TensorSpec) -> nn.Module:
-    """The head of the actor, for unbatched specs.
+def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+    """The head of the actor.
+
+    Args:
+        options: as configured.
+        width: of the features.
+        observation: the spec of an unbatched observation.
+        action: the spec of an unbatched action; a composite for actions of several parts.
 
     Raises:
-        ConfigError: the environment gives a mask that does not fit its actions.
+        ConfigError: an action mask does not fit the actions, or only some entries of an action to squash are bounded.
     """
     mask = observation.get(ACTION_MASK, None) if isinstance(observation, Composite) else None
     if not isinstance(action, Composite):
         if mask is not None:
             _check_mask(mask, action)
-        return _make_head(config, action, masked=mask is not None)
+        return _make_head(options, width, action, masked=mask is not None)
     if mask is not None:
         raise ConfigError(
             f"The environment gives an action mask, but its actions are {action}. Masks need a single discrete or "
             "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
         )
     parts = action.items(include_nested=True, leaves_only=True)
-    return JointHead({key: _make_head(config, spec) for key, spec in parts})
+    return JointHead({key: _make_head(options, width, spec) for key, spec in parts})
 
 
 def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
@@ -110,26 +116,25 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
         )
 
 
-def _make_head(config: TrainConfig, action: TensorSpec, masked: bool = False) -> ActionHead:
-    hidden = config.cell.hidden_size
-    # TorchRL's specs of bits and of several choices are special cases of that of one choice.
+def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
+    # TorchRL's specs of bits and of several choices derive from that of one choice.
     if isinstance(action, Binary):
-        network = _shaped(linear(hidden, action.shape.numel(), HEAD_GAIN), action)
+        network = _shaped(linear(width, action.shape.numel(), HEAD_GAIN), action)
         return ActionHead(network, partial(distributions.Binary, event_dims=len(action.shape)))
     sizes = choices(action)
     if sizes is not None:
-        logits = linear(hidden, sum(sizes), HEAD_GAIN)
+        logits = linear(width, sum(sizes), HEAD_GAIN)
         return ActionHead(logits, partial(distributions.multi_categorical, sizes), masked)
     if isinstance(action, Categorical):
-        return ActionHead(linear(hidden, int(action.space.n), HEAD_GAIN), distributions.categorical, masked)
-    squashed = config.policy.bounded_action == "tanh" and is_bounded(action)
-    if config.policy.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
+        return ActionHead(linear(width, int(action.space.n), HEAD_GAIN), distributions.categorical, masked)
+    squashed = options.bounded_action == "tanh" and is_bounded(action)
+    if options.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
         raise ConfigError(
             f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
             "unbounded. Give policy.bounded_action=clip, or have the environment bound all of them."
         )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
-    network = GaussianParameters(hidden, tuple(action.shape), config.policy.initial_std)
+    network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)))
 
 
@@ -147,17 +152,17 @@ def _shaped(layer: nn.Linear, action: TensorSpec) -> nn.Module:
 
 
 class GaussianParameters(nn.Module):
-    """Mean by a linear map of the features, and a learned standard deviation that does not depend on them.
+    """A mean that is linear in the features, and a learned standard deviation that does not depend on them.
 
     Args:
-        hidden: features.
+        width: of the features.
         shape: of an action.
         initial_std: standard deviation before training.
     """
 
-    def __init__(self, hidden: int, shape: tuple[int, ...], initial_std: float) -> None:
+    def __init__(self, width: int, shape: tuple[int, ...], initial_std: float) -> None:
         super().__init__()
-        self.mean = linear(hidden, math.prod(shape), HEAD_GAIN)
+        self.mean = linear(width, math.prod(shape), HEAD_GAIN)
         self.log_std = nn.Parameter(torch.full(shape, math.log(initial_std)))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:

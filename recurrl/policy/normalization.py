@@ -1,9 +1,13 @@
 """Running statistics of observations and of rewards.
 
-They change between iterations only, so that what the update sees is what the rollout saw.
+They change between iterations only, so that the update sees what the rollout saw.
+
+Shape legend: B batch (any number of dimensions).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,64 +15,69 @@ from torch import Tensor, nn
 from recurrl.errors import NonFiniteError
 
 
-class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, by the parallel update of Chan, Golub and LeVeque (1979).
+def observe(module: nn.Module, observation: Any) -> None:
+    """Adds observations to the running statistics of a module, if it has a method ``observe``."""
+    own: Any = getattr(module, "observe", None)
+    if own is not None:
+        own(observation)
 
-    Kept in float64, so that they stay right over billions of samples. Until the first update the mean is 0 and the
-    variance 1.
+
+class RunningMoments(nn.Module):
+    """Mean and variance of all samples so far, by the parallel update of Chan, Golub and LeVeque (1979).
+
+    Kept in float64, to stay accurate over billions of samples. Until the first update the mean is 0 and the variance 1.
 
     Args:
-        size: features; the statistics are per feature.
+        shape: of a sample; each of its entries has statistics of its own.
     """
 
     mean: Tensor
     variance: Tensor
     count: Tensor
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
-        """Takes samples ``[..., size]`` into account.
+        """Adds samples ``[B, *shape]``.
 
         Raises:
-            NonFiniteError: one of them is not finite; the statistics are as they were.
+            NonFiniteError: one of them is not finite; the statistics are unchanged.
         """
-        flat = samples.reshape(-1, self.mean.shape[0]).double()
-        variance, mean = torch.var_mean(flat, 0, correction=0)
+        batch = samples.reshape(-1, *self.mean.shape).double()
+        variance, mean = torch.var_mean(batch, 0, correction=0)
         if not (mean.isfinite() & variance.isfinite()).all():
-            raise NonFiniteError(_place_of_largest(samples))
-        total = self.count + flat.shape[0]
-        weight = flat.shape[0] / total
+            raise NonFiniteError(_largest(samples, samples.ndim - self.mean.ndim))
+        total = self.count + len(batch)
+        weight = len(batch) / total
         difference = mean - self.mean
         self.variance.copy_((1 - weight) * self.variance + weight * variance + weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
         self.count.copy_(total)
 
 
-def _place_of_largest(samples: Tensor) -> str:
-    """Where among samples ``[..., size]`` the first of the largest is; NaN is the largest of all."""
+def _largest(samples: Tensor, batch_dims: int) -> str:
+    """The error message for the first of the largest samples; NaN counts as the largest."""
     at = torch.unravel_index(samples.double().abs().nan_to_num(torch.inf).argmax(), samples.shape)
-    names = ("environment", "step") if samples.ndim == 3 else ()
-    place = " and ".join(f"{name} {int(i)}" for name, i in zip(names, at, strict=False))
+    place = f" of environment {int(at[0])} and step {int(at[1])} of the batch" if batch_dims == 2 else ""
     return (
-        f"Running statistics received the value {float(samples[at])}{f' of {place} of the batch' if place else ''}, "
-        "which would corrupt them permanently. Have the environment clip its observations and rewards."
+        f"Running statistics received the value {float(samples[at])}{place}, which would corrupt them permanently. "
+        "Have the environment clip its observations and rewards."
     )
 
 
 class ObservationNormalizer(nn.Module):
-    """``(observation − mean) / std`` by the statistics of the observations seen, clipped to ±``limit``.
+    """``(observation − mean) / std`` by running statistics, clipped to ±``limit``.
 
-    The statistics in use are replaced each time as many observations again have been seen. Replacing them moves the
-    policy under the learner's feet, so it happens a logarithmic number of times, not at every iteration.
+    The statistics in use are replaced whenever the number of observations has doubled. Replacing them changes the
+    policy, so it happens a logarithmic number of times rather than at every iteration.
 
     Args:
-        size: features of the observation.
+        shape: of an observation; each of its entries has statistics of its own.
         limit: in standard deviations.
     """
 
@@ -76,17 +85,17 @@ class ObservationNormalizer(nn.Module):
     scale: Tensor
     replaced_at: Tensor
 
-    def __init__(self, size: int, limit: float = 10.0) -> None:
+    def __init__(self, *shape: int, limit: float = 10.0) -> None:
         super().__init__()
-        self.moments = RunningMoments(size)
+        self.moments = RunningMoments(*shape)
         self.limit = limit
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("scale", torch.ones(size))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
         self.register_buffer("replaced_at", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def observe(self, observations: Tensor) -> None:
-        """Takes observations ``[..., size]`` into account, from the next doubling of their number on."""
+        """Adds observations ``[B, *shape]``, which take effect once their number has doubled."""
         self.moments.update(observations)
         if self.moments.count >= 2 * self.replaced_at:
             self.mean.copy_(self.moments.mean)
@@ -94,5 +103,5 @@ class ObservationNormalizer(nn.Module):
             self.replaced_at.copy_(self.moments.count)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Normalised observations."""
-        return ((observation - self.mean) * self.scale).clamp(-self.limit, self.limit)
+        """Normalised observations, in the default floating-point type."""
+        return ((observation.to(self.mean.dtype) - self.mean) * self.scale).clamp(-self.limit, self.limit)

@@ -1,4 +1,4 @@
-"""The policy and its critic as functions of tensors: one step, or sequences.
+"""The policy and its critic on tensors: one step, or sequences.
 
 Shape legend: B rows, T steps.
 """
@@ -15,36 +15,34 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torchrl.data import Composite, TensorSpec
 
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import TrainConfig
 from recurrl.keys import OBSERVATION
 from recurrl.policy.distributions import act
-from recurrl.policy.encoders.mlp import observe
-from recurrl.policy.flat import flat
+from recurrl.policy.functions import as_function
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, linear
-from recurrl.policy.trunk import NewState, State, Trunk, make_trunk
+from recurrl.policy.trunk import NewState, State, Trunk, cell_of, make_trunk
 from recurrl.recurrent.module.keys import IS_INIT
 
 Output = tuple[Distribution, Tensor | None, NewState]
 
 
 class Policy(nn.Module):
-    """A policy and its critic, on one trunk or on one each; or a policy alone.
+    """A policy and its critic, on a shared trunk or on one each; or a policy alone.
 
-    Everything goes in and comes out as an argument; nothing is remembered from one call to the next. Observations are
-    tensors or nested mappings of tensors, and so are actions of several parts. A state is a mapping from the names in
-    :attr:`state_shapes` to tensors, those of a critic with a cell of its own among them; it is empty for a feed-forward
-    policy, which does without ``is_init`` too.
+    Nothing is remembered between calls: states are passed in and returned. Observations are tensors or nested mappings
+    of tensors, and so are actions of several parts. A state is a mapping from the names in :attr:`state_shapes` to
+    tensors and includes that of a recurrent critic. A feed-forward policy has none and needs no ``is_init``.
 
     Args:
-        trunk: observations to features: a :class:`Trunk`, or any module, which then has no states. A critic without a
-            trunk of its own shares it, and it runs once for both.
+        trunk: observations to features: a :class:`Trunk`, or any module, which then has no states. A critic without its
+            own trunk shares it, and it runs once for both.
         actor_head: ``(features, observation)`` to the distribution of actions.
         critic_head: features to values ``[B, 1]``; None without a critic.
-        critic_trunk: the critic's own trunk; None where it shares the actor's.
+        critic_trunk: the critic's own trunk; None if it shares the actor's.
 
     Raises:
-        ValueError: both trunks name a state alike.
+        ValueError: two states have the same name.
     """
 
     def __init__(
@@ -71,21 +69,21 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     @property
-    def state_shapes(self) -> dict[NestedKey, tuple[int, int]]:
-        """The shape ``[L, X]`` (layers, size) of each recurrent state, by its name; empty for a feed-forward policy."""
+    def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
+        """The shape ``[layers, ...]`` of each recurrent state, by its name; empty for a feed-forward policy."""
         return {key: shape for trunk in self._trunks() for key, shape in trunk.state_shapes.items()}
 
     def initial_state(self, batch: int) -> dict[NestedKey, Tensor]:
-        """The states ``[B, L, X]`` that episodes start from: zeros."""
+        """The zero states ``[B, layers, ...]`` that episodes start from."""
         like = next(self.parameters())
         return {key: like.new_zeros(batch, *shape) for key, shape in self.state_shapes.items()}
 
     def inputs(self, data: Mapping[Any, Any] | TensorDictBase) -> tuple[Any, State, Tensor | None]:
-        """Observation, state and ``is_init`` among the entries of a batch, as :meth:`sequence` takes them.
+        """The observation, state and ``is_init`` of a batch, as :meth:`step` and :meth:`sequence` take them.
 
         Raises:
             KeyError: an entry is missing.
@@ -101,9 +99,9 @@ class Policy(nn.Module):
 
         Args:
             observation: ``[B, ...]``.
-            state: ``[B, L, X]`` each: what the last step returned, or :meth:`initial_state`.
-            is_init_B: bool; true where an episode starts, whose state is then taken to be zero. None for nowhere.
-            deterministic: whether to take the most probable action rather than to sample one.
+            state: ``[B, layers, ...]`` each: what the last step returned, or :meth:`initial_state`.
+            is_init_B: bool; true where an episode starts, which zeroes the state. None for nowhere.
+            deterministic: take the most probable action instead of sampling one.
 
         Returns:
             The action ``[B, ...]``, its log-probability ``[B]``, the value ``[B, 1]`` (None without a critic), and the
@@ -113,38 +111,38 @@ class Policy(nn.Module):
         return *act(distribution, deterministic), value, new_state
 
     def stepper(self) -> Callable[[Any, State, Tensor | None], Output]:
-        """The distribution of :meth:`step`, as a function for many steps with the current parameters.
+        """A function for many steps with the current parameters.
 
         It takes ``(observation, state, is_init)`` as :meth:`step` does and returns ``(distribution, value, state)``.
-        Parameters are looked up once, here: do not use it after they change.
+        Parameters are looked up only now: call :meth:`stepper` again after they change.
         """
         critic_trunk = None if self.critic_trunk is None else self.critic_trunk.stepper()
-        critic_head = None if self.critic_head is None else flat(self.critic_head)
-        return partial(_outputs, self.trunk.stepper(), flat(self.actor_head), critic_trunk, critic_head)
+        critic_head = None if self.critic_head is None else as_function(self.critic_head)
+        return partial(_outputs, self.trunk.stepper(), as_function(self.actor_head), critic_trunk, critic_head)
 
     def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None = None) -> Output:
         """Runs sequences of steps, for learning.
 
         Args:
             observation: ``[B, T, ...]``.
-            state: ``[B, T, L, X]`` each: the states that were recorded at each step. They are read where sequences and
-                episodes start, at ``t = 0`` and where ``is_init`` is true; other steps begin with the state that the
-                step before produced.
+            state: ``[B, T, layers, ...]`` each: the stored state of each step. It is read at ``t = 0`` and where
+                ``is_init`` is true; other steps start from the state that the previous step produced.
             is_init_BT: bool; true where an episode starts. None for a feed-forward policy.
 
         Returns:
             The distribution of the actions ``[B, T]``, the values ``[B, T, 1]`` (None without a critic), and the states
-            ``[B, T, L, X]`` after the last step of each episode and of each sequence; zero at other steps.
+            ``[B, T, layers, ...]`` after the last step of each episode and of each sequence; zero at other steps.
         """
         critic_trunk = None if self.critic_trunk is None else self.critic_trunk.sequence
         return _outputs(
             self.trunk.sequence, self.actor_head, critic_trunk, self.critic_head, observation, state, is_init_BT
         )
 
+    @torch.no_grad()
     def observe(self, observation: Any) -> None:
-        """Adds observations to the running statistics, where the policy has any."""
+        """Adds observations ``[B, T, ...]`` to the running statistics, if the policy has any."""
         for trunk in self._trunks():
-            observe(trunk.encoder, observation)
+            trunk.observe(observation)
 
 
 def _trunk(module: nn.Module) -> Trunk:
@@ -171,24 +169,25 @@ def _outputs(
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> Policy:
-    """The network a configuration describes, for an environment's unbatched specs, on the configured device.
+    """The configured network for an environment's unbatched specs, on the configured device.
 
     Args:
         config: the configuration.
         observation_spec: the environment's, with the entry ``observation``.
-        action_spec: of the entry ``action``; a composite for actions of several parts.
+        action_spec: that of the entry ``action``; a composite for actions of several parts.
 
     Raises:
         ConfigError: the observation or the action is of a kind that the configured network cannot handle.
     """
     observation = observation_spec[OBSERVATION]
-    trunk = make_trunk(config, observation, config.cell.name)
-    actor_head = make_actor(config, observation, action_spec)
+    cell = cell_of(config)
+    trunk = make_trunk(config, observation, cell)
+    actor_head = make_actor(config.policy, config.cell.hidden_size, observation, action_spec)
     critic = config.algorithm.critic_kind
     critic_head = critic_trunk = None
     if critic is not None:
         critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)
         if critic != "shared":
-            cell = config.cell.name if critic == "recurrent" else NO_CELL
-            critic_trunk = make_trunk(config, observation, cell, prefix="critic_")
+            own = cell if critic == "recurrent" else None
+            critic_trunk = make_trunk(config, observation, own, prefix="critic_")
     return Policy(trunk, actor_head, critic_head, critic_trunk).to(torch.device(config.device))

@@ -1,4 +1,4 @@
-"""A policy for those who call it with TensorDicts: TorchRL's collectors, environments and losses."""
+"""The policy as a TensorDict module, for TorchRL's collectors, environments and losses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from recurrl.recurrent.module.keys import IS_INIT
 
 
 class PolicyModule(TensorDictModuleBase):
-    """A policy as a TensorDict module: it writes the action, its log-probability, the value if any, and the states.
+    """A policy as a TensorDict module. It writes the action, its log-probability, the value if any, and the states.
 
-    It does one step, or sequences where TorchRL's ``set_recurrent_mode(True)`` is active. Actions are sampled where the
-    exploration type is ``RANDOM``, as in TorchRL's collectors, and deterministic elsewhere.
+    It does one step, or sequences under TorchRL's ``set_recurrent_mode(True)``. Actions are sampled under
+    ``ExplorationType.RANDOM``, as in TorchRL's collectors, and deterministic otherwise.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -32,7 +32,7 @@ class PolicyModule(TensorDictModuleBase):
         self.out_keys = [ACTION, LOG_PROB, *values, *(("next", state) for state in states)]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Acts."""
+        """Acts for one step or for sequences."""
         deterministic = interaction_type() is not InteractionType.RANDOM
         if recurrent_mode():
             distribution, value, new_state = self._sequence(tensordict)

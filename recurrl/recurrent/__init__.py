@@ -5,6 +5,8 @@ Self-contained: plain arguments, no configuration, no training code.
 
 from torchrl.modules import recurrent_mode, set_recurrent_mode
 
+from recurrl.recurrent.cell import Cell
+from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.module import RecurrentModule, prepare_for_compile
 from recurrl.recurrent.module.drop_in import GRUModule, LSTMModule, canonicalize_rnn_subset
 from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
@@ -13,8 +15,10 @@ from recurrl.recurrent.rnn import GRU, LSTM, GRUCell, LSTMCell
 __all__ = [
     "GRU",
     "LSTM",
+    "Cell",
     "GRUCell",
     "GRUModule",
+    "GatedCell",
     "LSTMCell",
     "LSTMModule",
     "RecurrentModule",

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from recurrl import __version__
-from recurrl.recurrent.backends import LayerWeights, Options, candidates, load_backend
-from recurrl.recurrent.cells import Cell
-from recurrl.recurrent.layer import Parameters, state_sizes, weights_of
+from recurrl.recurrent.backends import Options, candidates, load_backend
+from recurrl.recurrent.cell import Cell, Weights
+from recurrl.recurrent.layer import Parameters, weights_of
 from recurrl.recurrent.segments import Segments, in_transform
 from recurrl.runtime.atomic import atomic_write
 
@@ -121,7 +121,7 @@ def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segment
     key = "|".join(
         str(part)
         for part in (
-            cell.__name__.rpartition(".")[2],
+            cell.name,
             "x".join(str(_power_of_two(size)) for size in (rows, steps)),
             f"{x_BTI.shape[2]}x{parameters.hidden_size}x{parameters.proj_size}",
             f"{_power_of_two(per_row)} segments",
@@ -137,8 +137,7 @@ def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segment
     known = _read(path)
     if key not in known:
         weights = weights_of(cell, parameters, 0, 0)
-        sizes = state_sizes(cell, parameters)
-        runs = {name: _one_layer(name, cell, x_BTI, segments, weights, sizes, options) for name in names}
+        runs = {name: _one_layer(name, cell, x_BTI, segments, weights, options) for name in names}
         known[key] = _measure(runs, x_BTI.device)
         _write(path, known)
     times: dict[str, float] = known[key]
@@ -190,21 +189,20 @@ def _one_layer(
     cell: Cell,
     x_BTI: Tensor,
     segments: Segments,
-    weights: LayerWeights,
-    sizes: list[int],
+    weights: Weights,
     options: Options,
 ) -> Callable[[], None]:
     """What one layer computes by a backend: forward and, where gradients are wanted, backward."""
     train = torch.is_grad_enabled()
     x = x_BTI.detach().requires_grad_(train)
-    own = LayerWeights._make(None if w is None else w.detach().requires_grad_(train) for w in weights)
-    stored = tuple(x.new_zeros(()).expand(*x.shape[:2], size) for size in sizes)
+    own = {name: weight.detach().requires_grad_(train) for name, weight in weights.items()}
+    stored = tuple(x.new_zeros(()).expand(*x.shape[:2], *shape) for shape in cell.states().values())
     sequence = load_backend(name).sequence
 
     def run() -> None:
         output, _ = sequence(cell, x, segments, stored, own, options)
         if train:
-            torch.autograd.grad(output, [x, *own.present()], torch.ones_like(output))
+            torch.autograd.grad(output, [x, *own.values()], torch.ones_like(output))
 
     return run
 

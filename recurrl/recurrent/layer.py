@@ -1,12 +1,11 @@
 """A stack of recurrent layers over a batch of rows with resets, independent of cell and backend.
 
-Shape legend: B rows, T steps, I input size, H hidden size, O output size of a layer in one direction (H, or that of the
-projection), L layers, D directions, X size of a state.
+Shape legend: B rows, T steps, I input size, H hidden size, O output size of a layer in
+one direction, L layers, D directions.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -14,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent.backends import LayerWeights, Options, load_backend, step
-from recurrl.recurrent.cells import Cell
-from recurrl.recurrent.segments import Segments
+from recurrl.errors import ConfigError
+from recurrl.recurrent.backends import Options, load_backend
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.segments import Segments, expanded
 
-Step = Callable[[Tensor, Tensor | None, tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
-"""``(x_BI, is_init_B, states_BLX) -> (output, new states)``."""
+Step = Callable[[Tensor, Tensor | None, States], tuple[Tensor, States]]
+"""``(x_BI, is_init_B, states) -> (output, new states)``."""
 
 
 class Parameters(Protocol):
-    """The parameters of a stack of layers, named and shaped as in ``nn.GRU`` and ``nn.LSTM``."""
+    """The parameters of a stack of layers, named by layer and direction as in ``nn.GRU``: ``weight_ih_l0_reverse``."""
 
     input_size: int
     hidden_size: int
     num_layers: int
-    bias: bool
     dropout: float
     bidirectional: bool
     proj_size: int
@@ -40,59 +39,61 @@ class Parameters(Protocol):
 
 
 class Stack(nn.Module):
-    """Parameters of stacked layers of a cell that torch has no module for, initialised like torch's.
+    """Parameters of stacked layers of a cell that torch has no module for.
 
     It has no forward: :func:`run_sequence` and :func:`make_step` read its parameters.
+
+    Raises:
+        ConfigError: the cell's step does not return what the cell declares.
     """
 
     def __init__(
         self,
         cell: Cell,
         input_size: int,
-        hidden_size: int,
         num_layers: int = 1,
-        bias: bool = True,
         dropout: float = 0.0,
         bidirectional: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bias, self.dropout, self.bidirectional = bias, dropout, bidirectional
-        self.batch_first, self.proj_size = True, 0
-        rows = cell.GATES * hidden_size
-        directions = 2 if bidirectional else 1
+        self.input_size, self.hidden_size, self.num_layers = input_size, cell.hidden_size, num_layers
+        self.dropout, self.bidirectional, self.batch_first, self.proj_size = dropout, bidirectional, True, 0
         for layer in range(num_layers):
-            for direction in range(directions):
-                inputs = input_size if layer == 0 else directions * hidden_size
-                for name, shape in (("ih", (rows, inputs)), ("hh", (rows, hidden_size))):
-                    if name == "hh" and not cell.RECURRENT:
-                        continue
-                    suffix = _suffix(layer, direction)
-                    self._add(f"weight_{name}{suffix}", shape, device)
-                    if bias:
-                        self._add(f"bias_{name}{suffix}", (rows,), device)
-
-    def _add(self, name: str, shape: tuple[int, ...], device: torch.device | str | None) -> None:
-        parameter = nn.Parameter(torch.empty(shape, device=device))
-        nn.init.uniform_(parameter, -1 / math.sqrt(self.hidden_size), 1 / math.sqrt(self.hidden_size))
-        self.register_parameter(name, parameter)
+            inputs = input_size if layer == 0 else directions(self) * cell.hidden_size
+            for direction in range(directions(self)):
+                for name, shape in cell.parameters(inputs).items():
+                    parameter = nn.Parameter(torch.empty(shape, device=device))
+                    with torch.no_grad():
+                        cell.initialize(name, parameter)
+                    self.register_parameter(name + _suffix(layer, direction), parameter)
+        _check_step(cell, self)
 
 
-def weights_of(cell: Cell, parameters: Parameters, layer: int, direction: int) -> LayerWeights:
-    """The parameters of one layer in one direction (1 is backwards)."""
+def _check_step(cell: Cell, parameters: Parameters) -> None:
+    """Compares what one step of the first layer returns with what the cell declares."""
+    weights, shapes = weights_of(cell, parameters, 0, 0), list(cell.states().values())
+    if not weights or not shapes:
+        raise ConfigError(
+            f"The cell {cell.name} has {len(weights)} parameters and {len(shapes)} states. A cell has at least one of "
+            "each; for a layer without memory use cell=none."
+        )
+    like = next(iter(weights.values()))
+    with torch.no_grad():
+        x = cell.project(weights, like.new_zeros(2, parameters.input_size))
+        output, states = cell.step(weights, x, tuple(like.new_zeros(2, *shape) for shape in shapes))
+    found, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
+    if found != declared:
+        raise ConfigError(
+            f"A step of the cell {cell.name} returns an output of shape {found[0]} and states of shapes {found[1:]}, "
+            f"batch dimension aside. Its hidden_size and states() declare {declared[0]} and {declared[1:]}."
+        )
+
+
+def weights_of(cell: Cell, parameters: Parameters, layer: int, direction: int) -> dict[str, Tensor]:
+    """The parameters of one layer in one direction (1 is backwards), by the cell's names."""
     suffix = _suffix(layer, direction)
-
-    def get(name: str, there: bool) -> Tensor | None:
-        return getattr(parameters, name + suffix) if there else None
-
-    return LayerWeights(
-        getattr(parameters, "weight_ih" + suffix),
-        get("weight_hh", cell.RECURRENT),
-        get("bias_ih", parameters.bias),
-        get("bias_hh", parameters.bias and cell.RECURRENT),
-        get("weight_hr", parameters.proj_size > 0),
-    )
+    return {name: getattr(parameters, name + suffix) for name in cell.parameters(parameters.input_size)}
 
 
 def _suffix(layer: int, direction: int) -> str:
@@ -104,55 +105,57 @@ def directions(parameters: Parameters) -> int:
     return 2 if parameters.bidirectional else 1
 
 
-def state_sizes(cell: Cell, parameters: Parameters) -> list[int]:
-    """The size X of each state; the first may be projected."""
-    return [parameters.proj_size or parameters.hidden_size] + [parameters.hidden_size] * (len(cell.STATES) - 1)
-
-
-def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, int]]:
-    """The shape ``[L·D, X]`` of each state."""
+def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, ...]]:
+    """The shape ``[L·D, ...]`` of each state."""
     count = parameters.num_layers * directions(parameters)
-    return [(count, size) for size in state_sizes(cell, parameters)]
+    return [(count, *shape) for shape in cell.states().values()]
 
 
 def make_step(cell: Cell, parameters: Parameters, fused: bool = False) -> Step:
     """Returns a function that runs one step of every layer with the parameters as they are now.
 
     The function takes an input ``[B, I]``, ``is_init`` ``[B]``, which zeroes the incoming states (None: no resets), and
-    states ``[B, L·D, X]``; it returns the last layer's output ``[B, D·O]`` and the new states. With ``fused`` it may
+    states ``[B, L·D, ...]``; it returns the last layer's output ``[B, D·O]`` and the new states. With ``fused`` it may
     call torch's single-step kernels, which round identically but do not support ``torch.vmap``.
     """
-    # Not torch.gru_cell: it rounds some gates differently.
-    whole = torch.lstm_cell if fused and cell.TORCH is nn.LSTM and parameters.proj_size == 0 else None
-    per_layer = directions(parameters)
-    weights = [
-        [weights_of(cell, parameters, layer, direction) for direction in range(per_layer)]
+    steps = [
+        [
+            _one_step(cell, weights_of(cell, parameters, layer, direction), fused)
+            for direction in range(directions(parameters))
+        ]
         for layer in range(parameters.num_layers)
     ]
 
-    def one(weight: LayerWeights, x_BI: Tensor, states_BX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if whole is not None and x_BI.device.type == "cpu":
-            return whole(x_BI, states_BX, weight.w_ih, weight.w_hh, weight.b_ih, weight.b_hh)  # type: ignore[arg-type]
-        return step(cell, weight, functional.linear(x_BI, weight.w_ih, weight.b_ih), states_BX)
-
-    def run(
-        x_BI: Tensor, is_init_B: Tensor | None, states_BLX: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run(x_BI: Tensor, is_init_B: Tensor | None, states: States) -> tuple[Tensor, States]:
         if is_init_B is not None:
             # where, not multiplication: a non-finite state must not survive its reset.
-            states_BLX = tuple(torch.where(is_init_B[:, None, None], 0.0, states) for states in states_BLX)
-        entering = zip(*[states.unbind(1) for states in states_BLX], strict=True)
+            states = tuple(torch.where(expanded(is_init_B, state), 0.0, state) for state in states)
+        entering = zip(*[state.unbind(1) for state in states], strict=True)
         layer_input = x_BI
-        new_states: list[tuple[Tensor, ...]] = []
-        for layer, of_layer in enumerate(weights):
-            new = [one(each, layer_input, next(entering)) for each in of_layer]
-            new_states += new
-            layer_input = _next_input(parameters, layer, [states[0] for states in new])
+        new_states: list[States] = []
+        for layer, of_layer in enumerate(steps):
+            new = [step(layer_input, next(entering)) for step in of_layer]
+            new_states += [after for _, after in new]
+            layer_input = _next_input(parameters, layer, [output for output, _ in new])
         if len(new_states) == 1:
             return layer_input, tuple([state.unsqueeze(1) for state in new_states[0]])
         return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
 
     return run
+
+
+def _one_step(cell: Cell, weights: Weights, fused: bool) -> Callable[[Tensor, States], tuple[Tensor, States]]:
+    """One step of one layer in one direction."""
+    given = list(weights.values())
+
+    def by_torch(x_BI: Tensor, states: States) -> tuple[Tensor, States]:
+        states = torch.lstm_cell(x_BI, states, *given)
+        return states[0], states
+
+    # Not torch.gru_cell: it rounds some gates differently.
+    if fused and cell.TORCH is nn.LSTM and "weight_hr" not in weights and given[0].device.type == "cpu":
+        return by_torch
+    return lambda x_BI, states: cell.step(weights, cell.project(weights, x_BI), states)
 
 
 def run_sequence(
@@ -161,9 +164,9 @@ def run_sequence(
     parameters: Parameters,
     x_BTI: Tensor,
     segments: Segments,
-    stored_states_BTLX: tuple[Tensor, ...],
+    stored_states: States,
     options: Options,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, States]:
     """Runs every step of every layer.
 
     Step t starts from the stored state at t where a segment starts, else from the state after step t − 1. A layer's
@@ -171,16 +174,16 @@ def run_sequence(
     start, and returns its final state at the segment's end, as ``nn.GRU`` does for a whole sequence.
 
     Returns:
-        The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, X]`` at the last step of every segment,
+        The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment,
         zero elsewhere.
     """
     sequence = load_backend(backend).sequence
     layer_input = x_BTI
-    end_states: list[tuple[Tensor, ...]] = []
+    end_states: list[States] = []
     for layer in range(parameters.num_layers):
         outputs = []
         for direction in range(directions(parameters)):
-            stored = tuple(states[:, :, len(end_states)] for states in stored_states_BTLX)
+            stored = tuple(states[:, :, len(end_states)] for states in stored_states)
             weights = weights_of(cell, parameters, layer, direction)
             x = segments.mirrored(layer_input) if direction else layer_input
             output, states = sequence(cell, x, segments, stored, weights, options)

@@ -1,4 +1,4 @@
-"""The recurrence ``h[t] = a[t] · h[t−1] + b[t]`` without a loop over time.
+"""The recurrence ``h[t] = a[t] · h[t−1] + b[t]`` without a loop over time, with resets.
 
 Shape legend: B rows, T steps, H features.
 """
@@ -12,12 +12,21 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def linear_recurrence(a_BTH: Tensor, b_BTH: Tensor) -> Tensor:
-    """``h[t] = a[t] · h[t−1] + b[t]`` with ``h[−1] = 0``, for all t, ``[B, T, H]``.
+def linear_recurrence(a_BTH: Tensor, b_BTH: Tensor, starts_BT: Tensor, stored_BTH: Tensor) -> Tensor:
+    """``h[t] = a[t] · h[t−1] + b[t]`` for all t, ``[B, T, H]``, with the stored state at t instead of ``h[t−1]`` where
+    ``starts`` is true (at t = 0 among others).
 
     By doubling (Hillis and Steele 1986): ⌈log₂ T⌉ passes over all steps, each composing pairs twice as far apart as
     the one before. Differentiable to any order: the gradient is the same recurrence backwards in time.
     """
+    start_BT1 = starts_BT.unsqueeze(-1)
+    # Selected before it is multiplied: a stored state that is not read may be NaN.
+    b_BTH = b_BTH + a_BTH * torch.where(start_BT1, stored_BTH, 0.0)
+    return _from_zero(torch.where(start_BT1, 0.0, a_BTH), b_BTH)
+
+
+def _from_zero(a_BTH: Tensor, b_BTH: Tensor) -> Tensor:
+    """With ``h[−1] = 0``."""
     return _LinearRecurrence.apply(a_BTH, b_BTH)  # type: ignore[no-untyped-call]
 
 
@@ -32,7 +41,7 @@ class _LinearRecurrence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, h = ctx.saved_tensors
         a_after = functional.pad(a[:, 1:], (0, 0, 0, 1))
-        grad_b = linear_recurrence(a_after.flip(1), grad.flip(1)).flip(1)
+        grad_b = _from_zero(a_after.flip(1), grad.flip(1)).flip(1)
         return grad_b * functional.pad(h[:, :-1], (0, 0, 1, 0)), grad_b
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from recurrl.recurrent.backends import LayerWeights, Options, step
-from recurrl.recurrent.cells import Cell, load_cell
+from recurrl.recurrent.backends import Options
+from recurrl.recurrent.cells import gru, lstm
+from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import make_step, run_sequence, state_shapes
 from recurrl.recurrent.segments import Segments
 
@@ -22,7 +22,7 @@ from recurrl.recurrent.segments import Segments
 class _PythonRNN(nn.RNNBase):
     """Stacked layers over whole rows, with the ``forward`` of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
 
-    cell: Cell
+    CELL: type[GatedCell]
 
     def _init(
         self,
@@ -51,6 +51,7 @@ class _PythonRNN(nn.RNNBase):
             device=device,
             dtype=dtype,
         )
+        self.cell = self.CELL(hidden_size, bias, proj_size)
         self.use_scan = use_scan
 
     def _run(
@@ -64,7 +65,7 @@ class _PythonRNN(nn.RNNBase):
             mask = None if mask is None else mask.transpose(0, 1)
         rows, steps, _ = x.shape
         if states_LBX is None:
-            states_LBX = tuple(x.new_zeros(count, rows, size) for count, size in state_shapes(self.cell, self))
+            states_LBX = tuple(x.new_zeros(count, rows, *sizes) for count, *sizes in state_shapes(self.cell, self))
         states_BLX = tuple(states.transpose(0, 1) for states in states_LBX)
         if mask is None:
             no_reset = torch.zeros(rows, steps, dtype=torch.bool, device=x.device)
@@ -104,7 +105,7 @@ class GRU(_PythonRNN):
         use_scan: use the ``scan`` backend instead of a plain loop.
     """
 
-    cell = load_cell("gru")
+    CELL = gru.GRU
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class GRU(_PythonRNN):
 class LSTM(_PythonRNN):
     """``nn.LSTM`` in Python. Arguments as for :class:`GRU`, in TorchRL's order; ``proj_size`` projects the output."""
 
-    cell = load_cell("lstm")
+    CELL = lstm.LSTM
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class GRUCell(nn.GRUCell):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """The state ``[B, H]``, or ``[H]`` for unbatched input, after one step from ``hx`` (zero if None)."""
-        return _cell_step("gru", self, input, None if hx is None else (hx,))[0]
+        return _cell_step(gru.GRU, self, input, None if hx is None else (hx,))[0]
 
 
 class LSTMCell(nn.LSTMCell):
@@ -204,18 +205,18 @@ class LSTMCell(nn.LSTMCell):
         hx: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The states (h, c), ``[B, H]`` or ``[H]`` each, after one step from ``hx`` (zero if None)."""
-        h, c = _cell_step("lstm", self, input, hx)
+        h, c = _cell_step(lstm.LSTM, self, input, hx)
         return h, c
 
 
 def _cell_step(
-    name: str, parameters: nn.RNNCellBase, x: Tensor, states: tuple[Tensor, ...] | None
+    kind: type[GatedCell], parameters: nn.RNNCellBase, x: Tensor, states: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, ...]:
-    cell = load_cell(name)
+    cell = kind(parameters.hidden_size, parameters.bias)
     for value, what in ((x, "input"), *((state, f"hx[{k}]") for k, state in enumerate(states or ()))):
         if value.dim() not in (1, 2):
             raise ValueError(f"{type(parameters).__name__}: Expected {what} to be 1D or 2D, got {value.dim()}D instead")
     if states is None:
-        states = tuple(x.new_zeros(*x.shape[:-1], parameters.hidden_size) for _ in cell.STATES)
-    weights = LayerWeights(parameters.weight_ih, parameters.weight_hh, parameters.bias_ih, parameters.bias_hh)
-    return step(cell, weights, functional.linear(x, weights.w_ih, weights.b_ih), states)
+        states = tuple(x.new_zeros(*x.shape[:-1], *shape) for shape in cell.states().values())
+    weights = {name: getattr(parameters, name) for name in cell.parameters(parameters.input_size)}
+    return cell.step(weights, cell.project(weights, x), states)[1]

@@ -165,8 +165,8 @@ class Segments:
         return torch.cat((self.starts_BT[:, 1:], torch.ones_like(self.starts_BT[:, :1])), 1)
 
     def only_ends(self, values_BTX: Tensor) -> Tensor:
-        """The values ``[B, T, X]`` at the segments' last steps, zero elsewhere."""
-        return torch.where(self.ends_BT.unsqueeze(-1), values_BTX, 0.0)
+        """The values ``[B, T, ...]`` at the segments' last steps, zero elsewhere."""
+        return torch.where(expanded(self.ends_BT, values_BTX), values_BTX, 0.0)
 
     @cached_property
     def any_reset(self) -> bool:
@@ -240,6 +240,11 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     )
     packed = Steps(running_SN.sum(1).tolist(), last_N, before, positions, inverse)
     return Packing(starts_BT.shape, packed, first_N, end_N, lengths_N, positions, inverse)
+
+
+def expanded(flags: Tensor, values: Tensor) -> Tensor:
+    """The flags of ``values``' first dimensions, with a dimension of size one for each further one."""
+    return flags.view(*flags.shape, *[1] * (values.ndim - flags.ndim))
 
 
 def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:

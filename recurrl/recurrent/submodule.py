@@ -12,66 +12,74 @@ import torch
 from torch import nn
 
 from recurrl.recurrent import rnn
-from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.cell import Cell
+from recurrl.recurrent.cells import make_cell
+from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import Parameters, Stack
 
-PYTHON_MODULES: dict[str, type[nn.RNNBase]] = {"gru": rnn.GRU, "lstm": rnn.LSTM}
+PYTHON_MODULES: dict[type[nn.RNNBase] | None, type[nn.RNNBase]] = {nn.GRU: rnn.GRU, nn.LSTM: rnn.LSTM}
 
 
 def make_or_wrap(
-    cell_name: str,
+    cell: str | Cell,
     owner: str,
     wrapped: nn.RNNBase | None,
     batch_first: bool,
     device: torch.device | str | None,
+    input_size: int | None,
+    hidden_size: int | None,
+    bias: bool,
+    proj_size: int,
     **sizes: Any,
-) -> nn.Module:
-    """Returns ``wrapped``, or else a new submodule; ``sizes`` are the other arguments of ``nn.LSTM``.
+) -> tuple[Cell, nn.Module]:
+    """Returns the cell, and ``wrapped`` or else a new submodule; the sizes are the other arguments of ``nn.LSTM``.
 
     Raises:
-        ValueError: ``batch_first`` is false, sizes come with a wrapped module, a size is missing, or the cell has no
-            projection; the message names ``owner``.
+        ValueError: ``batch_first`` is false, sizes come with a wrapped module, a size is missing, or the cell does not
+            have what is asked for; the message names ``owner``.
     """
     if not (batch_first if wrapped is None else wrapped.batch_first):
         raise ValueError(
             f"batch_first=False is not possible for {owner}: a TensorDict's first dimensions are its batch."
         )
-    input_size, hidden_size = sizes["input_size"], sizes["hidden_size"]
     if wrapped is not None:
         if input_size is not None or hidden_size is not None:
+            raise ValueError(f"{owner} takes sizes or a {cell} to wrap, not both: the {cell} already has sizes.")
+        return make_cell(cast(str, cell), wrapped.hidden_size, wrapped.bias, wrapped.proj_size), wrapped
+    if isinstance(cell, Cell):
+        if hidden_size is not None or not bias or proj_size:
             raise ValueError(
-                f"{owner} takes sizes or a {cell_name} to wrap, not both: the {cell_name} already has sizes."
+                f"{owner} takes hidden_size, bias and proj_size with the name of a cell only: this "
+                f"{type(cell).__name__} already has its own. Leave them out."
             )
-        return wrapped
-    if not input_size or not hidden_size:
+    elif hidden_size:
+        cell = make_cell(cell, hidden_size, bias, proj_size)
+    if not input_size or not isinstance(cell, Cell):
         raise ValueError(
             f"{owner} needs input_size and hidden_size, or a torch module to wrap. Got input_size={input_size} and "
             f"hidden_size={hidden_size}."
         )
-    return _make(cell_name, device, **sizes)
+    return cell, _make(cell, input_size, device, **sizes)
 
 
-def _make(cell_name: str, device: torch.device | str | None, proj_size: int, **sizes: Any) -> nn.Module:
-    cell = load_cell(cell_name)
-    if proj_size and cell.TORCH is not nn.LSTM:
-        raise ValueError(
-            f"proj_size={proj_size} is not possible for cell {cell_name!r}, only for an LSTM. Leave it at 0."
-        )
+def _make(cell: Cell, input_size: int, device: torch.device | str | None, **sizes: Any) -> nn.Module:
     if cell.TORCH is None:
-        return Stack(cell, **sizes, device=device)
-    projected: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
+        return Stack(cell, input_size, **sizes, device=device)
+    assert isinstance(cell, GatedCell)
+    projected: dict[str, Any] = {"proj_size": cell.proj_size} if cell.proj_size else {}
     # Not torch's own module, even where its kernels will run: torch.compile does not support it.
-    return PYTHON_MODULES[cell_name](**sizes, **projected, batch_first=True, device=device)
+    form: Any = PYTHON_MODULES[cell.TORCH]
+    return form(input_size, cell.hidden_size, bias=cell.bias, **sizes, **projected, batch_first=True, device=device)
 
 
-def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell_name: str) -> nn.Module:
+def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell: Cell) -> nn.Module:
     """Converts ``old`` to class ``form``, sharing its parameters; ``old`` itself if it is one already.
 
     Raises:
         ValueError: ``form`` is None: the cell has no other implementation.
     """
     if form is None:
-        raise ValueError(f"Cell {cell_name!r} cannot be converted: torch has no module for it.")
+        raise ValueError(f"Cell {cell.name!r} cannot be converted: torch has no module for it.")
     if isinstance(old, form):
         return old
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")

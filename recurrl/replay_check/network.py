@@ -13,10 +13,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
-from recurrl.config import TrainConfig
 from recurrl.errors import ReplayError
+from recurrl.keys import ACTION, LOG_PROB, VALUE
 from recurrl.learning.buffers.on_policy import segment_ends
-from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy
+from recurrl.policy import Policy
 from recurrl.replay_check.places import NOT_SEEN, first, place
 
 REPEATED = 1e-4
@@ -27,11 +27,11 @@ class _Comparison(NamedTuple):
     """One entry of the batch, as recorded and as replayed.
 
     Attributes:
-        name: what it is, for the line that is printed.
-        key: where it is recorded.
-        replayed_NT: with further dimensions, like the next.
-        recorded_NT: what collection wrote.
-        cause: what it means if they differ.
+        name: of the quantity, for the line that is printed.
+        key: of the recorded entry.
+        replayed_NT: ``[N, T, ...]``.
+        recorded_NT: likewise.
+        cause: the likely cause of a difference, and what to do.
     """
 
     name: str
@@ -41,37 +41,39 @@ class _Comparison(NamedTuple):
     cause: str
 
 
-def check_network(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase, tolerance: float) -> dict[str, float]:
-    """Compares two replays with one another, then with what was recorded; returns the largest differences."""
-    replayed_NT = _replay(config, policy, batch_NT)
-    _check_repeats(replayed_NT, _replay(config, policy, batch_NT))
+def check_network(
+    policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int, tolerance: float
+) -> dict[str, float]:
+    """Compares two replays with each other, then with the recorded entries; returns the largest differences."""
+    replayed_NT = _replay(policy, batch_NT, slice_len, minibatch_slices)
+    _check_repeats(replayed_NT, _replay(policy, batch_NT, slice_len, minibatch_slices))
     largest: dict[str, float] = {}
     wrong: list[tuple[int, int, _Comparison]] = []
-    for entry in _comparisons(policy, batch_NT, replayed_NT, config.slice_len):
+    for entry in _comparisons(policy, batch_NT, replayed_NT, slice_len):
         difference_NT = _difference(entry.replayed_NT, entry.recorded_NT)
         largest[entry.name] = max(float(difference_NT.max()), largest.get(entry.name, 0.0))
         at = first(difference_NT > tolerance)
         if at is not None:
             wrong.append((*at, entry))
     if wrong:
-        # The earliest step is named; the cause is that of the first comparison, from which the others follow.
+        # Report the earliest step, and the cause of the first comparison, from which the others follow.
         n, t, entry = min(wrong, key=lambda found: found[1])
-        raise ReplayError(f"{_sentence(entry, n, t, tolerance)} {wrong[0][2].cause}")
+        raise ReplayError(f"{_described(entry, n, t, tolerance)} {wrong[0][2].cause}")
     return largest
 
 
-def _replay(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase) -> TensorDictBase:
+def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int) -> TensorDictBase:
     """The policy's outputs for the recorded observations and states, in minibatches like those of the update.
 
     Returns:
-        In ``sequence`` the log-probabilities of the recorded actions, the values, and the states where segments end, by
-        :meth:`Policy.sequence`; in ``step`` the deterministic actions and the states that single steps from each
-        recorded state lead to.
+        ``sequence``: the log-probabilities of the recorded actions, the values, and the states at the ends of segments,
+        by :meth:`Policy.sequence`. ``step``: the deterministic action and the next state of a single step from each
+        recorded state.
     """
-    slices_SK = batch_NT.reshape(-1, config.slice_len)
+    slices_SK = batch_NT.reshape(-1, slice_len)
     replayed = []
-    for chosen_SK in slices_SK.split(config.minibatch_slices):
-        # With gradients, though none are asked for: the update's own computation, which may be by another backend.
+    for chosen_SK in slices_SK.split(minibatch_slices):
+        # With gradients enabled, so that the backend is the one of the update.
         distribution, value, state = policy.sequence(*policy.inputs(chosen_SK))
         sequence = {LOG_PROB: distribution.log_prob(chosen_SK[ACTION]), **({} if value is None else {VALUE: value})}
         with torch.no_grad():
@@ -83,7 +85,7 @@ def _replay(config: TrainConfig, policy: Policy, batch_NT: TensorDictBase) -> Te
 
 
 def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
-    """Rejects a policy that gives other outputs for the same inputs, or another deterministic action."""
+    """Rejects a policy whose outputs or deterministic actions differ between two calls with the same inputs."""
     differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
     if any(ACTION not in key for key in differing):
         raise ReplayError(
@@ -109,7 +111,7 @@ def _comparisons(
             "(zeroed it, for example), or changed the weights. Leave both alone during collection."
         )
         yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], recorded_NT, step)
-        # In sequence mode states are known where segments end only; elsewhere they are zero.
+        # In sequence mode states are known at the ends of segments only; elsewhere they are zero.
         ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
         sequence = "The cell computes different results in sequence mode and step by step. Choose another backend."
@@ -123,7 +125,7 @@ def _comparisons(
         yield _Comparison("value", VALUE, sequence_NT[VALUE], batch_NT[VALUE], network)
 
 
-def _sentence(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
+def _described(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
     replayed, recorded = entry.replayed_NT[n, t].flatten(), entry.recorded_NT[n, t].flatten()
     worst = int(_difference(replayed, recorded).argmax())
     return (

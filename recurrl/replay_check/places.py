@@ -1,4 +1,4 @@
-"""Locations of faults in a batch, and their wording in messages.
+"""Locations of faults in a batch, and the words for them in messages.
 
 Shape legend: N environments, T steps of a row.
 """
@@ -16,11 +16,11 @@ def any_of(mask: Tensor) -> Tensor:
 
 
 def first(wrong_NT: Tensor) -> tuple[int, int] | None:
-    """Environment and step of the earliest entry that is true."""
+    """Environment and step of the earliest true entry; None if there is none."""
     found = wrong_NT.T.nonzero()
     return None if len(found) == 0 else (int(found[0, 1]), int(found[0, 0]))
 
 
 def place(n: int, t: int) -> str:
-    """The words for a place, to be followed by a verb."""
+    """A location in words, to be followed by a verb."""
     return f"environment {n}, step {t},"

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from recurrl.config import TrainConfig
+from recurrl.config import EnvConfig
 from recurrl.envs import make_env
 from recurrl.errors import ReplayError
-from recurrl.policy import ACTION, LOG_PROB, VALUE
+from recurrl.keys import ACTION, LOG_PROB, VALUE
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.replay_check.places import NOT_SEEN, any_of, first, place
 
@@ -50,16 +50,16 @@ def check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
             )
 
 
-def check_marks(batch_NT: TensorDictBase, goes_on: bool) -> None:
-    """Checks that episode starts are marked exactly where the collection began and after an episode's end.
+def check_marks(batch_NT: TensorDictBase, resumed: bool) -> None:
+    """Checks that episode starts are marked exactly at the start of collection and after each episode's end.
 
-    If a resumed run continues episodes, either mark is valid at a row's beginning.
+    In a resumed run, which may continue episodes, a row's first step may be marked or not.
     """
     marks = batch_NT.get(IS_INIT)
     if marks is None:
         return
     is_init_NT, done_NT = marks.squeeze(-1), batch_NT["next", "done"].squeeze(-1)
-    began_N1 = is_init_NT[:, :1] if goes_on else torch.ones_like(done_NT[:, :1])
+    began_N1 = is_init_NT[:, :1] if resumed else torch.ones_like(done_NT[:, :1])
     started_NT = torch.cat((began_N1, done_NT[:, :-1]), 1)
     at = first(is_init_NT != started_NT)
     if at is not None:
@@ -72,13 +72,13 @@ def check_marks(batch_NT: TensorDictBase, goes_on: bool) -> None:
 
 def check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Sequence[Any]) -> None:
     """Checks that within episodes each step begins with the result of the previous one."""
-    goes_on_NT = ~batch_NT["next", "done"].squeeze(-1)[:, :-1]
+    continues_NT = ~batch_NT["next", "done"].squeeze(-1)[:, :-1]
     for key in keys:
         after = batch_NT["next"].get(key)
         if after is None:
             continue
         now_NT, before_NT = batch_NT[key][:, 1:], after[:, :-1]
-        at = first(any_of(now_NT != before_NT) & goes_on_NT)
+        at = first(any_of(now_NT != before_NT) & continues_NT)
         if at is not None:
             cause = (
                 "The recurrent state was replaced (zeroed, for example) mid-episode: leave it to the policy and the "
@@ -93,15 +93,15 @@ def check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Seque
             )
 
 
-def check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
-    """Whether episodes begin with an observation of their own, and how many resets say so."""
+def check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
+    """Checks that episodes do not begin with the last observation of the one before; returns the number of resets."""
     keys = [key for key in keys if batch_NT["next"].get(key) is not None]
     ended_NT = batch_NT["next", "done"].squeeze(-1)[:, :-1]
     last_P, first_P = batch_NT["next"].select(*keys)[:, :-1][ended_NT], batch_NT.select(*keys)[:, 1:][ended_NT]
     resets = last_P.shape[0]
     if resets < ENOUGH_RESETS:
-        last_P, first_P = _forced_resets(config, keys)
-    if _is_handed_on(last_P, first_P):
+        last_P, first_P = _forced_resets(env, seed, keys)
+    if _is_not_reset(last_P, first_P):
         raise ReplayError(
             f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} equals the last one of the "
             "previous episode, bit for bit. The environment returns a wrong observation on reset, or resets itself in "
@@ -111,22 +111,22 @@ def check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[A
     return resets
 
 
-def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
-    """The last and the first observations around resets of two new copies of the environment, acting at random."""
-    env = make_env(config.env, 2, config.seed)
+def _forced_resets(config: EnvConfig, seed: int, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
+    """The observations before and after resets of two new copies of the environment, with random actions."""
+    env = make_env(config, 2, seed)
     try:
-        plays = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
+        rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
     finally:
         env.close()
-    before = [play["next"].select(*keys)[:, -1] for play in plays[:-1]]
-    after = [play.select(*keys)[:, 0] for play in plays[1:]]
+    before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
+    after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]
     return torch.cat(before), torch.cat(after)
 
 
-def _is_handed_on(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> bool:
-    """True if all pairs are equal and that is not a coincidence.
+def _is_not_reset(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> bool:
+    """True if the observations before and after each reset are equal, and that is not a coincidence.
 
-    The chance that two observations are equal is taken from the pairs that do not belong together.
+    The probability that two observations are equal is estimated from those of different resets.
     """
     last_P, first_P = last_P[:most], first_P[:most]
     count = last_P.shape[0]

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -15,26 +15,26 @@ class Report:
     """A run's summary, updated as the run proceeds, so that it is correct whenever the run ends.
 
     Attributes:
-        started: when the process or job began, seconds since the epoch; not part of the summary.
+        started: the start of the process or job, seconds since the epoch; not part of the summary.
         seed: the run's seed.
-        device: where the policy lives.
+        device: the policy's device.
         cell: the recurrent cell.
         status: ``completed``, ``interrupted`` or ``failed``.
-        error: why it failed.
-        frames: environment steps summed over environments, those before a resume included.
-        frames_here: those of this process alone; not part of the summary.
-        has_begun: whether there is anything to report but a refusal; not part of the summary.
-        startup_time_s: from the beginning to the first iteration, and checking its batch.
-        collect_time_s: collecting; with ``learn_time_s`` it makes up ``train_time_s``.
-        learn_time_s: learning, without what compiling took.
-        compile_time_s: compiling the loss; None where it is not compiled.
+        error: the error of a failed run.
+        frames: environment steps summed over environments, including those before a resume.
+        frames_here: frames of this process; not part of the summary.
+        has_begun: the configuration was accepted and the policy made; not part of the summary.
+        startup_time_s: time before the first iteration, and for checking its batch.
+        collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
+        learn_time_s: learning, without compilation.
+        compile_time_s: compilation of the loss; None if it is not compiled.
         train_return_mean: mean return of the last 100 episodes.
         eval_return_mean: of the last evaluation, like the next two.
-        eval_return_mean_zeroed_state: of the last evaluation with the recurrent states zeroed at each step.
-        eval_return_mean_shuffled_state: of the last evaluation with the recurrent states of another environment.
-        eval_return_mean_random: of random actions in the environments of the last evaluation, like the next one.
-        best_eval_return_mean: the best of all evaluations, those before a resume included.
-        restarts: how often environments were recreated after a fault.
+        eval_return_mean_zeroed_state: the same with the recurrent states zeroed at each step.
+        eval_return_mean_shuffled_state: the same with the recurrent states of another environment.
+        eval_return_mean_random: the same with random actions, like the next one.
+        best_eval_return_mean: the best of all evaluations, including those before a resume.
+        restarts: restarts of environments after faults.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
     """
@@ -99,19 +99,16 @@ class Report:
         return {**self._iteration, "time/frames_per_s": frames / seconds}
 
     def take(self, metrics: Mapping[str, float]) -> None:
-        """Takes the returns and restarts among an iteration's metrics over into the summary."""
+        """Updates the summary with the returns and restarts among an iteration's metrics."""
         self.train_return_mean = metrics["train/return_mean"]
         self.restarts = int(metrics.get("collect/restarts", 0))
         if "eval/return_mean" in metrics:
-            self.eval_return_mean = metrics["eval/return_mean"]
-            self.eval_return_std = metrics["eval/return_std"]
+            for of in fields(self):
+                if of.name.startswith("eval_return"):
+                    setattr(self, of.name, metrics.get(f"eval/{of.name.removeprefix('eval_')}"))
             self.eval_episodes = int(metrics["eval/episodes"])
-            best = self.best_eval_return_mean
-            self.best_eval_return_mean = self.eval_return_mean if best is None else max(best, self.eval_return_mean)
-            self.eval_return_mean_zeroed_state = metrics.get("eval/return_mean_zeroed_state")
-            self.eval_return_mean_shuffled_state = metrics.get("eval/return_mean_shuffled_state")
-            self.eval_return_mean_random = metrics.get("eval/return_mean_random")
-            self.eval_return_std_random = metrics.get("eval/return_std_random")
+            mean, best = metrics["eval/return_mean"], self.best_eval_return_mean
+            self.best_eval_return_mean = mean if best is None else max(best, mean)
 
     @property
     def no_better_than_random(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling
+from recurrl.policy.trunk import cell_of
 from recurrl.recurrent.backends import AUTO
-from recurrl.recurrent.cells import is_hand_written, is_parallel_in_time, load_cell
+from recurrl.recurrent.cell import is_parallel_in_time
+from recurrl.recurrent.gated import is_hand_written
 
 BACKENDS = (AUTO, "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``scan``."""
@@ -21,7 +23,8 @@ def check(config: TrainConfig) -> None:
     reason = compiling.refusal(torch.device(config.device))
     if reason is not None:
         raise ConfigError(reason)
-    if config.cell.name == NO_CELL:
+    cell = cell_of(config)
+    if cell is None:
         return
     require(
         config.backend.name in BACKENDS,
@@ -33,7 +36,6 @@ def check(config: TrainConfig) -> None:
         f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
         "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
     )
-    cell = load_cell(config.cell.name)
     require(
         is_hand_written(cell) or is_parallel_in_time(cell),
         f"compile=true is not possible with cell={config.cell.name}: compiling needs a cell with a hand-written "

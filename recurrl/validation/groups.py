@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recurrl.config import TrainConfig
+from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.errors import require
 from recurrl.validation.advice import divisors
 
@@ -21,7 +21,7 @@ def check(config: TrainConfig) -> None:
         f"{advice}",
     )
     require(
-        config.collector.name == "single",
+        not isinstance(config.collector, WorkersConfig),
         f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, but the workers "
         f"of collector={config.collector.name} reset independently. Choose collector=single, or algorithm=ppo.",
     )

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, require
+from recurrl.policy.trunk import cell_of
 from recurrl.recurrent.backends import Options, refusal
-from recurrl.recurrent.cells import load_cell
 
 
 def check(config: TrainConfig) -> None:
     """Rejects options that the backend does not support, and a recurrent critic without a cell."""
-    device = torch.device(config.device)
-    reason = None
-    if config.cell.name != NO_CELL:
+    cell = cell_of(config)
+    if cell is not None:
         options = Options(
             recompute=config.recompute.name,
             chunk_len=config.recompute.chunk_len,
             precision=config.precision.name,
-            hidden_size=config.cell.hidden_size,
         )
-        reason = refusal(config.backend.name, load_cell(config.cell.name), options, device)
-    if reason is not None:
-        raise ConfigError(reason)
+        reason = refusal(config.backend.name, cell, options, torch.device(config.device))
+        if reason is not None:
+            raise ConfigError(reason)
     require(
-        config.algorithm.critic_kind != "recurrent" or config.cell.name != NO_CELL,
+        config.algorithm.critic_kind != "recurrent" or cell is not None,
         "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward.",
     )

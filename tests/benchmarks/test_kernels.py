@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-import benchmarks
 from benchmarks.compiled import SHARED_MEMORY, Figures, Job, Layer, compile_all
+from benchmarks.main import main
 from recurrl.recurrent.backends.triton import table
 
 LAYERS = list(product(table.CELLS, table.PRECISIONS))
@@ -31,7 +31,7 @@ def compiled(sizes: list[int], architectures: list[int], cell: str, precision: s
 
 def test_kernels_compile_for_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
     layer = ["--cells", "gru", "--hidden", "32", "--precisions", "bf16", "--architectures", "90"]
-    benchmarks.main(["kernels", *layer, "--json"])
+    main(["kernels", *layer, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert {figures["kernel"] for figures in found} == {"resident_forward", "resident_backward", "step_forward"}
     for figures in found:
@@ -63,12 +63,12 @@ def test_a_table_has_a_line_for_each_kernel_and_a_summary_one_for_each_layer(
 
     monkeypatch.setattr("benchmarks.kernels.compile_all", fake)
     layer = ["kernels", "--cells", "gru", "--hidden", "32,64", "--precisions", "bf16", "--architectures", "80,90"]
-    benchmarks.main(layer)
+    main(layer)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 2 * 2 * 2
     assert lines[2] == "| resident_forward |  | gru | 32 | bf16 | 80 | 8 | 90 | 0 | 3072 | 6 | yes | ok |"
     assert lines[3] == "| resident_backward |  | gru | 32 | bf16 | 80 | 8 | 120 | 4 | 1 | 6 | no | a store and a load |"
-    benchmarks.main([*layer, "--summary"])
+    main([*layer, "--summary"])
     lines = capsys.readouterr().out.splitlines()
     fault = "; ".join(2 * ["a store and a load"])
     assert lines[2:] == [
@@ -78,7 +78,7 @@ def test_a_table_has_a_line_for_each_kernel_and_a_summary_one_for_each_layer(
 
 def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(SystemExit, match=r"Unknown --architectures=70. Choose from 80, 86, 90, 100"):
-        benchmarks.main(["kernels", "--architectures", "70,80"])
+        main(["kernels", "--architectures", "70,80"])
 
 
 @pytest.mark.slow

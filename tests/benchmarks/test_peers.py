@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks import main
+from benchmarks.main import main
 from benchmarks.profile import profile, table
 from benchmarks.train import Figures
 from benchmarks.train import table as train_table

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import solve
-from benchmarks.peers import Task
+from benchmarks.peers.task import Task
 from benchmarks.solve import DEFAULT, Attempt, contenders, default_task, table
 
 

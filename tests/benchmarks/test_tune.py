@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import benchmarks
 from benchmarks import tune
 from benchmarks.compiled import Figures, Job, compile_all
+from benchmarks.main import main
 from benchmarks.tune import (
     Pair,
     Problem,
@@ -121,13 +121,13 @@ def test_untimed_weights_are_resident_if_they_fit_and_tiles_are_as_large_as_the_
 def test_without_a_gpu_tune_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="times the kernels on a CUDA device, but none is available"):
-        benchmarks.main(["tune", "--output", str(tmp_path / "table.json")])
+        main(["tune", "--output", str(tmp_path / "table.json")])
     assert not any(tmp_path.iterdir())
 
 
 def test_an_unwritable_output_is_refused_before_compiling(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"folder .*missing does not exist\. Create it first"):
-        benchmarks.main(["tune", "--untimed", "--output", str(tmp_path / "missing" / "table.json")])
+        main(["tune", "--untimed", "--output", str(tmp_path / "missing" / "table.json")])
 
 
 def test_a_gpu_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +135,12 @@ def test_a_gpu_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     with pytest.raises(SystemExit, match=r"need compute capability 8.0, but cuda:0 has 7.5"):
-        benchmarks.main(["tune", "--output", str(tmp_path / "table.json")])
+        main(["tune", "--output", str(tmp_path / "table.json")])
 
 
 def test_untimed_writes_a_readable_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "fitting", nothing_resident_fits)
-    benchmarks.main(["tune", "--untimed", "--output", str(tmp_path / "table.json")])
+    main(["tune", "--untimed", "--output", str(tmp_path / "table.json")])
     found = table.read(tmp_path / "table.json")
     assert found.sources.keys() == set(table.ARCHITECTURES)
     assert all("not timed" in source for source in found.sources.values())

@@ -86,8 +86,9 @@ def test_a_run_with_resume_auto_that_was_killed_before_its_first_checkpoint_star
 
 def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(train, tiny, tmp_path, monkeypatch):
     returns = iter([1.0, 5.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr("recurrl.train.evaluate", lambda *_: [next(returns)])
+    monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [next(returns)])
     every = ["checkpoint.every_frames=32", "evaluation.every_frames=32", "checkpoint.keep_last=2"]
+    every += ["evaluation.memory=false"]
     outcome = train(*tiny, *every, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
@@ -97,6 +98,7 @@ def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(t
     ]
 
 
+EXTENDING = Path(__file__).parents[2] / "examples" / "extending"
 EXACTLY = {
     "gru": (),
     "lstm": ("cell=lstm", "env=pendulum_no_velocity"),
@@ -105,6 +107,7 @@ EXACTLY = {
     "learning rate adapted": ("lr_schedule=adaptive",),
     "kl penalty": ("algorithm.objective=kl",),
     "separate critic": ("algorithm.critic=recurrent",),
+    "a matrix as state": (f"--config-dir={EXTENDING / 'configs'}", "cell=fast_weight", "cell.num_layers=2"),
     "workers": ("collector=multi_sync",),
     "groups": (
         *("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8"),
@@ -122,7 +125,7 @@ EXACTLY = {
     ],
 )
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_path, signalled, overrides):
-    arguments = (*tiny, *overrides, "total_frames=128", "evaluation.every_frames=64", "resume=auto")
+    arguments = (*overrides, *tiny, "total_frames=128", "evaluation.every_frames=64", "resume=auto")
     uninterrupted = train(*arguments, "hydra.run.dir=whole")
     assert uninterrupted.code == 0, uninterrupted.err
     signalled(signal.SIGTERM)

@@ -11,9 +11,9 @@ import yaml
 from run_files import learning_rates, metrics, settings, summary, without_times
 
 from recurrl import checkpoint
+from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
 from recurrl.cli.evaluate_run import evaluate_run
-from recurrl.train import make_policy_for
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def test_environments_that_are_run_otherwise_begin_new_episodes(train, finished_
 
 
 def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("recurrl.train.evaluate", lambda *_: [5.0])
+    monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [5.0])
     assert train(*tiny, "hydra.run.dir=run").code == 0
-    monkeypatch.setattr("recurrl.train.evaluate", lambda *_: [2.0])
+    monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [2.0])
     assert train("resume=run", "total_frames=96", "hydra.run.dir=run").code == 0
     found = summary(tmp_path / "run")
     assert (found["eval_return_mean"], found["best_eval_return_mean"]) == (2.0, 5.0)

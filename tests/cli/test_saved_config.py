@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -134,7 +135,7 @@ def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, said, p
         assert str(run / "config.yaml") in error, name
     assert "add --trust-packages" in told["evaluate"]
     assert "add --trust-packages" in told["check"]
-    assert f"name it on this command line too, packages as env.packages=[{PACKAGE},os]." in told["resume"]
+    assert f"name it on this command line too: 'env.packages=[{PACKAGE},os]'." in told["resume"]
 
 
 def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, evaluate, tiny, package, tmp_path):
@@ -179,7 +180,19 @@ def test_a_yaml_of_ones_own_names_its_packages(train, tiny, package, tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"id": f"{PACKAGE}:Some-v0"}, "is not registered with Gymnasium"),
+        ({"id": f"{PACKAGE}:Some-v0"}, f"names code that would be imported and executed: {PACKAGE}:Some-v0."),
+        ({"source": f"{PACKAGE}:Source"}, f"names code that would be imported and executed: {PACKAGE}:Source."),
+        (
+            {"wrappers": [f"{PACKAGE}:Outer", {"wrapper": f"{PACKAGE}:Inner", "size": 3}]},
+            f"names code that would be imported and executed: {PACKAGE}:Inner with {{'size': 3}}, {PACKAGE}:Outer.",
+        ),
+        (
+            {"wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
+            "names code that would be imported and executed: gymnasium.wrappers:RecordVideo with {'video_folder'",
+        ),
+        ({"wrappers": [3]}, "config.yaml: env.wrappers holds 3. Give package.module:Wrapper, or"),
+        ({"wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]}, "config.yaml: env.wrappers holds {'wrapper': ["),
+        ({"wrappers": f"{PACKAGE}:Outer"}, "The configuration key 'env.wrappers' must be a list."),
         (
             {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
             "names code that would be imported",
@@ -192,6 +205,26 @@ def test_other_ways_to_name_code_are_refused(run, said, package, change, told):
     for name, error in said(run).items():
         assert told in error, name
     assert not package.exists()
+
+
+def test_wrappers_of_gymnasium_and_of_our_extras_need_no_permission(train, evaluate, run):
+    clips = "env.wrappers=[{wrapper:gymnasium.wrappers:ClipReward,max_reward:1}]"
+    assert train(f"resume={run}", "total_frames=96", clips, "hydra.run.dir=clipped").code == 0
+    assert evaluate("clipped").code == 0
+    assert train("resume=clipped", "total_frames=128").code == 0
+
+
+def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, package, tmp_path):
+    (package.parent / "packages" / PACKAGE / "__init__.py").write_text(
+        "import gymnasium\n"
+        "class Outer(gymnasium.Wrapper):\n"
+        "    def __init__(self, env, text, flag): super().__init__(env)\n"
+    )
+    given = f"env.wrappers=[{{wrapper:{PACKAGE}:Outer,text:'a b',flag:false}}]"
+    assert train(*tiny, given, "hydra.run.dir=run").code == 0
+    error = train("resume=run", "total_frames=96").error
+    advised = shlex.split(error.partition("too: ")[2].rstrip("."))
+    assert train("resume=run", "total_frames=96", *advised).code == 0
 
 
 # Evaluating

@@ -14,11 +14,10 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from recurrl.collector import collection_metrics, make_collector
+from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.collector.faults import WorkerFaultError
 from recurrl.config import TrainConfig
 from recurrl.envs.saved_state import UnsavableError
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -183,7 +182,7 @@ def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_goes_on_i
         os.kill(collector.current.procs[1].pid, signal.SIGKILL)
         parts.save(collector)
         assert next(batches)["is_init"][:, 0].all()
-        assert collection_metrics(collector) == {"collect/restarts": 1.0}
+        assert collector.metrics() == {"collect/restarts": 1.0}
         assert "Worker 1 of 2 (environments 2 to 3) was killed by SIGKILL" in caplog.text
     with parts.collector() as collector:
         assert next(iter(collector))["is_init"][:, 0].all()
@@ -194,8 +193,8 @@ def test_restarts_before_a_resume_count(compose: Compose) -> None:
     parts = Parts(compose(*SMALL, "collector.on_fault=restart"))
     with parts.collector() as collector:
         parts.frames += next(iter(collector)).numel()
-        collector.restarts = 2
+        collector._restarts.count = 2
         parts.save(collector)
     with parts.collector() as collector:
         next(iter(collector))
-        assert collection_metrics(collector) == {"collect/restarts": 2.0}
+        assert collector.metrics() == {"collect/restarts": 2.0}

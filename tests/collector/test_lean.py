@@ -14,13 +14,13 @@ from tensordict import TensorDictBase
 from torchrl.collectors import Collector
 from torchrl.envs import GymEnv, RewardScaling, SerialEnv, StepCounter, TransformedEnv
 
+from recurrl.build import make_policy_for, make_rollouts, set_process_state
 from recurrl.collector import single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import NonFiniteError
 from recurrl.policy import Policy
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -37,7 +37,7 @@ def make(config: TrainConfig, kind: type[Collector], **options: Any) -> tuple[An
     with torch.no_grad():
         for parameter in policy.actor_head.parameters():
             parameter.normal_(std=0.5)
-    return single.make(config.collector, config, policy, kind, **options), policy
+    return single.make(config.collector, make_rollouts(config, policy), kind, **options), policy
 
 
 def batches(
@@ -160,7 +160,7 @@ def test_a_policy_with_a_step_of_its_own_is_called_by_it(compose: Compose) -> No
     config = compose(*SMALL)
     policy = make_policy_for(config)
     policy.__class__ = Cautious
-    collector = single.make(config.collector, config, policy)
+    collector = single.make(config.collector, make_rollouts(config, policy))
     assert collector.why_general == "the policy overrides step, Cautious.step"
     batch = next(iter(collector))
     collector.shutdown()
@@ -189,7 +189,7 @@ def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     if change_env is not None:
         monkeypatch.setattr(single, "make_env", lambda *arguments: change_env(make_env(*arguments)))
     policy = make_policy_for(config)
-    collector = single.make(config.collector, config, policy)
+    collector = single.make(config.collector, make_rollouts(config, policy))
     assert isinstance(collector, LeanCollector)
     assert collector.why_general is not None
     assert reason in collector.why_general

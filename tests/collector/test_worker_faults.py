@@ -10,13 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from recurrl.collector import collection_metrics, make_collector
+from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.collector.restarts import RestartingCollector
 from recurrl.config import TrainConfig
 from recurrl.errors import EnvironmentFaultError, RunError
 from recurrl.policy import Policy
 from recurrl.runtime.time_limit import time_limit
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -83,7 +82,7 @@ def test_collection_goes_on_after_a_fault_in_new_environments(
         restarts, starts = [], []
         for batch in islice(found, 4):
             assert batch.batch_size == (4, 20)
-            restarts.append(collection_metrics(found)["collect/restarts"])
+            restarts.append(found.metrics()["collect/restarts"])
             states = [batch[key][:, 0] for key in policy.state_keys]
             starts.append(bool(batch["is_init"][:, 0].all()) and not any(state.any() for state in states))
             assert not batch["is_init"][:, 1:].any()

@@ -15,15 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from recurrl.collector import collection_metrics, make_collector
+from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.errors import EnvironmentFaultError
 from recurrl.policy import VALUE, Policy
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2", "collector.num_workers=2")
+SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
 
@@ -57,7 +56,7 @@ def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_
             value_everything(policy, iteration + 1.0)
     finally:
         collector.shutdown()
-    alone = compose(*SMALL, "collector=single", "collector.num_workers=1")
+    alone = compose(*SMALL, "collector=single")
     single = make_collector(alone, make_policy(alone))
     assert torch.equal(next(iter(single))["observation"][:, 0], first)
     single.shutdown()
@@ -75,7 +74,7 @@ def test_asynchronous_workers_are_a_few_updates_behind_and_it_is_said_how_many(c
             by_worker = batch[VALUE].view(2, -1)
             # A rollout has one version of the weights.
             assert (by_worker == by_worker[:, :1]).all()
-            assert collection_metrics(collector) == {"collect/staleness": iteration - by_worker[:, 0].mean()}
+            assert collector.metrics() == {"collect/staleness": iteration - by_worker[:, 0].mean()}
             behind.append(iteration - by_worker[:, 0].mean())
             value_everything(policy, iteration + 1.0)
     finally:

@@ -1,4 +1,4 @@
-"""An environment that does what it must not, once: each kind of observation and action, fault and place."""
+"""An environment that misbehaves once: each kind of observation and action, fault and place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HostileError(Exception):
 
 
 class Text:
-    """Is no array."""
+    """Cannot be converted to an array."""
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("no array")
@@ -65,7 +65,7 @@ FLAGS = {"none": None, "text": "no", "two": 2, "nan": np.nan, "float": 1.0, "pai
 
 
 class Case(NamedTuple):
-    """A run: what is seen and done, what goes wrong, and where."""
+    """A run: its observations and actions, the fault, and its place."""
 
     observation: str
     action: str
@@ -75,7 +75,7 @@ class Case(NamedTuple):
 
 
 def faults_of(observation: str, place: str) -> list[str]:
-    """Those that an observation of a kind can have, and a call at a place."""
+    """The faults possible with a kind of observation, and at a place."""
     found = [f"observation {name}" for name in OF_OBSERVATIONS]
     if observation in ("discrete", "multi_discrete", "binary"):
         found += ["observation high", "observation low", "observation float"]
@@ -94,7 +94,7 @@ def faults_of(observation: str, place: str) -> list[str]:
 
 
 def cases(count: int, seed: int = 0) -> list[Case]:
-    """So many, of which each kind, fault and place is as likely as another."""
+    """Random cases; each kind, fault and place is equally likely."""
     draw = random.Random(seed)
     found = []
     for i in range(count):

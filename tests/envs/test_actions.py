@@ -1,4 +1,4 @@
-"""What an environment is told to do: inside its action space, whatever the policy does and whatever the bounds are."""
+"""Actions as environments receive them: within the action space, whatever the policy and the bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from recurrl.envs.sources.gymnasium import InlineEnv
+from recurrl.envs.inline import InlineEnv
 from recurrl.envs.wrappers import ActionsInUnits, PreviousStep, in_units, under_one_key
 
 DTYPES = (np.float16, np.float32, np.float64)
@@ -70,7 +70,7 @@ def test_bounds_that_float32_rounds_are_kept() -> None:
 
 
 class Recording(gymnasium.Env[Any, Any]):
-    """Remembers what it was told."""
+    """Records its actions."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(np.float32([-0.3, 2, -np.inf, 0]), np.float32([0.9, 2, 1, np.inf]))
@@ -85,9 +85,9 @@ class Recording(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 9.0, 3e38])
-def test_each_dimension_is_told_and_shown_what_its_own_bounds_allow(size: float) -> None:
+def test_each_dimension_obeys_its_own_bounds(size: float) -> None:
     inner = Recording()
-    env = InlineEnv([under_one_key(PreviousStep(ActionsInUnits(inner), action=True, reward=False))])
+    env = InlineEnv([under_one_key(PreviousStep(ActionsInUnits(inner), action=True, reward=False))], "Recording-v0")
     env.reset_tensors(None)
     for sign in (-1, 1):
         shown = env.step_tensors(torch.full((1, 4), sign * size))["observation", "previous_action"][0].numpy()

@@ -13,12 +13,12 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, GymEnv, InitTracker, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.build import make_policy_for
 from recurrl.config import TrainConfig
 from recurrl.envs import check_states, make_env
-from recurrl.envs.sources.gymnasium import InlineEnv
+from recurrl.envs.inline import InlineEnv
 from recurrl.errors import ConfigError
 from recurrl.recurrent import GRUModule
-from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
 
@@ -43,7 +43,9 @@ def way(compose: Compose, vectorization: str, *overrides: str) -> EnvBase:
 
 @pytest.mark.parametrize("vectorization", ["inline", "vector_entry_point"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_every_way_marks_episode_starts_and_carries_the_states(cell: str, vectorization: str, compose: Compose) -> None:
+def test_every_vectorization_marks_episode_starts_and_carries_the_states(
+    cell: str, vectorization: str, compose: Compose
+) -> None:
     env = way(compose, vectorization, f"cell={cell}", "env.max_episode_steps=20")
     batch = play(env, 60)
     done = batch["next", "done"][:, :-1]
@@ -56,7 +58,7 @@ def test_every_way_marks_episode_starts_and_carries_the_states(cell: str, vector
 
 
 @pytest.mark.parametrize("vectorization", ["inline", "vector_entry_point"])
-def test_what_follows_a_step_is_the_episodes_own_last_observation(vectorization: str, compose: Compose) -> None:
+def test_the_next_observation_of_a_last_step_is_its_own_episodes(vectorization: str, compose: Compose) -> None:
     """Not the next episode's first one: the bootstrap at a truncation needs what really followed."""
     batch = play(way(compose, vectorization, "env.mask=[]", "env.max_episode_steps=9"), 40)
     position, velocity = batch["observation"][..., 0], batch["observation"][..., 1]
@@ -74,7 +76,7 @@ def test_a_truncation_is_not_a_termination(compose: Compose) -> None:
 @pytest.mark.parametrize(
     "env", ["cartpole_no_velocity", "pendulum_no_velocity", "mountaincar_continuous_no_velocity", "repeat_first"]
 )
-def test_specs_tell_the_truth(env: str, compose: Compose) -> None:
+def test_specs_match_what_environments_return(env: str, compose: Compose) -> None:
     made = make_env(compose(f"env={env}").env, 3, seed=0)
     check_env_specs(made)
     made.close()
@@ -90,7 +92,7 @@ def test_specs_tell_the_truth(env: str, compose: Compose) -> None:
         ("repeat_first", ()),
     ],
 )
-def test_the_policy_sees_what_is_not_hidden(env: str, shape: tuple[int, ...], compose: Compose) -> None:
+def test_hidden_entries_are_not_observed(env: str, shape: tuple[int, ...], compose: Compose) -> None:
     made = make_env(compose(f"env={env}").env, 2, seed=0)
     assert made.reset()["observation"].shape == (2, *shape)
     made.close()
@@ -148,7 +150,7 @@ BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
 
 @pytest.mark.parametrize(
-    ("observation", "action", "sentence"),
+    ("observation", "action", "message"),
     [
         (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
         (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
@@ -167,22 +169,22 @@ BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
         (BOX, spaces.Dict({"a": spaces.Tuple([BOX])}), r"unsupported actions Tuple.* \(entry a\): a Tuple"),
     ],
 )
-def test_spaces_the_policy_cannot_handle_are_refused(
-    observation: spaces.Space, action: spaces.Space, sentence: str, odd_env: str, compose: Compose
+def test_spaces_the_policy_cannot_handle_are_rejected(
+    observation: spaces.Space, action: spaces.Space, message: str, odd_env: str, compose: Compose
 ) -> None:
     config = compose("env=gym", f"env.id={odd_env}").env
     config.kwargs = {"observation": observation, "action": action}
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(ConfigError, match=message):
         make_env(config, 1, seed=0)
 
 
 @pytest.mark.parametrize("mask", [[7], [0, 1, 2, 3]])
-def test_a_mask_that_does_not_fit_is_refused(mask: list[int], compose: Compose) -> None:
+def test_a_mask_that_does_not_fit_is_rejected(mask: list[int], compose: Compose) -> None:
     with pytest.raises(ConfigError, match="does not fit an observation of 4 entries"):
         make_env(compose(f"env.mask={mask}").env, 1, seed=0)
 
 
-def test_a_mask_on_an_observation_that_is_no_vector_is_refused(compose: Compose) -> None:
+def test_a_mask_on_an_observation_that_is_no_vector_is_rejected(compose: Compose) -> None:
     with pytest.raises(ConfigError, match="hides entries of a vector"):
         make_env(compose("env=repeat_first", "env.mask=[0]").env, 1, seed=0)
 
@@ -190,7 +192,7 @@ def test_a_mask_on_an_observation_that_is_no_vector_is_refused(compose: Compose)
 @pytest.mark.parametrize("reward", [2.5, np.float64(2.5), np.array(2.5), np.array([2.5])], ids=repr)
 def test_a_reward_is_a_number_or_an_array_of_one(reward: float | np.ndarray) -> None:  # type: ignore[type-arg]
     one = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: reward)
-    env = InlineEnv([one, gymnasium.make("CartPole-v1")])
+    env = InlineEnv([one, gymnasium.make("CartPole-v1")], "CartPole-v1")
     env.reset_tensors(None)
     assert env.step_tensors(torch.tensor([0, 1]))["reward"].tolist() == [[2.5], [1.0]]
     env.close()

@@ -10,19 +10,24 @@ from typing import Any
 
 import pytest
 
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+
 ENVIRONMENTS = {
-    "LunarLander-v3": ("box2d", "Box2D", ()),
-    "LunarLanderContinuous-v3": ("box2d", "Box2D", ()),
-    "CarRacing-v3": ("box2d", "Box2D", ()),
-    "InvertedPendulum-v5": ("mujoco", "mujoco", ()),
-    "HalfCheetah-v5": ("mujoco", "mujoco", ()),
-    "recurrl-test/MiniGrid-MemoryS7-v0": (
-        "minigrid",
-        "minigrid",
-        ("env.packages=[minigrid,wrapped_minigrid]", "encoder.images=impala"),
-    ),
-    "ALE/Breakout-v5": ("atari", "ale_py", ("env.packages=[ale_py]",)),
+    "LunarLander-v3": ("box2d", ("Box2D",), ("env=gym",)),
+    "LunarLanderContinuous-v3": ("box2d", ("Box2D",), ("env=gym",)),
+    "CarRacing-v3": ("box2d", ("Box2D",), ("env=gym",)),
+    "InvertedPendulum-v5": ("mujoco", ("mujoco",), ("env=gym",)),
+    "HalfCheetah-v5": ("mujoco", ("mujoco",), ("env=gym",)),
+    "MiniGrid-MemoryS7-v0": ("minigrid", ("minigrid",), ("env=minigrid", "encoder.images=impala")),
+    "ALE/Breakout-v5": ("atari", ("ale_py",), ("env=gym", "env.packages=[ale_py]")),
+    "ALE/Pong-v5": ("atari", ("ale_py", "cv2"), ("env=atari",)),
 }
+
+
+def require(extra: str, *packages: str) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    assert not missing, f"Install what this test is about: pip install -e '.[{extra}]'"
 
 
 @pytest.mark.parametrize("env_id", ENVIRONMENTS)
@@ -34,19 +39,38 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
     tiny: list[str],
     tmp_path: Path,
 ) -> None:
-    extra, package, overrides = ENVIRONMENTS[env_id]
-    assert importlib.util.find_spec(package), f"Install what this test is about: pip install -e '.[{extra}]'"
-    given = (*tiny, *overrides, "env=gym", f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
+    extra, packages, overrides = ENVIRONMENTS[env_id]
+    require(extra, *packages)
+    given = (*tiny, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
     checked = recurrl_check(*given, cwd=tmp_path)
     assert checked.code == 0, checked.err
     assert "Checkpoints cannot hold unfinished episodes; a resumed run starts new ones." in checked.out
     trained = recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path)
     assert trained.code == 0, trained.err
-    packages = [each for each in overrides if each.startswith("env.packages=")]
-    resumed = recurrl_train("resume=run", "total_frames=96", *packages, "hydra.run.dir=resumed", cwd=tmp_path)
+    resumed = recurrl_train("resume=run", "total_frames=96", "hydra.run.dir=resumed", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     assert "Unfinished episodes are restarted" in resumed.out
     summary = json.loads((tmp_path / "resumed" / "summary.json").read_text())
     assert (summary["status"], summary["frames"]) == ("completed", 96)
-    evaluated = recurrl_evaluate("resumed", "--trust-packages", cwd=tmp_path)
+    evaluated = recurrl_evaluate("resumed", cwd=tmp_path)
     assert evaluated.code == 0, evaluated.err
+
+
+def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose: Callable[..., TrainConfig]) -> None:
+    require("atari", "ale_py", "cv2")
+    env = make_env(compose("env=atari").env, 1, seed=0)
+    ale = env.base_env._envs[0].unwrapped.ale
+    first = env.reset()
+    before = ale.getEpisodeFrameNumber()
+    assert first["observation"].shape == (1, 84, 84)
+    for steps in range(1, 4):
+        env.rand_step(first)
+        assert ale.getEpisodeFrameNumber() == before + 4 * steps
+    env.close()
+
+
+def test_minigrids_image_is_seen_without_its_mission(compose: Callable[..., TrainConfig]) -> None:
+    require("minigrid", "minigrid")
+    env = make_env(compose("env=minigrid").env, 2, seed=0)
+    assert env.reset()["observation"].shape == (2, 7, 7, 3)
+    env.close()

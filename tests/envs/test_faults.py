@@ -1,4 +1,4 @@
-"""Environments that do what they must not: what a run says, and what it leaves."""
+"""Misbehaving environments: the error of the run, and its summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset", "first r
 
 
 class Faulty(gymnasium.Env[Any, Any]):
-    """The environment whose seed is the second of a run does what it must not at its third step."""
+    """The second environment of a run misbehaves at its third step."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -54,7 +54,7 @@ def faulty(monkeypatch):
     monkeypatch.setattr(Faulty, "made", 0)
 
 
-SENTENCES = {
+MESSAGES = {
     "raises": "raised RuntimeError in step: the simulator crashed.",
     "reward": "returned a non-finite reward: inf.",
     "observation": "returned a non-finite value of observation 'observation': [ 0. nan].",
@@ -66,7 +66,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_ends_the_run_with_a_sentence_that_names_the_environment_and_its_step(
+def test_a_fault_ends_the_run_with_an_error_that_names_the_environment_and_its_step(
     recurrl_train, tiny, tmp_path, faulty, fault
 ):
     outcome = recurrl_train(
@@ -74,15 +74,15 @@ def test_a_fault_ends_the_run_with_a_sentence_that_names_the_environment_and_its
     )
     assert outcome.code == 1
     place = {"reset": "0 of 4 (Faulty-v0), at step 1", "first reset": "0 of 1 (Faulty-v0), at step 0"}
-    assert f"Environment {place.get(fault, '1 of 4 (Faulty-v0), at step 3')}, {SENTENCES[fault]}" in outcome.error
+    assert f"Environment {place.get(fault, '1 of 4 (Faulty-v0), at step 3')}, {MESSAGES[fault]}" in outcome.error
     assert "Traceback" not in outcome.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
-    assert SENTENCES[fault] in summary["error"]
+    assert MESSAGES[fault] in summary["error"]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_numbers_whose_squares_are_too_large_for_their_type_are_numbers(dtype: type) -> None:
+def test_values_near_the_limit_of_their_dtype_are_finite(dtype: type) -> None:
     faults = Faults("Large-v0", 2)
     faults.check_finite("reward", np.full((2, 1), min(np.finfo(dtype).max, np.finfo(np.float32).max), dtype))
     for no_number in (np.nan, np.inf):

@@ -1,4 +1,4 @@
-"""Groups: their members' episodes start alike, row by row, however the environments are run."""
+"""Groups: their members' episodes start alike, row by row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs.groups import Groups
 from recurrl.envs.saved_state import restore, state_of
-from recurrl.envs.sources.gymnasium import SeededEpisodes
+from recurrl.envs.wrappers import SeededEpisodes
 from recurrl.errors import ConfigError
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 GRPO = (
@@ -38,7 +37,7 @@ GRPO = (
     ends=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=2, max_size=2),
     asked_twice=st.booleans(),
 )
-def test_members_have_the_same_seeds_and_all_else_has_others(ends: list[list[bool]], asked_twice: bool) -> None:
+def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends: list[list[bool]], asked_twice: bool) -> None:
     """Two members whose episodes end at steps of their own, over two rows of three steps."""
     groups = Groups(size=2, steps_per_row=3, seed=5)
     found: dict[tuple[int, int, int], set[int]] = {}
@@ -97,7 +96,7 @@ def test_a_members_place_in_the_sequence_of_seeds_is_part_of_its_environments_st
         restored.step(1)
 
 
-def test_without_groups_episodes_run_on_from_batch_to_batch(compose: Compose) -> None:
+def test_without_groups_episodes_continue_from_batch_to_batch(compose: Compose) -> None:
     ppo = [override for override in GRPO if not override.startswith("algorithm")]
     _, second = collect(compose(*ppo), batches=2)
     assert not second["is_init"][:, 0].all()
@@ -130,7 +129,7 @@ def lottery() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("hidden", "when"), [(False, "after reset 1"), (True, "1 steps after reset 1")])
-def test_an_environment_that_ignores_reset_seeds_is_refused(hidden: bool, when: str, compose: Compose) -> None:
+def test_an_environment_that_ignores_reset_seeds_is_rejected(hidden: bool, when: str, compose: Compose) -> None:
     config = compose(*GRPO, "env=gym", "env.id=Lottery-v0", f"+env.kwargs.hidden={hidden}")
     with pytest.raises(ConfigError) as caught:
         make_collector(config, make_policy_for(config))
@@ -142,7 +141,7 @@ def test_an_environment_that_ignores_reset_seeds_is_refused(hidden: bool, when: 
 
 
 @pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity", "repeat_first", "repeat_previous"])
-def test_environments_that_heed_reset_seeds_are_fine(env: str, compose: Compose) -> None:
+def test_environments_that_use_reset_seeds_are_accepted(env: str, compose: Compose) -> None:
     config = compose(*GRPO, f"env={env}")
     for package in config.env.packages:
         pytest.importorskip(package)

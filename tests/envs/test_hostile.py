@@ -72,7 +72,7 @@ def _accepted() -> dict[str, dict[str, Any]]:
     ("what", "name"), [(what, name) for what, values in _accepted().items() for name in values], ids=str
 )
 @pytest.mark.parametrize("previous", ["true", "false"])
-def test_what_can_mean_one_thing_only_is_accepted(
+def test_values_with_only_one_meaning_are_accepted(
     what: str,
     name: str,
     previous: str,

@@ -1,4 +1,4 @@
-"""The memory tasks in torch are those of their definitions, step for step."""
+"""The memory tasks in torch equal their definitions, step for step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.build import make_policy_for, make_rollouts
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
-from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
 Reference = Callable[[MemoryTask, int], Callable[[int], tuple[list[float], float, bool]]]
@@ -117,7 +117,7 @@ def test_every_step_is_that_of_the_definition(make: Callable[[int], MemoryTask],
     assert ends >= count
 
 
-def test_repeat_previous_is_popgyms() -> None:
+def test_repeat_previous_equals_popgyms() -> None:
     pytest.importorskip("popgym")
     from popgym.envs.repeat_previous import RepeatPreviousEasy
 
@@ -140,7 +140,7 @@ def test_a_task_is_an_environment_of_torchrl_and_is_collected_from_on_plain_tens
     config = compose(f"env={env}", "env.num_envs=4", "frames_per_batch=240", "cell.hidden_size=8")
     made = make_env(config.env, 3, seed=0)
     check_env_specs(made)
-    collector = single.make(config.collector, config, make_policy_for(config))
+    collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
     assert collector.why_general is None
     batch = list(islice(collector, 2))[-1]
     assert batch["next", "done"].any()
@@ -171,25 +171,30 @@ def test_a_reset_of_some_leaves_the_others_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         (
             {"env.id": "y_maze"},
-            "env.id=y_maze is not a memory task. Choose one of: t_maze, memory_chain, repeat_previous.",
+            "env.id=y_maze is not a memory task. Choose one of: t_maze, memory_chain, repeat_previous; or give "
+            "module:Class, a MemoryTask of your own.",
         ),
         (
             {"env.kwargs": {"lenght": 3}},
             "env.id=t_maze does not take env.kwargs.lenght. It takes: length, active, device.",
         ),
         (
-            {"env.mask": [0]},
-            "env=t_maze runs all its environments as one and hides observations itself. Leave env.mask, env.packages "
-            "and env.vectorization unchanged.",
+            {"env.kwargs": {}},
+            "env.id=t_maze requires env.kwargs.length, which is not given. It takes: length, active, device.",
+        ),
+        ({"env.mask": [0]}, "env.source=memory does not support env.mask=[0]. Give env.mask=[]."),
+        (
+            {"env.previous_action": True},
+            "env.source=memory does not support env.previous_action=true. Give env.previous_action=false.",
         ),
     ],
 )
-def test_what_a_task_cannot_do_is_refused(
-    changes: dict[str, object], sentence: str, compose: Compose, refusal: Callable[[dict[str, object]], str]
+def test_options_that_a_task_does_not_support_are_rejected(
+    changes: dict[str, object], message: str, compose: Compose, refusal: Callable[[dict[str, object]], str]
 ) -> None:
     config = compose("env=t_maze").env
-    assert refusal({"env": config, **changes}) == sentence
+    assert refusal({"env": config, **changes}) == message

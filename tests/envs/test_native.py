@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.build import make_policy_for, make_rollouts, set_process_state
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvironmentFaultError
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -48,7 +48,7 @@ def cartpoles(compose: Compose) -> Callable[[int, int, list[int]], tuple[Any, An
     mask=st.sampled_from([[], [1, 3]]),
     seed=st.integers(0, 99),
 )
-def test_cartpoles_in_one_call_are_the_single_ones(
+def test_the_vector_cartpole_equals_single_ones(
     cartpoles: Callable[..., tuple[Any, Any]], count: int, limit: int, mask: list[int], seed: int
 ) -> None:
     """From the same states, at each episode's start, with the same actions."""
@@ -74,7 +74,7 @@ def test_cartpoles_in_one_call_are_the_single_ones(
             start_alike(found["done"])
 
 
-def test_no_cartpole_is_reset_that_nobody_resets(cartpoles: Callable[..., tuple[Any, Any]]) -> None:
+def test_environments_are_reset_only_on_request(cartpoles: Callable[..., tuple[Any, Any]]) -> None:
     native, _ = cartpoles(2, 1, [])
     native.reset_tensors(None)
     action = torch.zeros(2, dtype=torch.int64)
@@ -182,7 +182,7 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", NATIVE, *small)
     set_process_state(config)
-    collector = single.make(config.collector, config, make_policy_for(config))
+    collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
     assert collector.why_general is None
     if torchrls_path:
         collector.why_general = "asked for"
@@ -210,7 +210,7 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
-def test_their_specs_tell_the_truth(
+def test_their_specs_match_what_they_return(
     make: Callable[..., Clocks], register_vector: Callable[..., str], compose: Compose
 ) -> None:
     env = make_env(compose("env=gym", f"env.id={register_vector(make)}", NATIVE).env, 3, seed=0)
@@ -219,7 +219,7 @@ def test_their_specs_tell_the_truth(
 
 
 class Thrust(Clocks):
-    """Remembers what it was told to do, which is between −2 and 6."""
+    """Records its actions, which are between −2 and 6."""
 
     single_action_space: Any = spaces.Box(-2, 6, (2,), np.float64)
 
@@ -238,9 +238,7 @@ def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(
     assert told.dtype == np.float64
 
 
-def test_entries_are_hidden_in_what_an_episode_ends_with_too(
-    register_vector: Callable[..., str], compose: Compose
-) -> None:
+def test_the_mask_applies_to_final_observations(register_vector: Callable[..., str], compose: Compose) -> None:
     env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE, "env.mask=[0]").env, 1, seed=0)
     env.reset()
     two_steps = env.rollout(2, break_when_any_done=False)
@@ -248,7 +246,7 @@ def test_entries_are_hidden_in_what_an_episode_ends_with_too(
 
 
 class Spoilt(Clocks):
-    """Does what it must not in its third step."""
+    """Misbehaves in its third step."""
 
     def __init__(self, num_envs: int, fault: str) -> None:
         super().__init__(num_envs, SAME_STEP, final="no" if fault == "final" else "apart")
@@ -278,7 +276,7 @@ class Spoilt(Clocks):
         return observation, reward, terminated, truncated, info
 
 
-SENTENCES = {
+MESSAGES = {
     "raises": "The vector environment of 4 (Vector-v0), at step 3, raised RuntimeError in step: the simulator crashed.",
     "reset": "raised KeyError in reset: 'no map'.",
     "reward": "Environment 2 of 4 (Vector-v0), at step 3, returned a non-finite reward: inf.",
@@ -296,16 +294,16 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("fault", SENTENCES)
-def test_a_fault_ends_the_run_with_a_sentence_that_names_the_environment_and_its_step(
+@pytest.mark.parametrize("fault", MESSAGES)
+def test_a_fault_ends_the_run_with_an_error_that_names_the_environment_and_its_step(
     fault: str, recurrl_train: Any, tiny: list[str], tmp_path: Any, register_vector: Callable[..., str]
 ) -> None:
     given = ("env=gym", f"env.id={register_vector(Spoilt)}", NATIVE, f"+env.kwargs.fault={fault}", "hydra.run.dir=run")
     outcome = recurrl_train(*tiny, *given, cwd=tmp_path)
     assert outcome.code == 1
-    assert SENTENCES[fault] in outcome.error
+    assert MESSAGES[fault] in outcome.error
     assert "Traceback" not in outcome.err
-    assert SENTENCES[fault] in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
+    assert MESSAGES[fault] in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
 
 
 def test_a_run_with_evaluation_needs_no_single_environment(
@@ -319,14 +317,14 @@ def test_a_run_with_evaluation_needs_no_single_environment(
     assert summary["eval_return_mean"] == (3 + 6) / 2
 
 
-def test_an_id_without_a_vector_environment_is_refused(refused: Callable[..., str]) -> None:
+def test_an_id_without_a_vector_environment_is_rejected(refused: Callable[..., str]) -> None:
     assert refused("env=pendulum_no_velocity", NATIVE) == (
         "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 has no "
         "vector_entry_point. Choose env.vectorization=inline, or register the id with one."
     )
 
 
-def test_an_id_with_nothing_but_a_vector_environment_is_refused_for_single_ones(
+def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones(
     refused: Callable[..., str], register_vector: Callable[..., str]
 ) -> None:
     assert refused("env=gym", f"env.id={register_vector(Clocks)}") == (
@@ -336,12 +334,12 @@ def test_an_id_with_nothing_but_a_vector_environment_is_refused_for_single_ones(
 
 
 @pytest.mark.parametrize("option", ["previous_action", "previous_reward", "action_mask_from_info"])
-def test_what_is_done_environment_by_environment_is_refused(option: str, refused: Callable[..., str]) -> None:
+def test_options_of_single_environments_are_rejected(option: str, refused: Callable[..., str]) -> None:
     error = refused(NATIVE, f"env.{option}=true")
-    assert error.startswith(f"env.{option}=true works on single environments, but env.vectorization=vector_")
+    assert error.startswith(f"env.{option} works on single environments, but env.vectorization=vector_")
 
 
-def test_one_that_resets_in_the_step_after_the_last_is_refused(
+def test_next_step_autoreset_is_rejected(
     recurrl_train: Any, tmp_path: Any, register_vector: Callable[..., str]
 ) -> None:
     env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
@@ -352,14 +350,14 @@ def test_one_that_resets_in_the_step_after_the_last_is_refused(
     )
 
 
-def test_groups_that_cannot_start_alike_are_refused(recurrl_train: Any, tmp_path: Any) -> None:
+def test_groups_that_cannot_start_alike_are_rejected(recurrl_train: Any, tmp_path: Any) -> None:
     outcome = recurrl_train(
         "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10", NATIVE, cwd=tmp_path
     )
     assert outcome.error.startswith("algorithm=grpo needs the episodes of a group to start from the same state")
 
 
-def test_a_mask_of_actions_that_allows_none_is_refused(register_vector: Callable[..., str], compose: Compose) -> None:
+def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector: Callable[..., str], compose: Compose) -> None:
     class Forbidding(Clocks):
         single_observation_space: Any = spaces.Dict(
             {"clock": Clocks.single_observation_space, "action_mask": spaces.MultiBinary(2)}
@@ -385,9 +383,7 @@ def test_a_mask_of_actions_that_allows_none_is_refused(register_vector: Callable
         env.step_tensors(torch.zeros(2, dtype=torch.int64))
 
 
-def test_one_that_resets_by_itself_cannot_be_told_to_in_mid_episode(
-    register_vector: Callable[..., str], compose: Compose
-) -> None:
+def test_same_step_autoreset_cannot_reset_mid_episode(register_vector: Callable[..., str], compose: Compose) -> None:
     env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE).env, 2, seed=0).base_env
     env.reset_tensors(None)
     env.step_tensors(torch.zeros(2, dtype=torch.int64))

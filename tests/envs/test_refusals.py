@@ -1,4 +1,4 @@
-"""Environments that cannot be made: refused with what to do, where possible before any is made."""
+"""Environments that cannot be made: rejected with advice, where possible before any is made."""
 
 from __future__ import annotations
 
@@ -6,53 +6,61 @@ import gymnasium
 import pytest
 
 
-def test_an_id_that_is_not_registered_is_refused_with_near_ones(refused):
+def test_an_id_that_is_not_registered_is_rejected_with_near_ones(refused):
     error = refused("env=gym", "env.id=CartPol-v1")
     assert error.startswith("env.id=CartPol-v1 is not registered with Gymnasium. Did you mean CartPole-v1")
     assert error.endswith("If another package registers it, give env.packages=[package].")
 
 
-def test_an_id_like_none_that_is_registered_is_refused_without_guesses(refusal):
+def test_an_id_unlike_any_registered_one_is_rejected_without_suggestions(refusal):
     assert refusal({"env.id": "qqqqqqqq"}) == (
         "env.id=qqqqqqqq is not registered with Gymnasium. If another package registers it, give "
         "env.packages=[package]."
     )
 
 
-def test_a_package_that_is_not_installed_is_refused_with_the_command_that_installs_it(refusal, not_installed):
-    not_installed("some_games")
+def test_a_package_that_does_not_exist_is_rejected(refusal):
     assert refusal({"env.packages": ["some_games"]}) == (
-        "env=cartpole_no_velocity needs the package some_games. Install it with: pip install some_games"
+        "env.packages=[some_games]: there is no module some_games. Install its package, or run from the folder it is "
+        "in."
     )
 
 
 @pytest.mark.parametrize("name", ["", ".games", "some-games", "games."])
-def test_what_is_no_name_of_a_package_is_refused(refusal, name):
-    assert refusal({"env.packages": [name]}) == (
-        f"env.packages={[name]} holds {name!r}, which is not a valid package name. Give names as in Python imports, or "
-        "env.packages=[] for none."
+def test_an_invalid_package_name_is_rejected(refusal, name):
+    error = refusal({"env.packages": [name]})
+    assert error.startswith(f"env.packages=[{name}]: ")
+    assert "fails with" in error or "there is no module" in error
+
+
+def test_a_package_within_one_that_does_not_exist_is_rejected(refusal):
+    assert "there is no module some_games" in refusal({"env.packages": ["some_games.classic"]})
+
+
+def test_a_package_whose_import_fails_is_rejected_with_the_reason(recurrl_train, tmp_path):
+    (tmp_path / "broken_games.py").write_text("raise ImportError('libgames.so: wrong ELF class')\n")
+    error = recurrl_train("env=gym", "env.id=CartPole-v1", "env.packages=[broken_games]", cwd=tmp_path).error
+    assert error == (
+        "env.packages=[broken_games]: importing broken_games fails with ImportError: libgames.so: wrong ELF class. "
+        "HYDRA_FULL_ERROR=1 shows where."
     )
 
 
-def test_a_package_within_one_that_is_not_installed_is_refused(refusal):
-    assert "pip install some_games" in refusal({"env.packages": ["some_games.classic"]})
-
-
-def test_a_package_that_is_an_extra_of_recurrl_is_refused_with_the_extra(refused, not_installed):
+def test_a_package_that_is_an_extra_of_recurrl_is_rejected_with_the_extra(refused, not_installed):
     not_installed("popgym")
     assert refused("env=repeat_previous") == (
-        "env=repeat_previous needs the package popgym. Install it with: pip install 'recurrl[popgym]'"
+        "env.packages=[popgym] needs the package popgym. Install it with: pip install 'recurrl[popgym]'"
     )
 
 
-def test_a_negative_index_in_the_mask_is_refused(refusal):
+def test_a_negative_index_in_the_mask_is_rejected(refusal):
     assert refusal({"env.mask": [1, -1]}) == (
-        "env.mask=[1, -1] holds a negative index. Give indices of the observation, from 0."
+        "env.mask[1]=-1 is out of range. Give an index of the observation, from 0."
     )
 
 
 @pytest.mark.parametrize("mask", [[4], [0, 1, 2, 3]], ids=str)
-def test_a_mask_that_does_not_fit_is_refused_when_the_first_environment_is_made(recurrl_train, tmp_path, mask):
+def test_a_mask_that_does_not_fit_is_rejected_when_the_first_environment_is_made(recurrl_train, tmp_path, mask):
     # Only the environment itself knows how long its observation is.
     outcome = recurrl_train(f"env.mask={mask}".replace(" ", ""), cwd=tmp_path)
     assert outcome.code == 1
@@ -62,21 +70,36 @@ def test_a_mask_that_does_not_fit_is_refused_when_the_first_environment_is_made(
     )
 
 
-def test_a_mask_of_an_observation_that_is_no_vector_is_refused(recurrl_train, tmp_path):
+def test_a_mask_of_an_observation_that_is_no_vector_is_rejected(recurrl_train, tmp_path):
     outcome = recurrl_train("env=gym", "env.id=CliffWalking-v1", "env.mask=[0]", cwd=tmp_path)
     assert outcome.error == (
         "env.mask=[0] hides entries of a vector, but the observation space is Discrete(48). Remove env.mask."
     )
 
 
-def test_an_argument_the_environment_does_not_take_is_refused(recurrl_train, tmp_path):
-    outcome = recurrl_train("+env.kwargs.gravitas=1", cwd=tmp_path)
-    assert "env.kwargs={'gravitas': 1}" in outcome.error
-    assert "unexpected keyword argument 'gravitas'" in outcome.error
-    assert "Traceback" not in outcome.err
+@pytest.mark.parametrize(
+    ("way", "takes"),
+    [
+        ("inline", "sutton_barto_reward, render_mode"),
+        ("vector_entry_point", "max_episode_steps, render_mode, sutton_barto_reward"),
+    ],
+)
+def test_an_argument_that_the_environment_does_not_take_is_rejected_before_any_is_made(refused, way, takes):
+    assert refused("env.kwargs.gravitas=1", f"env.vectorization={way}") == (
+        f"env.id=CartPole-v1 does not take env.kwargs.gravitas. It takes: {takes}."
+    )
 
 
-def test_an_environment_that_lacks_a_package_is_refused_with_what_gymnasium_says(recurrl_train, tmp_path, monkeypatch):
+def test_an_argument_that_the_constructor_itself_rejects_is_named(recurrl_train, register, tmp_path):
+    def passes_on(**arguments: object) -> None:
+        raise TypeError(f"unexpected {sorted(arguments)}")
+
+    error = recurrl_train("env=gym", f"env.id={register(passes_on)}", "env.kwargs.size=3", cwd=tmp_path).error
+    assert error.startswith("env.id=Registered-v0 with env.kwargs={'size': 3} cannot be made: it raised TypeError: ")
+    assert "unexpected ['size']" in error
+
+
+def test_an_environment_that_lacks_a_package_is_rejected_with_what_gymnasium_says(recurrl_train, tmp_path, monkeypatch):
     def make(*args, **kwargs):
         raise gymnasium.error.DependencyNotInstalled('MuJoCo is not installed, run `pip install "gymnasium[mujoco]"`')
 
@@ -87,7 +110,7 @@ def test_an_environment_that_lacks_a_package_is_refused_with_what_gymnasium_says
     assert "Traceback" not in outcome.err
 
 
-def test_an_environment_whose_constructor_raises_is_refused_with_what_it_raised(recurrl_train, register, tmp_path):
+def test_an_environment_whose_constructor_raises_is_rejected_with_what_it_raised(recurrl_train, register, tmp_path):
     def without_a_licence() -> None:
         raise OSError("no licence for the simulator")
 

@@ -1,4 +1,4 @@
-"""Environments that go on in another process as if nothing had happened, and those that cannot."""
+"""Environments that continue in another process, and those that cannot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def played(env: gymnasium.Env[Any, Any], actions: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("env_id", IDS)
 @pytest.mark.parametrize("steps", [0, 5, 40])
-def test_a_restored_environment_goes_on_as_the_one_that_was_saved(env_id, steps):
+def test_a_restored_environment_continues_like_the_saved_one(env_id, steps):
     env, other = made(env_id), made(env_id)
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(steps + 40)]
@@ -56,7 +56,7 @@ def test_a_restored_environment_goes_on_as_the_one_that_was_saved(env_id, steps)
     np.testing.assert_equal(played(other, actions[steps:]), expected)
 
 
-def test_what_came_up_after_the_state_was_saved_is_gone_when_it_is_restored():
+def test_attributes_added_after_saving_are_removed_on_restoring():
     env = made("Pendulum-v1")
     env.reset(seed=0)
     saved = state_of(env)
@@ -65,7 +65,7 @@ def test_what_came_up_after_the_state_was_saved_is_gone_when_it_is_restored():
     assert not hasattr(env.unwrapped, "came_up")
 
 
-def test_what_says_how_an_environment_was_made_stays_when_its_state_is_restored():
+def test_constructor_arguments_survive_restoring():
     env, other = (gymnasium.wrappers.TransformReward(made("Pendulum-v1"), lambda reward: 2 * reward) for _ in range(2))
     env.reset(seed=0)
     other.reset(seed=1)
@@ -77,7 +77,7 @@ def test_what_says_how_an_environment_was_made_stays_when_its_state_is_restored(
 
 
 class Simulator:
-    """Holds its state where python does not see it."""
+    """Holds its state outside Python's attributes."""
 
     __slots__ = ("handle",)
 
@@ -101,14 +101,14 @@ def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_
 
 
 class Raising:
-    """Raises whatever is asked of it."""
+    """Raises on any access."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("no")
 
 
 class Lying:
-    """Says that it is an array, which has what it has not."""
+    """Pretends to be an array."""
 
     __slots__ = ()
 
@@ -118,7 +118,7 @@ class Lying:
 
 
 class Pretending:
-    """Says that it is a space, which would be left out of what is saved."""
+    """Pretends to be a space, which would not be saved."""
 
     __slots__ = ()
 
@@ -134,7 +134,7 @@ class WithProperty:
 
 
 class Endless(dict[str, int]):
-    """A dict of its own kind."""
+    """A subclass of dict."""
 
 
 class _Nameless(type):
@@ -187,7 +187,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("make", HELD.values(), ids=HELD)
-def test_what_cannot_be_saved_is_named_whatever_it_does_when_it_is_looked_at(make):
+def test_an_attribute_that_cannot_be_saved_is_named_whatever_it_raises(make):
     with pytest.raises(UnsavableError, match=r"Simulated\.held"):
         state_of(Simulated(make()))
 
@@ -199,7 +199,7 @@ def test_an_environment_that_refers_to_itself_cannot_be_saved():
         state_of(env)
 
 
-def test_a_state_does_not_fit_an_environment_made_otherwise():
+def test_a_state_is_rejected_by_an_environment_constructed_differently():
     state = state_of(Simulated(Simulated(1)))
     with pytest.raises(UnsavableError, match=r"Simulated\.held was a Simulated, and is a NoneType here"):
         restore(Simulated(None), state)

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from recurrl.config import BufferConfig
 from recurrl.learning.buffers.on_policy import SliceBuffer
+
+OPTIONS = BufferConfig(name="on_policy")
 
 
 def rows_of_episodes(lengths: list[int], rows: int, steps: int) -> TensorDict:
@@ -37,7 +40,7 @@ def test_every_frame_is_seen_exactly_once_an_epoch(
     slices, steps = rows * slices_per_row, slices_per_row * slice_len
     divisors = [divisor for divisor in range(1, slices + 1) if slices % divisor == 0]
     minibatch = data.draw(st.sampled_from(divisors))
-    buffer = SliceBuffer(slices, slice_len, minibatch)
+    buffer = SliceBuffer(OPTIONS, slice_len, minibatch)
     for _ in range(2):  # a second iteration replaces the first
         batch = rows_of_episodes(lengths, rows, steps)
         buffer.fill(batch, ("frame", "is_init"))
@@ -51,7 +54,7 @@ def test_every_frame_is_seen_exactly_once_an_epoch(
 @settings(max_examples=50, deadline=None)
 @given(rows=st.integers(1, 4), slices_per_row=st.integers(1, 4), slice_len=st.integers(1, 6))
 def test_a_slice_is_a_contiguous_piece_of_one_row(rows: int, slices_per_row: int, slice_len: int) -> None:
-    buffer = SliceBuffer(rows * slices_per_row, slice_len, 1)
+    buffer = SliceBuffer(OPTIONS, slice_len, 1)
     batch = rows_of_episodes([3], rows, slices_per_row * slice_len)
     buffer.fill(batch, ("frame", "is_init"))
     for minibatch in buffer.epoch():
@@ -63,15 +66,14 @@ def test_a_slice_is_a_contiguous_piece_of_one_row(rows: int, slices_per_row: int
 
 def test_minibatches_come_in_another_order_each_epoch() -> None:
     torch.manual_seed(0)
-    buffer = SliceBuffer(32, 2, 4)
+    buffer = SliceBuffer(OPTIONS, 2, 4)
     buffer.fill(rows_of_episodes([5], 8, 8), ("frame", "is_init"))
     first, second = (torch.cat([part["frame"] for part in buffer.epoch()]) for _ in range(2))
     assert not torch.equal(first, second)
 
 
 def test_what_does_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="10 slices cannot be split into minibatches of 4"):
-        SliceBuffer(10, 4, 4)
-    buffer = SliceBuffer(2, 4, 1)
-    with pytest.raises(ValueError, match="Rows of 6 steps cannot be split into slices of 4"):
-        buffer.fill(rows_of_episodes([5], 2, 6), ("frame",))
+    with pytest.raises(ValueError, match="5 rows of 8 steps cannot be cut into slices of 4 steps and minibatches of 4"):
+        SliceBuffer(OPTIONS, 4, 4).fill(rows_of_episodes([5], 5, 8), ("frame",))
+    with pytest.raises(ValueError, match="2 rows of 6 steps cannot be cut into slices of 4 steps"):
+        SliceBuffer(OPTIONS, 4, 1).fill(rows_of_episodes([5], 2, 6), ("frame",))

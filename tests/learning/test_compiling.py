@@ -12,13 +12,12 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.learning import compiling
 from recurrl.learning.learner import Learner
 from recurrl.runtime.report import Report
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
@@ -35,7 +34,7 @@ def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
     set_process_state(plain)
     policy = make_policy_for(plain)
     collector = make_collector(plain, policy)
-    learner = Learner(plain, policy)
+    learner = make_learner(plain, policy)
     learner.learn(next(iter(collector)), progress=0.0)
     collector.shutdown()
     minibatch = next(learner.buffer.epoch())
@@ -44,7 +43,7 @@ def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
     expected, expected_gradients = outputs_and_gradients(learner, minibatch)
     assert learner.compile_time_s is None
     weights = learner.algorithm.state_dict()
-    learner = Learner(compiled, policy)
+    learner = make_learner(compiled, policy)
     learner.algorithm.load_state_dict(weights)
     found, gradients = outputs_and_gradients(learner, minibatch)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)

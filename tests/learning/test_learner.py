@@ -17,14 +17,14 @@ from tensordict import TensorDictBase
 from torch.distributions import Distribution
 
 from recurrl import checkpoint
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
 from recurrl.learning.learner import Learner
 from recurrl.losses import Losses
 from recurrl.losses.ppo import PPOTerms
 from recurrl.losses.schedule import annealed
-from recurrl.train import is_due, is_last, make_policy_for, set_process_state
+from recurrl.train import is_due, is_last
 
 Compose = Callable[..., TrainConfig]
 
@@ -44,7 +44,7 @@ def learn(compose: Compose, *overrides: str, progress: float = 0.0) -> tuple[Lea
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     metrics = learner.learn(next(iter(collector)), progress)
     collector.shutdown()
     return learner, metrics
@@ -90,6 +90,13 @@ def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_rises_where_
     assert bold["optim/lr"] == pytest.approx(1e-3 * 1.5 ** (steps - 1))
 
 
+def test_a_schedule_continues_with_a_loaded_optimizer(compose: Compose) -> None:
+    learner, _ = learn(compose, "lr=0.01", "lr_final_fraction=0")
+    learner.optimizer.load_state_dict(learner.optimizer.state_dict())
+    learner.learning_rate.begin_iteration(0.75)
+    assert learner.optimizer.param_groups[0]["lr"] == learner.learning_rate.value == pytest.approx(0.0025)
+
+
 def test_an_adaptive_learning_rate_stays_within_its_bounds(compose: Compose) -> None:
     options = ("lr_schedule=adaptive", "epochs=12")
     assert learn(compose, *options, "lr=2e-5", "desired_kl=1e-12")[1]["optim/lr"] == 1e-5
@@ -105,7 +112,7 @@ def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_al
 
 
 def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(compose: Compose) -> None:
-    learner, metrics = learn(compose)
+    learner, metrics = learn(compose, "algorithm.clip_value=0.5")  # so that the buffer holds the stored values
     slices = list(learner.buffer.epoch())
     value, target = (torch.cat([s[key] for s in slices]) for key in ("state_value", "value_target"))
     assert metrics["value/mean"] == pytest.approx(value.mean().item(), rel=1e-4)
@@ -157,7 +164,7 @@ def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_co
     )
     set_process_state(config)
     policy = make_policy_for(config)
-    collector, learner = make_collector(config, policy), Learner(config, policy)
+    collector, learner = make_collector(config, policy), make_learner(config, policy)
     learner.learn(next(batches := iter(collector)), progress=0.0)
     first = learner.reward_scaler.discounted_return.clone()
     if "max_episode_steps" in override:
@@ -207,7 +214,7 @@ def test_the_reference_policy_is_refreshed_every_so_many_iterations(
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     found = []
     for _, batch in zip(range(4), collector, strict=False):
         collecting = deepcopy(policy.state_dict())
@@ -224,7 +231,7 @@ def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
     config = compose(*SMALL, *options, "seed=1")
     set_process_state(config)
-    loaded = Learner(config, make_policy_for(config))
+    loaded = make_learner(config, make_policy_for(config))
     checkpoint.Saved(path).load(checkpoint.components(loaded))
     saved, found = trained.algorithm.state_dict(), loaded.algorithm.state_dict()
     assert found["iterations"] == saved["iterations"] == 1
@@ -289,8 +296,8 @@ def _spoilt(learner: Learner, monkeypatch: pytest.MonkeyPatch, steps: int) -> No
     monkeypatch.setattr(learner.algorithm.loss, "forward", spoilt)
 
 
-def _batch(learner: Learner) -> TensorDictBase:
-    collector = make_collector(learner.config, learner.policy)
+def _batch(compose: Compose, learner: Learner) -> TensorDictBase:
+    collector = make_collector(compose(*SMALL), learner.policy)
     batch = next(iter(collector))
     collector.shutdown()
     return batch
@@ -298,7 +305,7 @@ def _batch(learner: Learner) -> TensorDictBase:
 
 def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(compose: Compose, monkeypatch) -> None:
     learner, _ = learn(compose, "epochs=1", "minibatch_slices=4")
-    before, batch = _weights(learner), _batch(learner)
+    before, batch = _weights(learner), _batch(compose, learner)
     _spoilt(learner, monkeypatch, steps=1)
     metrics = learner.learn(batch, progress=0.5)
     assert metrics["optim/skipped_steps"] == 1
@@ -313,7 +320,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_noth
     compose: Compose, monkeypatch
 ) -> None:
     learner, _ = learn(compose, "max_skipped_steps=3", "minibatch_slices=2")
-    before, batch = _weights(learner), _batch(learner)
+    before, batch = _weights(learner), _batch(compose, learner)
     _spoilt(learner, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="gradient steps had a non-finite loss or gradient and were"):
         learner.learn(batch, progress=0.5)
@@ -325,14 +332,14 @@ def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose
     options = ("max_skipped_steps=5", "minibatch_slices=2", "epochs=1")
     first, _ = learn(compose, *options)
     _spoilt(first, monkeypatch, steps=100)
-    first.learn(_batch(first), progress=0.5)
+    first.learn(_batch(compose, first), progress=0.5)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
     config = compose(*SMALL, *options)
-    second = Learner(config, make_policy_for(config))
+    second = make_learner(config, make_policy_for(config))
     checkpoint.Saved(path).load(checkpoint.components(second))
     _spoilt(second, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="the last 8 gradient steps"):
-        second.learn(_batch(second), progress=0.5)
+        second.learn(_batch(compose, second), progress=0.5)
 
 
 class Plus(PPOTerms):
@@ -348,7 +355,7 @@ def test_a_new_term_of_a_loss_is_minimised_and_logged_without_further_ado(compos
     gradients, metrics = [], []
     for new in (False, True):
         set_process_state(config)
-        learner = Learner(config, make_policy_for(config))
+        learner = make_learner(config, make_policy_for(config))
         if new:
             learner.algorithm.loss.terms = Plus()
         collector = make_collector(config, learner.policy)

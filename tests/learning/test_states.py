@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -13,14 +12,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from recurrl.collector import make_collector
-from recurrl.config import STATE_POLICIES, TrainConfig
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl.config import STATE_POLICIES, BufferConfig, TrainConfig
+from recurrl.config.plugins import options_class
 from recurrl.learning.buffers.on_policy import SliceBuffer
-from recurrl.learning.learner import Learner
 from recurrl.learning.states import SliceStates
 from recurrl.losses.advantage import next_values
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 States = dict[str, Tensor]
@@ -40,12 +38,13 @@ class Rows(NamedTuple):
         return self.batch.shape[1] // self.slice_len
 
 
-@pytest.fixture(scope="module", params=["gru", "lstm"])
+@pytest.fixture(scope="module", params=["gru", "lstm", "my_package.fast_weight_cell:FastWeight"])
 def policy(request: pytest.FixtureRequest, compose: Compose) -> Iterator[tuple[TrainConfig, Policy]]:
     """A policy in float64, far from its initial zeros."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    config = compose(f"cell={request.param}", *TINY)
+    config = compose(*TINY)
+    config.cell = options_class("cell", request.param)(name=request.param, hidden_size=5, num_layers=2)
     policy = make_policy_for(config).double()
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -67,7 +66,9 @@ def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len
     steps = per_row * slice_len
     is_init = torch.tensor(resets).reshape(rows, steps, 1)
     done = torch.cat((is_init[:, 1:], torch.zeros(rows, 1, 1, dtype=torch.bool)), 1)
-    states = {key: torch.randn(rows, steps, 2, 5).masked_fill(is_init.unsqueeze(-1), 0.0) for key in policy.state_keys}
+    states = {key: torch.randn(rows, steps, *shape) for key, shape in policy.state_shapes.items()}
+    for state in states.values():
+        state[is_init.squeeze(-1)] = 0.0
     batch = TensorDict(
         {
             OBSERVATION: torch.randn(rows, steps, 2),
@@ -80,7 +81,7 @@ def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len
                 OBSERVATION: torch.randn(rows, steps, 2),
                 "done": done,
                 "terminated": torch.zeros_like(done),
-                **{key: torch.randn(rows, steps, 2, 5) for key in states},
+                **{key: torch.randn_like(state) for key, state in states.items()},
             },
         },
         [rows, steps],
@@ -88,16 +89,8 @@ def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len
     return Rows(batch, slice_len, burn_in_len)
 
 
-def slice_states(config: TrainConfig, policy: Policy, state: str, rows: Rows) -> SliceStates:
-    config = replace(
-        config,
-        env=replace(config.env, num_envs=rows.batch.shape[0]),
-        frames_per_batch=rows.batch.numel(),
-        slice_len=rows.slice_len,
-        state=state,
-        burn_in_len=rows.burn_in_len if state == "burn_in" else None,
-    )
-    return SliceStates(config, policy)
+def slice_states(policy: Policy, state: str, rows: Rows) -> SliceStates:
+    return SliceStates(policy, state, rows.slice_len, rows.burn_in_len if state == "burn_in" else None)
 
 
 def one_by_one(policy: Policy, row: TensorDictBase, entering: States) -> tuple[list[TensorDictBase], States]:
@@ -155,7 +148,7 @@ def epoch_of(states: SliceStates, rows: Rows) -> list[TensorDictBase]:
     if states.refreshes:
         states.refresh(rows.batch)
     count = rows.batch.shape[0] * rows.slices_per_row
-    buffer = SliceBuffer(count, rows.slice_len, count)
+    buffer = SliceBuffer(BufferConfig(name="on_policy"), rows.slice_len, count)
     buffer.fill(rows.batch, rows.batch.exclude("next").keys())
     minibatches = list(buffer.epoch())
     for minibatch in minibatches:
@@ -169,14 +162,14 @@ def epoch_of(states: SliceStates, rows: Rows) -> list[TensorDictBase]:
 def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_state(
     policy: tuple[TrainConfig, Policy], state: str, cut: tuple[int, int, int, int, list[bool]]
 ) -> None:
-    config, network = policy
+    _config, network = policy
     rows = rows_of(network, *cut)
     expected = torch.zeros(())
     for row in rows.batch.clone().unbind(0):
         for begin in range(0, row.shape[0], rows.slice_len):
             start = detached(expected_start(network, state, rows, row, begin))
             expected = expected + plain_loss(one_by_one(network, row[begin : begin + rows.slice_len], start)[0])
-    (minibatch,) = epoch_of(slice_states(config, network, state, rows), rows)
+    (minibatch,) = epoch_of(slice_states(network, state, rows), rows)
     assert not any(minibatch[key].requires_grad for key in network.state_keys)
     found = sequence_loss(network, minibatch)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
@@ -200,10 +193,10 @@ def test_a_gradient_through_the_burn_in_steps_would_be_seen(policy: tuple[TrainC
 def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
     policy: tuple[TrainConfig, Policy], cut: tuple[int, int, int, int, list[bool]]
 ) -> None:
-    config, network = policy
+    _config, network = policy
     rows = rows_of(network, *cut)
     before = rows.batch.clone()
-    states = slice_states(config, network, "refresh", rows)
+    states = slice_states(network, "refresh", rows)
     states.take(rows.batch)
     states.refresh(rows.batch)
     bootstraps = next_values(rows.batch, network)
@@ -247,7 +240,7 @@ def test_each_state_policy_learns_something_else(compose: Compose) -> None:
     for state, overrides in MODES.items():
         config = compose(*SMALL, *overrides)
         policy, batch = collected(config)
-        drifts[state] = Learner(config, policy).learn(batch, progress=0.0)["state/drift"]
+        drifts[state] = make_learner(config, policy).learn(batch, progress=0.0)["state/drift"]
         weights[state] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
     assert len({tuple(weight.tolist()) for weight in weights.values()}) == len(STATE_POLICIES)
     assert all(0 < drift < 1 for drift in drifts.values()), drifts
@@ -258,7 +251,7 @@ def test_the_norm_of_each_state_is_logged_as_it_was_collected(compose: Compose) 
     config = compose(*SMALL, "cell=lstm", *MODES["refresh"])
     policy, batch = collected(config)
     before = batch.clone()
-    metrics = Learner(config, policy).learn(batch, progress=0.0)
+    metrics = make_learner(config, policy).learn(batch, progress=0.0)
     for name in ("h", "c"):
         state_NT = before[f"recurrent_state_{name}"].squeeze(2)
         expected = state_NT.square().sum(-1).sqrt().mean().item()
@@ -269,7 +262,7 @@ def test_the_norm_of_each_state_is_logged_as_it_was_collected(compose: Compose) 
 def test_states_are_refreshed_before_each_epoch(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(*SMALL, *MODES["refresh"], "epochs=3")
     policy, batch = collected(config)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     refresh, seen = learner.states.refresh, []
 
     def spy(batch: TensorDictBase) -> None:
@@ -287,7 +280,7 @@ def test_states_are_refreshed_before_each_epoch(compose: Compose, monkeypatch: p
 def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(state: str, compose: Compose) -> None:
     config = compose(*SMALL, *MODES[state])
     policy, batch = collected(config)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     learner.states.take(batch)
     learner._prepare(batch, batch["next", "reward"].squeeze(-1))
     (minibatch,) = learner.buffer.epoch()
@@ -299,10 +292,10 @@ def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(stat
 def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_to_those(
     policy: tuple[TrainConfig, Policy],
 ) -> None:
-    config, network = policy
+    _config, network = policy
     resets = [False, False, True, False, False, False, True, False, False]
     rows = rows_of(network, 1, 3, 3, 1, resets)
-    (minibatch,) = epoch_of(states := slice_states(config, network, "stored", rows), rows)
+    (minibatch,) = epoch_of(states := slice_states(network, "stored", rows), rows)
     difference, recorded = 0.0, 0.0
     row = rows.batch[0]
     for begin in (0, 3, 6):
@@ -320,7 +313,7 @@ def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_
 def test_a_policy_without_memory_has_no_drift(compose: Compose) -> None:
     config = compose(*SMALL, "cell=none")
     policy, batch = collected(config)
-    assert "state/drift" not in Learner(config, policy).learn(batch, progress=0.0)
+    assert "state/drift" not in make_learner(config, policy).learn(batch, progress=0.0)
 
 
 @pytest.mark.parametrize("overrides", MODES.values(), ids=MODES)

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_policy_for
 from recurrl.config import TrainConfig
 from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, next_values
 from recurrl.policy import Policy
-from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
 

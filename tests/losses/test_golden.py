@@ -15,8 +15,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
+from recurrl.build import make_algorithm
 from recurrl.config import TrainConfig
-from recurrl.losses import make_algorithm
 from recurrl.policy import Policy, Trunk
 from recurrl.policy.heads import ActionHead
 from recurrl.recurrent import RecurrentModule

@@ -14,13 +14,13 @@ from torch.distributions import Normal
 from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
 
+from recurrl.algorithms.ppo import PPO
+from recurrl.build import make_algorithm, make_policy_for
 from recurrl.config import TrainConfig
-from recurrl.losses import Losses, PPOLoss, make_algorithm
+from recurrl.losses import Losses, PPOLoss
 from recurrl.losses.advantage import standardized
-from recurrl.losses.ppo import PPO
 from recurrl.policy import Policy, PolicyModule
 from recurrl.recurrent import RecurrentModule
-from recurrl.train import make_policy_for
 
 Compose = Callable[..., TrainConfig]
 
@@ -111,7 +111,7 @@ def test_each_objective_and_its_gradient_equal_the_formula(
 ) -> None:
     algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", *overrides)
     output = flat(algorithm.loss(batch))
-    expected = by_formula(policy, batch, algorithm.config)
+    expected = by_formula(policy, batch, algorithm.options)
     for name, value in expected.items():
         torch.testing.assert_close(output[name], value, rtol=1e-10, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
     for found, right in zip(gradients(output, policy), gradients(expected, policy), strict=True):
@@ -198,7 +198,7 @@ def test_losses_and_gradients_are_those_of_torchrl(
 ) -> None:
     algorithm, policy, batch = make(
         compose,
-        f"env={'cartpole' if discrete else 'pendulum'}_novel",
+        f"env={'cartpole' if discrete else 'pendulum'}_no_velocity",
         "algorithm.clip_epsilon=0.125",
         "algorithm.entropy_coeff=0.25",
         f"algorithm.normalize_advantage={normalize}",

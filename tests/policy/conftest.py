@@ -1,4 +1,4 @@
-"""What the tests of policies share: small configurations of the tiny tasks, and batches that they collect."""
+"""Small configurations of the tiny tasks, and batches collected with them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.policy import OBSERVATION, Policy
-from recurrl.train import make_policy_for, set_process_state
-
-SMALL = (
-    "device=cpu",
-    "env=gym",
-    "env.packages=[tasks]",  # also in the processes of parallel environments
-    "backend=reference",
-    "cell.hidden_size=8",
-    "encoder.sizes=[8]",
-    "env.num_envs=4",
-    "frames_per_batch=64",
-    "slice_len=8",
-    "minibatch_slices=4",
-    "epochs=1",
-)
 
 
 @pytest.fixture(scope="session")
-def configure(compose: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
-    """A small configuration of one of the tasks, ``kwargs`` being the task's arguments."""
+def small(compose: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
+    """A configuration whose batches have four rows of two slices of eight steps."""
+    return lambda *overrides: compose(
+        "device=cpu",
+        "backend=reference",
+        "cell.hidden_size=8",
+        "encoder.sizes=[8]",
+        "env.num_envs=4",
+        "frames_per_batch=64",
+        "slice_len=8",
+        "minibatch_slices=4",
+        "epochs=1",
+        *overrides,
+    )
+
+
+@pytest.fixture(scope="session")
+def configure(small: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
+    """A small configuration of one of the tasks; ``kwargs`` are the task's arguments."""
 
     def configure(env_id: str, *overrides: str, **kwargs: Any) -> TrainConfig:
-        config = compose(*SMALL, f"env.id={env_id}", *overrides)
+        # The package of tasks is also imported in the processes of parallel environments.
+        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
         config.env.kwargs = kwargs
         return config
 

@@ -1,4 +1,4 @@
-"""Critics: on the actor's trunk, or with a memory of their own, or without memory, or none at all."""
+"""Critics: on the actor's trunk, or on one of their own, recurrent or feed-forward."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.learning.learner import Learner
 from recurrl.policy import VALUE
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
-
-SMALL = (
-    "cell.hidden_size=8",
-    "encoder.sizes=[8]",
-    "env.num_envs=4",
-    "frames_per_batch=128",
-    "slice_len=8",
-    "env.max_episode_steps=11",
-)
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
 def test_replayed_values_equal_the_rollouts_whatever_memory_the_critic_has(
-    critic: str, cell: str, compose: Compose
+    critic: str, cell: str, small: Compose
 ) -> None:
-    config = compose(*SMALL, f"cell={cell}", f"algorithm.critic={critic}")
+    config = small(f"cell={cell}", f"algorithm.critic={critic}", "env.max_episode_steps=11")
     set_process_state(config)
     policy = make_policy_for(config)
     assert policy.critic_head is not None
@@ -41,21 +30,21 @@ def test_replayed_values_equal_the_rollouts_whatever_memory_the_critic_has(
     batch = next(iter(collector))
     collector.shutdown()
     with torch.no_grad():
-        _, replayed, _ = policy.sequence(*policy.inputs(batch.reshape(16, 8)))
-    torch.testing.assert_close(replayed, batch[VALUE].reshape(16, 8, 1), rtol=1e-5, atol=1e-5)
+        _, replayed, _ = policy.sequence(*policy.inputs(batch.reshape(8, 8)))
+    torch.testing.assert_close(replayed, batch[VALUE].reshape(8, 8, 1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("critic", "own_states"), [("shared", 0), ("recurrent", 2), ("feedforward", 0)])
-def test_a_recurrent_critic_has_states_of_its_own(critic: str, own_states: int, compose: Compose) -> None:
-    policy = make_policy_for(compose(*SMALL, "cell=lstm", f"algorithm.critic={critic}"))
+def test_a_recurrent_critic_has_states_of_its_own(critic: str, own_states: int, small: Compose) -> None:
+    policy = make_policy_for(small("cell=lstm", f"algorithm.critic={critic}"))
     assert len(policy.state_keys) == len(set(policy.state_keys)) == 2 + own_states
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
-def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it(critic: str, compose: Compose) -> None:
-    config = compose(*SMALL, f"algorithm.critic={critic}")
+def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it(critic: str, small: Compose) -> None:
+    config = small(f"algorithm.critic={critic}")
     set_process_state(config)
-    learner = Learner(config, make_policy_for(config))
+    learner = make_learner(config, make_policy_for(config))
     collector = make_collector(config, learner.policy)
     learner.learn(next(iter(collector)), progress=0.0)
     collector.shutdown()

@@ -15,26 +15,20 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
+from recurrl.build import make_learner, make_policy_for, make_replay_check, make_rollouts, set_process_state
 from recurrl.collector import single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
-from recurrl.learning.learner import Learner
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
 from recurrl.policy.distributions import categorical
 from recurrl.policy.heads import ActionHead
 from recurrl.recurrent import GRUModule, LSTMModule
-from recurrl.replay_check import check_replay
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
 B, T, H = 5, 7, 6
-SMALL = (
-    *("cell.hidden_size=8", "encoder.sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
-    *("minibatch_slices=4", "backend=reference", "device=cpu", "env.max_episode_steps=11", "epochs=1"),
-)
 
 
 def cell(kind: str, prefix: str = "", layers: int = 2) -> nn.Module:
@@ -138,33 +132,33 @@ class Hooked(nn.Sequential):
 @pytest.mark.parametrize("kind", [Function, Buffered, Hooked])
 @pytest.mark.parametrize("where", ["encoder", "trunk"])
 def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
-    where: str, kind: type[nn.Module], compose: Compose
+    where: str, kind: type[nn.Module], small: Compose
 ) -> None:
-    config = compose(*SMALL, *(["cell=none"] if where == "trunk" else []))
+    config = small("env.max_episode_steps=11", *(["cell=none"] if where == "trunk" else []))
     batches = []
     for collector_kind in (Collector, LeanCollector):
         set_process_state(config)
         made, own = make_policy_for(config), kind()
         policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
-        collector = single.make(config.collector, config, policy, collector_kind)
+        collector = single.make(config.collector, make_rollouts(config, policy), collector_kind)
         batches.append(next(iter(collector)).clone())
         collector.shutdown()
     assert collector.why_general is None
     assert (batches[0] == batches[1]).all()
-    assert "log-probability" in check_replay(config, policy, batches[1])
+    assert "log-probability" in make_replay_check(config, policy)(batches[1])
     before = [parameter.clone() for parameter in policy.parameters()]
-    Learner(config, policy).learn(batches[1], progress=0.0)
+    make_learner(config, policy).learn(batches[1], progress=0.0)
     assert not any(map(torch.equal, before, policy.parameters()))
     assert len(evaluate(config.env, policy, episodes=2, seed=0)) == 2
     if isinstance(own, Buffered):
-        assert own.seen == 128
+        assert own.seen == 64
     if isinstance(own, Hooked):
-        assert own.calls > 32
+        assert own.calls > 16
 
 
-def test_nested_observations_may_be_dicts_or_tensordicts(compose: Compose) -> None:
+def test_nested_observations_may_be_dicts_or_tensordicts(small: Compose) -> None:
     spec = Composite(observation=Composite(inner=Composite(a=Unbounded((2,))), b=Categorical(3), action_mask=Binary(4)))
-    policy = make_policy(compose(*SMALL), spec, Categorical(4))
+    policy = make_policy(small(), spec, Categorical(4))
     plain = {
         "inner": {"a": torch.randn(B, 2)},
         "b": torch.randint(3, (B,)),
@@ -179,8 +173,8 @@ def test_nested_observations_may_be_dicts_or_tensordicts(compose: Compose) -> No
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent"])
-def test_the_tensordict_module_is_the_policy(critic: str, compose: Compose) -> None:
-    config = compose(*SMALL, "cell=lstm", f"algorithm.critic={critic}")
+def test_the_tensordict_module_is_the_policy(critic: str, small: Compose) -> None:
+    config = small("cell=lstm", f"algorithm.critic={critic}")
     set_process_state(config)
     policy = make_policy_for(config)
     module = PolicyModule(policy)
@@ -200,8 +194,8 @@ def test_the_tensordict_module_is_the_policy(critic: str, compose: Compose) -> N
     assert all(torch.equal(again["next", key], state) for key, state in ends.items())
 
 
-def test_the_tensordict_module_takes_a_single_environment(compose: Compose) -> None:
-    policy = make_policy_for(compose(*SMALL))
+def test_the_tensordict_module_takes_a_single_environment(small: Compose) -> None:
+    policy = make_policy_for(small())
     starts, state = torch.ones(1, dtype=torch.bool), torch.zeros(1, 8)
     alone = TensorDict({"observation": torch.randn(2), "is_init": starts, "recurrent_state": state})
     written = PolicyModule(policy)(alone)

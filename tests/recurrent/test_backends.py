@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from found import CELLS, RUNS, layers_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import PATTERNS, batch, outputs_and_gradients, relative_errors, resets
@@ -16,10 +17,13 @@ from torchrl.modules import GRUModule as TorchRLGRU
 from torchrl.modules import LSTMModule as TorchRLLSTM
 
 from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
-from recurrl.recurrent.backends import RECOMPUTE
+from recurrl.recurrent.cell import is_parallel_in_time
+from recurrl.recurrent.gated import is_hand_written
+from recurrl.recurrent.segments import expanded
 
-CELLS = ("gru", "lstm")
-FAST_BACKENDS = (("pad", "none"), ("scan", "none"), ("scan", "full"))
+TORCH_CELLS = ("gru", "lstm")  # of which TorchRL has modules
+TORCH_RUNS = [run for run in RUNS if run[0] in TORCH_CELLS and run[2] != "chunk"]
+WITH_DERIVATIVE = [name for name, make in CELLS.items() if is_hand_written(make(1)) or is_parallel_in_time(make(1))]
 SIZES = {  # B, T, I, H
     "ordinary": (5, 9, 4, 6),
     "one step": (4, 1, 3, 5),
@@ -28,25 +32,6 @@ SIZES = {  # B, T, I, H
     "odd": (3, 11, 7, 17),
     "wide": (2, 6, 5, 96),
 }
-
-
-def make(
-    cell: str, backend: str, recompute: str, size: tuple[int, ...], layers: int, bias: bool, **options: Any
-) -> RecurrentModule:
-    torch.manual_seed(0)
-    return RecurrentModule(
-        cell,
-        size[2],
-        size[3],
-        layers,
-        bias=bias,
-        recurrent_backend=backend,
-        recurrent_recompute=recompute,
-        recurrent_chunk_len=3,
-        in_key="x",
-        out_key="y",
-        **options,
-    ).double()
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
@@ -64,37 +49,49 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize(("backend", "recompute"), FAST_BACKENDS)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)
 def test_a_backend_equals_the_reference(
     cell: str, backend: str, recompute: str, size: tuple[int, ...], pattern: str
 ) -> None:
-    is_init = resets(pattern, *size[:2])
-    reference = make(cell, "reference", "none", size, layers=1, bias=True)
-    module = make(cell, backend, recompute, size, layers=1, bias=True)
-    expected = outputs_and_gradients(reference, batch(reference, is_init))
+    assert_equals_the_reference(cell, backend, recompute, size, resets(pattern, *size[:2]))
+
+
+def assert_equals_the_reference(
+    cell: str, backend: str, recompute: str, size: tuple[int, ...], is_init: Tensor, **options: Any
+) -> None:
+    module = layers_of(cell, backend, recompute, size, **options)
+    expected = by_the_reference(cell, size, tuple(map(tuple, is_init.tolist())), **options)
     assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(("backend", "recompute"), FAST_BACKENDS)
-@pytest.mark.parametrize("cell", CELLS)
-def test_stacked_layers_equal_the_reference(cell: str, backend: str, recompute: str, bias: bool) -> None:
+@cache
+def by_the_reference(
+    cell: str, size: tuple[int, ...], is_init: tuple[tuple[bool, ...], ...], **options: Any
+) -> dict[str, Tensor]:
+    module = layers_of(cell, "reference", "none", size, **options)
+    found = outputs_and_gradients(module, batch(module, torch.tensor(is_init)))
+    return {name: value.detach() for name, value in found.items()}
+
+
+@pytest.mark.parametrize("options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)
+def test_stacked_layers_equal_the_reference(cell: str, backend: str, recompute: str, options: dict[str, Any]) -> None:
     size = SIZES["ordinary"]
-    is_init = resets("random", *size[:2])
-    reference = make(cell, "reference", "none", size, layers=3, bias=bias)
-    module = make(cell, backend, recompute, size, layers=3, bias=bias)
-    expected = outputs_and_gradients(reference, batch(reference, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
+    assert_equals_the_reference(cell, backend, recompute, size, resets("random", *size[:2]), **options)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_cell_has_a_fast_backend(cell: str) -> None:
+    assert (cell, "scan", "none") in RUNS
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", TORCH_CELLS)
 def test_a_backend_equals_torchrl(cell: str, backend: str, pattern: str) -> None:
     size, layers = SIZES["ordinary"], 2
     is_init = resets(pattern, *size[:2])
-    module = make(cell, backend, "none", size, layers, bias=True)
+    module = layers_of(cell, backend, "none", size, layers)
     theirs = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}[cell](size[2], size[3], layers, in_key="x", out_key="y").double()
     theirs.load_state_dict(module.state_dict())
     expected = outputs_and_gradients(theirs, batch(module, is_init.unsqueeze(-1)))
@@ -115,8 +112,9 @@ OPTIONS = {
 
 @pytest.mark.parametrize("pattern", ["none", "every step", "random"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize(("backend", "recompute"), [("reference", "none"), *FAST_BACKENDS])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("cell", "backend", "recompute"), [*((cell, "reference", "none") for cell in TORCH_CELLS), *TORCH_RUNS]
+)
 def test_every_torchrl_option_matches_torchrl(
     cell: str, backend: str, recompute: str, options: dict[str, Any], pattern: str
 ) -> None:
@@ -126,7 +124,7 @@ def test_every_torchrl_option_matches_torchrl(
     is_init = resets(pattern, *size[:2]).unsqueeze(-1)
     arguments: dict[str, Any] = {"num_layers": 1, "in_key": "x", "out_key": "y", **options}
     ours = {"gru": GRUModule, "lstm": LSTMModule}[cell](
-        size[2], size[3], recurrent_backend=backend, recurrent_recompute=recompute, **arguments
+        size[2], size[3], recurrent_backend=backend, recurrent_recompute=recompute, recurrent_chunk_len=3, **arguments
     ).double()
     # TorchRL's Python modules are not bidirectional.
     theirs = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}[cell](size[2], size[3], **arguments).double()
@@ -137,15 +135,14 @@ def test_every_torchrl_option_matches_torchrl(
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize(("backend", "recompute"), FAST_BACKENDS)
-@pytest.mark.parametrize("cell", CELLS)
-def test_float32_is_accurate_to_five_digits(
-    cell: str, backend: str, recompute: str, size: tuple[int, ...], pattern: str
-) -> None:
+@pytest.mark.parametrize(
+    ("cell", "backend"), [run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[2] == "none"]
+)
+def test_float32_is_accurate_to_five_digits(cell: str, backend: str, size: tuple[int, ...], pattern: str) -> None:
     """Relative error norm against the reference in float64, from the same float32 numbers."""
     is_init = resets(pattern, *size[:2])
-    module = make(cell, backend, recompute, size, layers=2, bias=True).float()
-    reference = make(cell, "reference", "none", size, layers=2, bias=True)
+    module = layers_of(cell, backend, "none", size, num_layers=2).float()
+    reference = layers_of(cell, "reference", "none", size, num_layers=2)
     reference.load_state_dict(module.state_dict())
     data = batch(module, is_init)
     errors = relative_errors(outputs_and_gradients(module, data), outputs_and_gradients(reference, data))
@@ -153,67 +150,31 @@ def test_float32_is_accurate_to_five_digits(
         assert error < 1e-5, f"{name}: {error:.1e}"
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True}], ids=["one direction", "both directions"])
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_scan_runs_a_step_only_cell(step_only_cell: str, recompute: str, options: dict[str, Any], pattern: str) -> None:
+@pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)
+def test_unread_stored_states_may_hold_anything(cell: str, backend: str, recompute: str) -> None:
     size = SIZES["ordinary"]
-    is_init = resets(pattern, *size[:2])
-    reference = make(step_only_cell, "reference", "none", size, 2, True, **options)
-    module = make(step_only_cell, "scan", recompute, size, 2, True, **options)
-    expected = outputs_and_gradients(reference, batch(reference, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
+    module = layers_of(cell, backend, recompute, size)
+    data = batch(module, resets("random", *size[:2]))
+    read = data["is_init"].clone()
+    read[:, 0] = True
+    for key in module.state_keys:
+        data[key] = torch.where(expanded(read, data[key]), data[key], torch.nan)
+    assert all(value.isfinite().all() for value in outputs_and_gradients(module, data).values())
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
-def test_a_parallel_form_equals_its_steps(size: tuple[int, ...], pattern: str) -> None:
-    is_init = resets(pattern, *size[:2])
-    reference = make("mingru", "reference", "none", size, layers=2, bias=True)
-    module = make("mingru", "scan", "none", size, layers=2, bias=True)
-    expected = outputs_and_gradients(reference, batch(reference, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
-
-
-def test_unread_stored_states_may_hold_anything() -> None:
-    for cell, backend in itertools.product((*CELLS, "mingru"), ("reference", "pad", "scan")):
-        if (cell, backend) == ("mingru", "pad"):
-            continue
-        size = SIZES["ordinary"]
-        module = make(cell, backend, "none", size, layers=1, bias=True)
-        data = batch(module, resets("random", *size[:2]))
-        read = data["is_init"].clone()
-        read[:, 0] = True
-        for key in module.state_keys:
-            data[key] = data[key].masked_fill(~read[..., None, None], torch.nan)
-        found = outputs_and_gradients(module, data)
-        assert all(value.isfinite().all() for value in found.values()), (cell, backend)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    data=st.data(),
-    rows=st.integers(1, 5),
-    steps=st.integers(1, 12),
-    cell=st.sampled_from(CELLS),
-    backend=st.sampled_from(FAST_BACKENDS),
-)
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), rows=st.integers(1, 5), steps=st.integers(1, 12), run=st.sampled_from(RUNS))
 def test_any_pattern_of_resets_equals_the_reference(
-    data: st.DataObject, rows: int, steps: int, cell: str, backend: tuple[str, str]
+    data: st.DataObject, rows: int, steps: int, run: tuple[str, str, str]
 ) -> None:
     flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
-    is_init = torch.tensor(flags).reshape(rows, steps)
-    size = (rows, steps, 2, 3)
-    reference = make(cell, "reference", "none", size, layers=1, bias=True)
-    module = make(cell, *backend, size, layers=1, bias=True)
-    expected = outputs_and_gradients(reference, batch(reference, is_init))
-    assert_equal(outputs_and_gradients(module, batch(module, is_init)), expected)
+    assert_equals_the_reference(*run, (rows, steps, 2, 3), torch.tensor(flags).reshape(rows, steps))
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_the_hand_written_backward_is_the_derivative_of_its_forward(cell: str) -> None:
+@pytest.mark.parametrize("cell", WITH_DERIVATIVE)
+def test_the_backward_pass_is_the_derivative_of_the_forward_pass(cell: str) -> None:
     size = (3, 6, 2, 3)
-    module = make(cell, "scan", "none", size, layers=1, bias=True)
+    module = layers_of(cell, "scan", "none", size)
     data = batch(module, resets("random", *size[:2]))
     keys = ["x", *module.in_keys[1:-1]]
 
@@ -224,20 +185,19 @@ def test_the_hand_written_backward_is_the_derivative_of_its_forward(cell: str) -
     assert torch.autograd.gradcheck(run, [data[key].requires_grad_() for key in keys])
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell: str) -> None:
+@pytest.mark.parametrize(("cell", "backend", "recompute"), [run for run in RUNS if run[2] != "none"])
+def test_recomputing_keeps_fewer_tensors_for_the_backward_pass(cell: str, backend: str, recompute: str) -> None:
     size = (8, 64, 4, 16)
     kept = {}
-    for recompute in RECOMPUTE:
-        module = make(cell, "scan", recompute, size, layers=1, bias=True)
+    for way in ("none", recompute):
+        module = layers_of(cell, backend, way, size)
         data = batch(module, resets("none", *size[:2]))
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
             outputs_of = make_output(module, data)
-        kept[recompute] = sum(sizes)
+        kept[way] = sum(sizes)
         outputs_of.sum().backward()
-    assert kept["full"] < 0.5 * kept["none"]
-    assert kept["chunk"] < 0.5 * kept["none"]
+    assert kept[recompute] < 0.5 * kept["none"]
 
 
 def make_output(module: RecurrentModule, data: TensorDict) -> Tensor:
@@ -245,10 +205,9 @@ def make_output(module: RecurrentModule, data: TensorDict) -> Tensor:
         return module(data.copy())["y"]
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [name for name, make in CELLS.items() if is_hand_written(make(1))])
 def test_a_second_derivative_is_refused(cell: str) -> None:
-    size = (2, 3, 2, 3)
-    module = make(cell, "scan", "none", size, layers=1, bias=True)
+    module = layers_of(cell, "scan", "none", (2, 3, 2, 3))
     data = batch(module, resets("none", 2, 3))
     data["x"].requires_grad_()
     with pytest.raises(RuntimeError, match="Choose backend=reference"):
@@ -256,10 +215,10 @@ def test_a_second_derivative_is_refused(cell: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [*CELLS, "mingru"])
+@pytest.mark.parametrize("cell", WITH_DERIVATIVE)
 def test_a_compiled_module_equals_eager(cell: str) -> None:
     size = (3, 6, 2, 4)
-    module = make(cell, "scan", "none", size, layers=2, bias=True)
+    module = layers_of(cell, "scan", "none", size, num_layers=2)
     is_init = resets("random", *size[:2])
     expected = outputs_and_gradients(module, batch(module, is_init))
     compiled = torch.compile(module, fullgraph=True)
@@ -267,10 +226,10 @@ def test_a_compiled_module_equals_eager(cell: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", WITH_DERIVATIVE)
 def test_a_compiled_module_runs_without_gradients(cell: str) -> None:
     size = (3, 6, 2, 4)
-    module = make(cell, "scan", "none", size, layers=1, bias=True)
+    module = layers_of(cell, "scan", "none", size)
     data = batch(module, resets("random", *size[:2]))
     with set_recurrent_mode(True), torch.no_grad():
         expected = module(data.clone())
@@ -279,8 +238,9 @@ def test_a_compiled_module_runs_without_gradients(cell: str) -> None:
         torch.testing.assert_close(found[key], expected[key], rtol=1e-10, atol=1e-12)
 
 
-def test_a_compiled_scan_of_a_cell_without_a_derivative_is_refused(step_only_cell: str) -> None:
-    module = make(step_only_cell, "scan", "none", (2, 3, 2, 3), layers=1, bias=True)
+@pytest.mark.parametrize("cell", sorted(CELLS.keys() - WITH_DERIVATIVE))
+def test_a_compiled_scan_of_a_cell_without_a_derivative_is_refused(cell: str) -> None:
+    module = layers_of(cell, "scan", "none", (2, 3, 2, 3))
     compiled = torch.compile(module, fullgraph=True)
     with set_recurrent_mode(True), pytest.raises(Exception, match="Choose backend=reference"):
         compiled(batch(module, resets("none", 2, 3)))

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
+from found import CELLS, layers_of
 from tensordict import TensorDict
 from torchrl.data import Unbounded
 
 from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
 
-STATES = {GRUModule: ["recurrent_state"], LSTMModule: ["recurrent_state_h", "recurrent_state_c"]}
 
-
-@pytest.fixture(params=[GRUModule, LSTMModule], ids=["gru", "lstm"])
+@pytest.fixture(params=CELLS)
 def module(request: pytest.FixtureRequest) -> RecurrentModule:
-    torch.manual_seed(0)
-    return request.param(3, 5, num_layers=2, in_key="x", out_key="y").double()
+    return layers_of(request.param, "auto", "none", (0, 0, 3, 5), num_layers=2)
 
 
 def random_batch(module: RecurrentModule, *batch: int) -> TensorDict:
     generator = torch.Generator().manual_seed(0)
-    states = {key: torch.randn(*batch, 2, 5, dtype=torch.float64, generator=generator) for key in STATES[type(module)]}
+    states = {
+        key: torch.randn(*batch, *spec.shape, dtype=torch.float64, generator=generator)
+        for key, spec in module.make_tensordict_primer().primers.items()
+    }
     x = torch.randn(*batch, 3, dtype=torch.float64, generator=generator)
     is_init = torch.rand(*batch, 1, generator=generator) < 0.3
     return TensorDict({"x": x, "is_init": is_init, **states}, batch)
@@ -28,18 +29,18 @@ def random_batch(module: RecurrentModule, *batch: int) -> TensorDict:
 
 def test_a_sequence_equals_its_steps_one_by_one(module: RecurrentModule) -> None:
     data = random_batch(module, 4, 7)
-    for key in STATES[type(module)]:
+    for key in module.state_keys:
         data[key][data["is_init"].squeeze(-1)] = 0.0  # like an environment's primer at a reset
-    carried = {key: data[key][:, 0] for key in STATES[type(module)]}
+    carried = {key: data[key][:, 0] for key in module.state_keys}
     outputs = []
     for t in range(7):
         step = module(data[:, t].select("x", "is_init").update(carried))
-        carried = {key: step["next", key] for key in STATES[type(module)]}
+        carried = {key: step["next", key] for key in module.state_keys}
         outputs.append(step["y"])
     with set_recurrent_mode(True):
         sequence = module(data)
     torch.testing.assert_close(sequence["y"], torch.stack(outputs, 1))
-    for key in STATES[type(module)]:
+    for key in module.state_keys:
         torch.testing.assert_close(sequence["next", key][:, -1], carried[key])
 
 
@@ -47,7 +48,7 @@ def test_a_step_zeroes_the_state_where_an_episode_starts(module: RecurrentModule
     data = random_batch(module, 6)
     data["is_init"][:] = True
     zeroed = data.clone()
-    for key in STATES[type(module)]:
+    for key in module.state_keys:
         zeroed[key].zero_()
     zeroed["is_init"][:] = False
     torch.testing.assert_close(module(data)["y"], module(zeroed)["y"])
@@ -56,7 +57,7 @@ def test_a_step_zeroes_the_state_where_an_episode_starts(module: RecurrentModule
 def test_a_non_finite_state_does_not_survive_a_reset(module: RecurrentModule) -> None:
     data = random_batch(module, 6)
     data["is_init"][:] = True
-    for key in STATES[type(module)]:
+    for key in module.state_keys:
         data[key].fill_(torch.nan)
     assert module(data)["y"].isfinite().all()
 
@@ -67,7 +68,7 @@ def test_next_states_are_zero_except_at_segment_ends(module: RecurrentModule) ->
     ends[:, :-1] = data["is_init"].squeeze(-1)[:, 1:]
     with set_recurrent_mode(True):
         result = module(data)
-    for key in STATES[type(module)]:
+    for key in module.state_keys:
         nonzero = (result["next", key] != 0).flatten(2).any(-1)
         assert torch.equal(nonzero, ends)
 
@@ -98,10 +99,10 @@ def test_a_single_step_needs_no_batch_dimension(module: RecurrentModule) -> None
 def test_missing_states_are_zero(module: RecurrentModule) -> None:
     data = random_batch(module, 3, 4)
     zeroed = data.clone()
-    for key in STATES[type(module)]:
+    for key in module.state_keys:
         zeroed[key].zero_()
     with set_recurrent_mode(True):
-        missing = module(data.exclude(*STATES[type(module)]))["y"]
+        missing = module(data.exclude(*module.state_keys))["y"]
         torch.testing.assert_close(missing, module(zeroed)["y"])
 
 
@@ -114,8 +115,8 @@ def test_inputs_need_not_be_contiguous(module: RecurrentModule) -> None:
 
 def test_the_primer_gives_an_environment_the_states(module: RecurrentModule) -> None:
     primers = module.make_tensordict_primer().primers
-    for key in STATES[type(module)]:
-        assert primers[key] == Unbounded(shape=(2, 5))
+    declared = {f"recurrent_state{suffix}": (2, *shape) for suffix, shape in module.cell.states().items()}
+    assert dict(primers.items()) == {key: Unbounded(shape=shape) for key, shape in declared.items()}
 
 
 def test_a_primer_that_would_not_carry_the_state_is_refused() -> None:

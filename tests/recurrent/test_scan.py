@@ -27,7 +27,7 @@ def make(cell: str, backend: str = "scan", **options: object) -> RecurrentModule
 
 def errors_against_the_reference(module: RecurrentModule, is_init: Tensor, **options: object) -> dict[str, float]:
     """Errors of everything the module computes, against the reference in float64 from the same numbers."""
-    reference = make(module.cell_name, "reference", **options).double()
+    reference = make(module.cell.name, "reference", **options).double()
     reference.load_state_dict(module.state_dict())
     data = batch(module, is_init)
     return relative_errors(outputs_and_gradients(module, data), outputs_and_gradients(reference, data))

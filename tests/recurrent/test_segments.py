@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 from recurrl.recurrent.segments import Segments, permuted
@@ -87,11 +88,17 @@ def test_a_permutation_can_be_differentiated_twice() -> None:
 
 def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives() -> None:
     a, b = torch.rand(2, 2, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind(0)
-    h, expected = torch.zeros(2, 3, dtype=torch.float64), []
+    stored = torch.randn(2, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    starts = torch.tensor([[True, False, False, True, True, False, False], [True] + [False] * 6])
+    h, expected = stored[:, 0], []
     for t in range(7):
-        h = a[:, t] * h + b[:, t]
+        h = a[:, t] * torch.where(starts[:, t, None], stored[:, t], h) + b[:, t]
         expected.append(h)
-    torch.testing.assert_close(linear_recurrence(a, b), torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
-    inputs = [a.requires_grad_(), b.requires_grad_()]
-    assert torch.autograd.gradcheck(linear_recurrence, inputs)
-    assert torch.autograd.gradgradcheck(linear_recurrence, inputs)
+    inputs = [a.requires_grad_(), b.requires_grad_(), stored.requires_grad_()]
+
+    def run(a: Tensor, b: Tensor, stored: Tensor) -> Tensor:
+        return linear_recurrence(a, b, starts, stored)
+
+    torch.testing.assert_close(run(*inputs), torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)

@@ -12,7 +12,8 @@ from triton_layers import CELLS
 from recurrl.recurrent import backends
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import launches, table
-from recurrl.recurrent.cells import load_cell
+from recurrl.recurrent.cell import Cell
+from recurrl.recurrent.cells import make_cell
 
 CPU = torch.device("cpu")
 
@@ -20,28 +21,29 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("cell", "options", "message"),
     [
-        ("mingru", {}, "has no kernel for cell=mingru"),
-        ("lstm", {"proj_size": 4}, "proj_size=4 is not possible"),
-        ("gru", {"recompute": "chunk"}, "chunk_len=0. Give 1 or more"),
-        ("gru", {"hidden_size": 1025}, "hidden_size=1025 is not possible .* tested up to 1024"),
+        (make_cell("mingru", 4), {}, "has no kernel for cell=mingru"),
+        (make_cell("lstm", 8, proj_size=4), {}, "proj_size=4 is not possible"),
+        (make_cell("gru", 4), {"recompute": "chunk"}, "chunk_len=0. Give 1 or more"),
+        (make_cell("gru", 1025), {}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],
+    ids=str,
 )
-def test_unsupported_options_are_refused(cell: str, options: dict[str, Any], message: str) -> None:
-    reason = backends.refusal("triton", load_cell(cell), Options(**options), CPU)
+def test_unsupported_options_are_refused(cell: Cell, options: dict[str, Any], message: str) -> None:
+    reason = backends.refusal("triton", cell, Options(**options), CPU)
     assert reason is not None
     assert pytest.RaisesExc(ValueError, match=message).matches(ValueError(reason))
 
 
 def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    reason = backends.refusal("triton", load_cell("gru"), Options(), CPU)
+    reason = backends.refusal("triton", make_cell("gru", 64), Options(), CPU)
     assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
 def test_an_old_gpu_is_refused(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    reason = backends.refusal("triton", load_cell("gru"), Options(hidden_size=512), torch.device("cuda"))
+    reason = backends.refusal("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
     assert (reason is None) is runs
     assert runs or "needs compute capability 8.0 or above" in str(reason)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partialmethod
 from typing import Any
 from unittest import mock
 
@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.backends import LayerWeights, reference
-from recurrl.recurrent.cells import Cell
+from recurrl.recurrent.cell import Weights
+from recurrl.recurrent.gated import GatedCell
 
 CELLS = ("gru", "lstm")
 WAYS: dict[str, dict[str, Any]] = {
@@ -57,11 +57,11 @@ def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = 
     """
     layers = module.layers
     truth = make(
-        module.cell_name,
+        module.cell.name,
         layers.hidden_size,
         "reference",
         num_layers=layers.num_layers,
-        bias=layers.bias,
+        bias=module.cell.bias,
         bidirectional=layers.bidirectional,
     ).double()
     truth.load_state_dict(module.state_dict())
@@ -88,15 +88,13 @@ def _products_rounded(bits: int | None) -> Iterator[None]:
     if bits is None:
         yield
         return
-    with mock.patch.object(reference, "step", partial(_step_with_rounded_operands, bits)):
+    with mock.patch.object(GatedCell, "project_state", partialmethod(_rounded_product, bits)):
         yield
 
 
-def _step_with_rounded_operands(
-    bits: int, cell: Cell, weights: LayerWeights, x_gates_BG: Tensor, states_BH: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    h_gates_BG: Tensor = _RoundedProduct.apply(states_BH[0], weights.w_hh, bits)
-    return cell.activate(x_gates_BG, h_gates_BG if weights.b_hh is None else h_gates_BG + weights.b_hh, states_BH)
+def _rounded_product(cell: GatedCell, bits: int, weights: Weights, h_BH: Tensor) -> Tensor:
+    h_gates_BG: Tensor = _RoundedProduct.apply(h_BH, weights["weight_hh"], bits)
+    return h_gates_BG + weights["bias_hh"] if cell.bias else h_gates_BG
 
 
 class _RoundedProduct(torch.autograd.Function):

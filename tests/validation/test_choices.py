@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from recurrl import envs
+from recurrl.config.plugins import names
 from recurrl.recurrent.backends import backend_names
 
 
 @pytest.mark.parametrize(
     ("key", "names"),
     [
-        ("env.source", envs.source_names()),
+        ("env.source", names("env")),
         ("env.vectorization", ("inline", "vector_entry_point")),
         ("algorithm.critic", ("shared", "recurrent", "feedforward")),
         ("algorithm.objective", ("clip", "kl", "plain")),

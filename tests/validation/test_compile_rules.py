@@ -6,8 +6,7 @@ import shutil
 from collections.abc import Callable
 
 import pytest
-
-from recurrl.validation import choices
+from my_package.elman_cell import ElmanConfig
 
 
 @pytest.mark.parametrize(
@@ -27,10 +26,10 @@ def test_what_cannot_be_compiled_is_refused(
 
 
 def test_a_cell_whose_scan_the_compiler_cannot_differentiate_is_refused(
-    refusal: Callable[[dict[str, object]], str], step_only_cell: str, monkeypatch: pytest.MonkeyPatch
+    refusal: Callable[[dict[str, object]], str],
 ) -> None:
-    monkeypatch.setitem(choices.CHOICES, "cell.name", (step_only_cell,))
-    assert "hand-written" in refusal({"compile": True, "cell.name": step_only_cell})
+    name = "my_package.elman_cell:Elman"
+    assert "hand-written" in refusal({"compile": True, "cell": ElmanConfig(name=name, hidden_size=8, num_layers=1)})
 
 
 def test_without_a_compiler_of_its_own_language_compiling_is_refused(

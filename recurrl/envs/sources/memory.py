@@ -6,60 +6,66 @@ Shape legend: N environments, C cards, O entries of an observation.
 from __future__ import annotations
 
 import inspect
+import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchrl.data import Categorical, TensorSpec, Unbounded
 
-from recurrl.config import EnvConfig
-from recurrl.envs.groups import Groups
+from recurrl.config.plugins import is_own, load
+from recurrl.envs.arguments import check_arguments
 from recurrl.envs.saved_state import UnsavableError
+from recurrl.envs.source import Source
 from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
 
 
-def check(config: EnvConfig) -> None:
-    """Rejects unknown tasks and arguments, and options of other sources.
+class Memory(Source):
+    """The tasks of this module, by their class's name in snake case, and ``module:Class`` of your own."""
 
-    Raises:
-        ConfigError: with what to do.
-    """
-    if config.id not in TASKS:
-        raise ConfigError(f"env.id={config.id} is not a memory task. Choose one of: {', '.join(TASKS)}.")
-    given = ("self", "num_envs", "max_steps")
-    taken = [name for name in inspect.signature(TASKS[config.id].__init__).parameters if name not in given]
-    unknown = sorted(set(config.kwargs) - set(taken))
-    if unknown:
-        raise ConfigError(f"env.id={config.id} does not take env.kwargs.{unknown[0]}. It takes: {', '.join(taken)}.")
-    if config.mask or config.packages or config.vectorization != "inline":
-        raise ConfigError(
-            f"env={config.name} runs all its environments as one and hides observations itself. Leave env.mask, "
-            "env.packages and env.vectorization unchanged."
-        )
+    honours = ("kwargs", "max_episode_steps")
+
+    def task(self) -> type[MemoryTask]:
+        """The class of the task.
+
+        Raises:
+            ConfigError: there is no such task.
+        """
+        found, tasks = self.options.id, tasks_of(globals())
+        task = load(found, "env.id") if is_own(found) else tasks.get(found)
+        if not (inspect.isclass(task) and issubclass(task, MemoryTask)):
+            raise ConfigError(
+                f"env.id={found} is not a memory task. Choose one of: {', '.join(tasks)}; or give module:Class, a "
+                "MemoryTask of your own."
+            )
+        return task
+
+    def check(self) -> None:
+        """Rejects unknown tasks and arguments."""
+        super().check()
+        given, ours = self.options.kwargs, ("num_envs", "max_steps")
+        check_arguments(self.task(), given, f"env.id={self.options.id}", "env.kwargs.", ours)
+
+    def make(self, num_envs: int) -> TensorEnv:
+        """The task, ``num_envs`` times."""
+        make: Any = self.task()
+        try:
+            task: TensorEnv = make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
+        except ValueError as error:
+            raise ConfigError(f"env={self.options.name}: {error}") from error
+        return task
 
 
-def episode_limit(config: EnvConfig) -> int | None:
-    """The steps after which an episode is truncated; None for no limit."""
-    return config.max_episode_steps
+make = Memory
 
 
-def make(config: EnvConfig, num_envs: int, groups: Groups | None = None) -> TensorEnv:
-    """The configured task, ``num_envs`` times.
-
-    Raises:
-        ConfigError: an argument is out of range, or groups are given, whose members cannot start alike.
-    """
-    if groups is not None:
-        raise ConfigError(
-            f"algorithm=grpo needs the episodes of a group to start from the same state, but env={config.name} draws "
-            "all episodes from one generator. Choose algorithm=ppo, or a Gymnasium task."
-        )
-    try:
-        return TASKS[config.id](num_envs, max_steps=config.max_episode_steps, **config.kwargs)
-    except ValueError as error:
-        raise ConfigError(f"env={config.name}: {error}") from error
+def tasks_of(names: Mapping[str, Any]) -> dict[str, type[MemoryTask]]:
+    """The tasks among the names of a module, by their names in snake case."""
+    classes = [each for each in names.values() if inspect.isclass(each) and issubclass(each, MemoryTask)]
+    return {re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower(): each for each in classes if each is not MemoryTask}
 
 
 class MemoryTask(TensorEnv):
@@ -155,7 +161,7 @@ class TMaze(MemoryTask):
     Args:
         num_envs: environments, N.
         length: steps from the sign to the junction.
-        active: whether the sign has to be looked for.
+        active: the agent has to look for the sign.
         max_steps: as for :class:`MemoryTask`.
         device: likewise.
     """
@@ -282,10 +288,3 @@ class RepeatPrevious(MemoryTask):
     def observe(self) -> Tensor:
         """The card dealt last."""
         return self.cards.gather(1, self.time.unsqueeze(-1)).squeeze(-1)
-
-
-TASKS: dict[str, type[TMaze] | type[MemoryChain] | type[RepeatPrevious]] = {
-    "t_maze": TMaze,
-    "memory_chain": MemoryChain,
-    "repeat_previous": RepeatPrevious,
-}

@@ -1,4 +1,4 @@
-"""Storage of one iteration's frames, cut into slices, and their sampling.
+"""Storage of one iteration's frames as slices, and their sampling.
 
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
@@ -15,52 +15,57 @@ from recurrl.config import BufferConfig
 
 
 class SliceBuffer:
-    """Cuts rows into slices of ``slice_len`` steps and hands out minibatches of whole slices.
+    """Cuts rows into slices of ``slice_len`` steps and yields minibatches of whole slices.
 
-    The unit of storage is the slice, so that an epoch in random order sees every frame exactly once, wherever episodes
-    begin and end.
+    The slice is the unit of storage, so that an epoch in random order contains every frame exactly once, wherever
+    episodes begin and end.
 
     Args:
-        slices: how many slices an iteration has.
-        slice_len: steps a slice.
-        minibatch_slices: slices a minibatch; must divide ``slices``.
+        options: as configured.
+        slice_len: steps per slice.
+        minibatch_slices: slices per minibatch; must divide the slices of an iteration.
     """
 
-    def __init__(self, slices: int, slice_len: int, minibatch_slices: int) -> None:
-        if slices % minibatch_slices != 0:
-            raise ValueError(f"{slices} slices cannot be split into minibatches of {minibatch_slices}.")
+    def __init__(self, options: BufferConfig, slice_len: int, minibatch_slices: int) -> None:
+        self.options = options
         self.slice_len = slice_len
-        self._minibatch_slices = minibatch_slices
+        self.minibatch_slices = minibatch_slices
 
     def fill(self, batch_NT: TensorDictBase, keys: Sequence[NestedKey]) -> None:
-        """Replaces the content by the given entries of rows ``[N, T]``, which are not copied."""
+        """Replaces the content by entries of rows ``[N, T]``, which are not copied.
+
+        Raises:
+            ValueError: the rows cannot be cut into slices, or the slices into minibatches.
+        """
         rows, steps = batch_NT.batch_size
-        if steps % self.slice_len != 0:
-            raise ValueError(f"Rows of {steps} steps cannot be split into slices of {self.slice_len}.")
-        self._slices_SK = batch_NT.select(*keys).reshape(rows * (steps // self.slice_len), self.slice_len)
+        if steps % self.slice_len != 0 or rows * steps // self.slice_len % self.minibatch_slices != 0:
+            raise ValueError(
+                f"{rows} rows of {steps} steps cannot be cut into slices of {self.slice_len} steps and minibatches of "
+                f"{self.minibatch_slices} slices."
+            )
+        self.slices_SK = batch_NT.select(*keys).reshape(-1, self.slice_len)
+
+    def order(self) -> Tensor:
+        """The indices of an epoch's slices, in their order."""
+        return torch.randperm(len(self.slices_SK), device=self.slices_SK.device)
 
     def epoch(self) -> Iterator[TensorDictBase]:
-        """Minibatches ``[minibatch_slices, slice_len]`` that together hold every frame once, in random order.
+        """Minibatches ``[minibatch_slices, slice_len]`` of the slices in :meth:`order`.
 
-        They are copies, to be changed at will; their entry ``index`` says which of the slices each step is of.
+        They are copies, which may be changed. Their entry ``index`` is the index of each step's slice.
         """
-        order_S = torch.randperm(len(self._slices_SK), device=self._slices_SK.device)
-        # One gather an epoch; the minibatches are views of it.
-        for index, minibatch in zip(
-            order_S.split(self._minibatch_slices),
-            self._slices_SK[order_S].split(self._minibatch_slices),
-            strict=True,
-        ):
+        order_S = self.order()
+        # One gather per epoch; the minibatches are views of it.
+        minibatches = self.slices_SK[order_S].split(self.minibatch_slices)
+        for index, minibatch in zip(order_S.split(self.minibatch_slices), minibatches, strict=True):
             yield minibatch.set("index", index.unsqueeze(1).expand(minibatch.batch_size))
 
 
-def make(options: BufferConfig, slices: int, slice_len: int, minibatch_slices: int) -> SliceBuffer:
-    """A buffer of one iteration's slices."""
-    return SliceBuffer(slices, slice_len, minibatch_slices)
+make = SliceBuffer
 
 
 def segment_ends(batch_NT: TensorDictBase, slice_len: int) -> Tensor:
-    """``[N, T]``: true where an episode ends, or the slice of ``slice_len`` steps that the row is cut into."""
+    """``[N, T]``: true at the last step of each episode and of each slice of ``slice_len`` steps."""
     ends_NT: Tensor = batch_NT["next", "done"].squeeze(-1).clone()
     ends_NT[:, slice_len - 1 :: slice_len] = True
     return ends_NT

@@ -1,6 +1,6 @@
-"""Convolutional encoders of images.
+"""Convolutional networks for images.
 
-Shape legend: B batch (any number of dimensions), H height, W width, C channels.
+Shape legend: B batch, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -9,81 +9,66 @@ import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec
 
-from recurrl.errors import ConfigError
+from recurrl.errors import require
 from recurrl.policy.initialization import RELU_GAIN, convolution, linear
 
 NATURE_SMALLEST = 36
 """Height and width below which nothing is left after the three convolutions of the Nature CNN."""
 
 
-def make_image_encoder(kind: str, name: str, spec: TensorSpec) -> nn.Sequential:
-    """The configured encoder of images ``[B, *spec.shape]``.
+def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
+    """A network from images ``[B, *spec.shape]`` to features.
 
     Args:
         kind: ``nature`` or ``impala``.
-        name: of the entry of a dict observation, else empty; for the refusal.
-        spec: the image's. Channels are its first or its last dimension, whichever is smaller; without a third
-            dimension there is one channel.
+        spec: of an image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``: of the first and the last dimension, the smaller
+            one counts channels.
 
     Raises:
-        ConfigError: the image is too small for the encoder.
+        ConfigError: the image is too small for the convolutions.
     """
-    to_planes = ToPlanes(tuple(spec.shape), scale=1 / 255 if spec.dtype == torch.uint8 else 1.0)
-    channels, height, width = to_planes.planes
+    channels_first = ChannelsFirst(tuple(spec.shape), scale=1 / 255 if spec.dtype == torch.uint8 else 1.0)
+    channels, height, width = channels_first.shape
     if kind == "impala":
-        layers = _impala(channels, height, width)
-    else:
-        if min(height, width) < NATURE_SMALLEST:
-            raise ConfigError(
-                f"The observation{name and f' {name}'} is an image of {height}×{width} pixels, too small for "
-                f"encoder.images=nature, which needs {NATURE_SMALLEST}×{NATURE_SMALLEST}. Choose "
-                "encoder.images=impala, which takes any size, or enlarge the images, for example with "
-                "gymnasium.wrappers.ResizeObservation."
-            )
-        layers = _nature(channels, height, width)
-    return nn.Sequential(to_planes, FlattenBatch(nn.Sequential(*layers)))
+        return nn.Sequential(channels_first, *_impala(channels, height, width))
+    require(
+        min(height, width) >= NATURE_SMALLEST,
+        f"An image of {height}×{width} pixels is too small for encoder.images=nature, which needs "
+        f"{NATURE_SMALLEST}×{NATURE_SMALLEST}. Choose encoder.images=impala, which takes any size, or enlarge the "
+        "images, for example with gymnasium.wrappers.ResizeObservation.",
+    )
+    return nn.Sequential(channels_first, *_nature(channels, height, width))
 
 
-class ToPlanes(nn.Module):
-    """Images as environments give them to floating planes ``[B, C, H, W]``.
+class ChannelsFirst(nn.Module):
+    """Images of any layout to floating-point images ``[B, C, H, W]``.
 
     Args:
-        shape: the image's: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``.
+        shape: of the image: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``.
         scale: what the values are multiplied by.
+
+    Attributes:
+        shape: ``(C, H, W)``.
     """
 
     def __init__(self, shape: tuple[int, ...], scale: float) -> None:
         super().__init__()
         self.scale = scale
-        self.flat = len(shape) == 2
-        self.channels_last = not self.flat and shape[-1] <= shape[0]
-        if self.flat:
-            self.planes = (1, *shape)
+        self.without_channels = len(shape) == 2
+        self.channels_last = not self.without_channels and shape[-1] <= shape[0]
+        if self.without_channels:
+            self.shape = (1, *shape)
         elif self.channels_last:
-            self.planes = (shape[2], shape[0], shape[1])
+            self.shape = (shape[2], shape[0], shape[1])
         else:
-            self.planes = shape
+            self.shape = shape
 
     def forward(self, image: Tensor) -> Tensor:
-        """Channels first, scaled. A view where it can be: convolutions take channels in either order."""
+        """``[B, C, H, W]``, where possible a view: convolutions accept both memory formats."""
         values = image.to(torch.get_default_dtype()) * self.scale
-        if self.flat:
+        if self.without_channels:
             return values.unsqueeze(-3)
         return values.movedim(-1, -3) if self.channels_last else values
-
-
-class FlattenBatch(nn.Module):
-    """Lets a network of images take any number of batch dimensions: convolutions take one."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Features ``[B, size]``."""
-        lead = image_BCHW.shape[:-3]
-        features: Tensor = self.network(image_BCHW.reshape(-1, *image_BCHW.shape[-3:]))
-        return features.reshape(*lead, features.shape[-1])
 
 
 def _nature(channels: int, height: int, width: int) -> list[nn.Module]:
@@ -102,17 +87,11 @@ def _impala(channels: int, height: int, width: int) -> list[nn.Module]:
         layers += [convolution(channels, filters, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
         layers += [ResidualBlock(filters), ResidualBlock(filters)]
         height, width, channels = (height + 1) // 2, (width + 1) // 2, filters
-    return [
-        *layers,
-        nn.ReLU(),
-        nn.Flatten(),
-        linear(channels * height * width, 256, RELU_GAIN),
-        nn.ReLU(),
-    ]
+    return [*layers, nn.ReLU(), nn.Flatten(), linear(channels * height * width, 256, RELU_GAIN), nn.ReLU()]
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions, each behind a rectifier, added to what came in."""
+    """Two convolutions, each after a ReLU, and the block's input added to their output."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -121,7 +100,7 @@ class ResidualBlock(nn.Module):
             nn.ReLU(), convolution(channels, channels, 3, padding=1),
         )  # fmt: skip
 
-    def forward(self, planes: Tensor) -> Tensor:
+    def forward(self, image_BCHW: Tensor) -> Tensor:
         """The same shape."""
-        added: Tensor = planes + self.layers(planes)
+        added: Tensor = image_BCHW + self.layers(image_BCHW)
         return added

@@ -12,35 +12,17 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.cells import Cell
+from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments
 
 AUTO = "auto"
 RECOMPUTE = ("none", "full", "chunk")
-
-
-class LayerWeights(NamedTuple):
-    """Parameters of one layer in one direction, in torch's layout; None where the layer has no such parameter."""
-
-    w_ih: Tensor
-    """``[G, I]``."""
-    w_hh: Tensor | None
-    """``[G, O]``; None for a cell without a recurrent projection."""
-    b_ih: Tensor | None
-    b_hh: Tensor | None
-    w_hr: Tensor | None = None
-    """``[O, H]``, the output projection (``proj_size``)."""
-
-    def present(self) -> list[Tensor]:
-        """The parameters that are not None, in torch's order."""
-        return [weight for weight in self if weight is not None]
 
 
 @dataclass(frozen=True)
@@ -53,10 +35,6 @@ class Options:
     """Matmul precision, see :mod:`recurrl.recurrent.precision`."""
     compute_dtype: torch.dtype = torch.float32
     """Dtype of the recurrent matmul's operands."""
-    hidden_size: int = 0
-    """Features of each state; 0 if not known yet."""
-    proj_size: int = 0
-    """Size of the projected output; 0 for no projection."""
     fused: bool = True
     """Allow torch's fused kernels; otherwise everything runs in Python."""
     chunk_len: int = 0
@@ -74,21 +52,12 @@ class Backend(Protocol):
     what to choose. Without a device: whether any device would do.
     """
 
-    sequence: Callable[
-        [Cell, Tensor, Segments, tuple[Tensor, ...], LayerWeights, Options], tuple[Tensor, tuple[Tensor, ...]]
-    ]
-    """``(cell, x_BTI, segments, stored_states_BTX, weights, options) -> (output_BTO, end_states_BTX)``.
+    sequence: Callable[[Cell, Tensor, Segments, States, Weights, Options], tuple[Tensor, States]]
+    """``(cell, x_BTI, segments, stored_states, weights, options) -> (output_BTO, end_states)``, states ``[B, T, ...]``.
 
     A segment's first step starts from the stored state at that step. ``end_states`` hold each state at the last step
     of every segment, and zero elsewhere.
     """
-
-
-def step(cell: Cell, weights: LayerWeights, x_gates_BG: Tensor, states_BX: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """One autograd-differentiable step of one layer from its input projection; returns the new states."""
-    h_gates_BG = None if weights.w_hh is None else functional.linear(states_BX[0], weights.w_hh, weights.b_hh)
-    output, *further = cell.activate(x_gates_BG, h_gates_BG, states_BX)
-    return (output if weights.w_hr is None else functional.linear(output, weights.w_hr), *further)
 
 
 @cache

@@ -3,19 +3,18 @@
 Written to be read, not to be fast. It walks the rows directly, independent of the schedule the other backends share,
 and runs in any floating dtype.
 
-Shape legend: B rows, T steps, I input size, G gate rows, X size of a state.
+Shape legend: B rows, T steps, I input size, O output size.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import LayerWeights, Options, step
-from recurrl.recurrent.cells import Cell
-from recurrl.recurrent.segments import Segments
+from recurrl.recurrent.backends import Options
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.segments import Segments, expanded
 
 OWN_PRODUCTS = False
 
@@ -31,24 +30,19 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
 
 
 def sequence(
-    cell: Cell,
-    x_BTI: Tensor,
-    segments: Segments,
-    stored_states_BTX: tuple[Tensor, ...],
-    weights: LayerWeights,
-    options: Options,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
+) -> tuple[Tensor, States]:
     """Runs one layer step by step."""
-    states_BX = tuple(stored[:, 0] for stored in stored_states_BTX)
-    history: list[tuple[Tensor, ...]] = []
+    states = tuple(stored[:, 0] for stored in stored_states)
+    outputs: list[Tensor] = []
+    history: list[States] = []
     for t in range(x_BTI.shape[1]):
-        start_B1 = segments.starts_BT[:, t, None]
-        entering_BX = tuple(
-            torch.where(start_B1, stored[:, t], state)
-            for stored, state in zip(stored_states_BTX, states_BX, strict=True)
+        entering = tuple(
+            torch.where(expanded(segments.starts_BT[:, t], state), stored[:, t], state)
+            for stored, state in zip(stored_states, states, strict=True)
         )
-        x_gates_BG = functional.linear(x_BTI[:, t], weights.w_ih, weights.b_ih)
-        states_BX = step(cell, weights, x_gates_BG, entering_BX)
-        history.append(states_BX)
-    all_states_BTX = tuple(torch.stack(states, 1) for states in zip(*history, strict=True))
-    return all_states_BTX[0], tuple(segments.only_ends(states) for states in all_states_BTX)
+        output, states = cell.step(weights, cell.project(weights, x_BTI[:, t]), entering)
+        outputs.append(output)
+        history.append(states)
+    ends = tuple(segments.only_ends(torch.stack(of_state, 1)) for of_state in zip(*history, strict=True))
+    return torch.stack(outputs, 1), ends

@@ -9,28 +9,35 @@ Shape legend: B rows, T steps, H hidden size, G gate rows (2 × H).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from recurrl.recurrent.cell import States, Weights
+from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 
-GATES = 2
-STATES = ("",)
-RECURRENT = False
-TORCH = None
+
+class MinGRU(GatedCell):
+    """A gated cell without a recurrent projection."""
+
+    GATES = 2
+    RECURRENT = False
+
+    def activate(self, x_gates_BG: Tensor, h_gates_BG: None, states_BH: States) -> States:
+        """One step."""
+        x_z, x_h = x_gates_BG.chunk(2, -1)
+        return (torch.lerp(states_BH[0], x_h, torch.sigmoid(x_z)),)
+
+    def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
+        """All steps as ``h' = a ⊙ h + b``."""
+        x_z, x_h = x_BTX.chunk(2, -1)
+        z = torch.sigmoid(x_z)
+        h_BTH = linear_recurrence(1 - z, z * x_h, starts_BT, stored[0])
+        return h_BTH, (h_BTH,)
 
 
-def activate(x_gates_BG: Tensor, h_gates_BG: Tensor | None, states_BH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """One step."""
-    x_z, x_h = x_gates_BG.chunk(2, -1)
-    return (torch.lerp(states_BH[0], x_h, torch.sigmoid(x_z)),)
-
-
-def parallel(x_gates_BTG: Tensor, starts_BT: Tensor, stored_BTH: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """All steps as ``h' = a ⊙ h + b``; at a segment start the stored state's contribution is folded into b."""
-    x_z, x_h = x_gates_BTG.chunk(2, -1)
-    z = torch.sigmoid(x_z)
-    keep = 1 - z
-    start_BT1 = starts_BT.unsqueeze(-1)
-    b = z * x_h + keep * torch.where(start_BT1, stored_BTH[0], 0.0)
-    return (linear_recurrence(torch.where(start_BT1, 0.0, keep), b),)
+def make(options: Any) -> MinGRU:
+    """The cell of ``hidden_size`` features."""
+    return MinGRU(options.hidden_size)

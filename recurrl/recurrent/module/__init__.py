@@ -2,8 +2,7 @@
 
 Only this package of ``recurrl.recurrent`` depends on tensordict and torchrl.
 
-Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions, X
-size of a state.
+Shape legend: B rows (all batch dimensions but time), T steps, I input size, H hidden size, L layers, D directions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torchrl.modules import recurrent_mode
 
 from recurrl.recurrent import auto, backends, precision, rnn, submodule
 from recurrl.recurrent.backends import Options, scan
-from recurrl.recurrent.cells import Cell, load_cell
+from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, state_shapes
 from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
 from recurrl.recurrent.module.keys import read_keys, written_keys
@@ -37,10 +36,12 @@ class RecurrentModule(TensorDictModuleBase):
     step t is the stored state at t where ``t == 0`` or ``is_init[t]``, else the state after step t − 1;
     ``("next", state)`` holds each segment's last state at the segment's last step and zero elsewhere.
 
-    The parameters live in a submodule named after the cell (``gru``, ``lstm``), with torch's names.
+    The parameters of GRU and LSTM live in a submodule named ``gru`` or ``lstm``, with torch's names, those of other
+    cells in ``stack``.
 
     Args:
-        cell: name of the cell, a module of :mod:`recurrl.recurrent.cells`.
+        cell: name of a cell, a module of :mod:`recurrl.recurrent.cells`; or a
+            :class:`~recurrl.recurrent.cell.Cell`, which has its own ``hidden_size``.
         input_size: features of the input, I.
         hidden_size: features of each state, H.
         num_layers: layers, L.
@@ -72,7 +73,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     def __init__(
         self,
-        cell: str,
+        cell: str | Cell,
         input_size: int | None = None,
         hidden_size: int | None = None,
         num_layers: int = 1,
@@ -97,8 +98,7 @@ class RecurrentModule(TensorDictModuleBase):
         recurrent_chunk_len: int = 0,
     ) -> None:
         super().__init__()
-        self.cell_name = cell
-        layers = submodule.make_or_wrap(
+        self.cell, layers = submodule.make_or_wrap(
             cell,
             self._name,
             wrapped,
@@ -112,7 +112,8 @@ class RecurrentModule(TensorDictModuleBase):
             proj_size=proj_size,
             bidirectional=bidirectional,
         )
-        self.add_module(cell, layers)
+        self._submodule = self.cell.name if self.cell.TORCH else "stack"
+        self.add_module(self._submodule, layers)
         self.python_based = python_based or isinstance(wrapped, (rnn.GRU, rnn.LSTM))
         self.in_keys = read_keys(self._name, self.cell, in_key, in_keys)
         self.out_keys = written_keys(self._name, self.cell, out_key, out_keys)
@@ -146,14 +147,9 @@ class RecurrentModule(TensorDictModuleBase):
         return type(self).__name__
 
     @property
-    def cell(self) -> Cell:
-        """The cell, looked up by name because a Python module can be neither copied nor pickled."""
-        return load_cell(self.cell_name)
-
-    @property
     def layers(self) -> Parameters:
         """The submodule that holds the parameters."""
-        return cast(Parameters, self._modules[self.cell_name])
+        return cast(Parameters, self._modules[self._submodule])
 
     @property
     def options(self) -> Options:
@@ -163,8 +159,6 @@ class RecurrentModule(TensorDictModuleBase):
             chunk_len=self.recurrent_chunk_len,
             precision=self.recurrent_matmul_precision,
             compute_dtype=self.recurrent_compute_dtype,
-            hidden_size=self.layers.hidden_size,
-            proj_size=self.layers.proj_size,
             fused=not self.python_based,
         )
 
@@ -191,7 +185,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: the cell exists only in plain Python.
         """
-        self._convert(submodule.PYTHON_MODULES.get(self.cell_name))
+        self._convert(submodule.PYTHON_MODULES.get(self.cell.TORCH))
         self.python_based = True
         return self
 
@@ -208,7 +202,8 @@ class RecurrentModule(TensorDictModuleBase):
         return self
 
     def _convert(self, form: type[nn.RNNBase] | None) -> None:
-        setattr(self, self.cell_name, submodule.convert(self._modules[self.cell_name], form, self.cell_name))
+        old = cast(nn.Module, self._modules[self._submodule])
+        setattr(self, self._submodule, submodule.convert(old, form, self.cell))
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """A transform that adds the recurrent states to an environment: specs, and zeros at resets.
@@ -255,15 +250,13 @@ class RecurrentModule(TensorDictModuleBase):
             tensordict.set(key, value.reshape(*batch, *value.shape[len(lead) :]))
         return tensordict
 
-    def run(
-        self, x: Tensor, is_init: Tensor | None, states: tuple[Tensor, ...], sequence: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run(self, x: Tensor, is_init: Tensor | None, states: States, sequence: bool) -> tuple[Tensor, States]:
         """Like ``forward``, on plain tensors.
 
         Args:
             x: ``[B, T, I]``, or ``[B, I]`` for one step.
             is_init: ``[B, T]``; or ``[B]``, or None for no resets.
-            states: stored states, ``[B, T, L·D, X]`` each, or ``[B, L·D, X]``.
+            states: stored states, ``[B, T, L·D, ...]`` each, or ``[B, L·D, ...]``.
             sequence: True for sequences, False for single steps.
 
         Returns:
@@ -287,9 +280,7 @@ class RecurrentModule(TensorDictModuleBase):
             return partial(self.run, sequence=False)
         return make_step(self.cell, self.layers, fused=not self.python_based)
 
-    def _sequence(
-        self, x_BTI: Tensor, is_init_BT: Tensor | None, states: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
         segments = Segments.from_is_init(is_init_BT)
         name, options = self.recurrent_backend, self.options

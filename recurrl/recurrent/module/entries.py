@@ -1,6 +1,6 @@
 """TensorDict entries of a recurrent module, and its environment primer.
 
-Shape legend: L layers, D directions, X size of a state.
+Shape legend: I input size, L layers, D directions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 
-Shapes = Sequence[tuple[int, int]]
-"""``[L·D, X]`` of each state."""
+Shapes = Sequence[tuple[int, ...]]
+"""``[L·D, ...]`` of each state."""
 
 
 def required_entry(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
@@ -36,7 +36,7 @@ def required_entry(owner: str, tensordict: TensorDictBase, key: NestedKey) -> Te
 def stored_states(
     owner: str, tensordict: TensorDictBase, keys: Sequence[NestedKey], shapes: Shapes, x: Tensor
 ) -> tuple[Tensor, ...]:
-    """The states ``[..., L·D, X]`` for an input ``[..., I]``; zero if the TensorDict has none.
+    """The states ``[..., L·D, ...]`` for an input ``[..., I]``; zero if the TensorDict has none.
 
     Raises:
         KeyError: some states are missing but not all; the message names ``owner``.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tensordict import unravel_key_list
 from tensordict.utils import NestedKey
 
-from recurrl.recurrent.cells import Cell
+from recurrl.recurrent.cell import Cell
 
 IS_INIT = "is_init"
 
@@ -48,7 +48,7 @@ def written_keys(
 
 
 def _state_keys(cell: Cell) -> list[str]:
-    return [f"recurrent_state{suffix}" for suffix in cell.STATES]
+    return [f"recurrent_state{suffix}" for suffix in cell.states()]
 
 
 def _is_init_key(key: NestedKey) -> bool:

@@ -28,9 +28,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import LayerWeights, Options, step
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.pad.layout import Layout, joined, separate
-from recurrl.recurrent.cells import Cell, Fused, is_fused
+from recurrl.recurrent.cell import Cell, Weights
+from recurrl.recurrent.gated import Fused, is_fused
 from recurrl.recurrent.segments import Segments, in_transform
 
 OWN_PRODUCTS = False
@@ -47,8 +48,8 @@ _MAX_READOUT = 1e-9
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Torch's kernels manage their own backward workspace and cannot recompute."""
-    if options.fused and not is_fused(cell):
-        return "backend=pad does not support this cell: torch has no fused kernel for it. Choose backend=scan."
+    if not is_fused(cell):
+        return f"backend=pad does not support cell={cell.name}: torch has no fused kernel for it. Choose backend=scan."
     if options.recompute != "none":
         return (
             f"recompute={options.recompute} is not possible with backend=pad, whose fused kernels manage their own "
@@ -62,7 +63,7 @@ def sequence(
     x_BTI: Tensor,
     segments: Segments,
     stored_states_BTX: tuple[Tensor, ...],
-    weights: LayerWeights,
+    weights: Weights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Runs one layer with the fused kernel."""
@@ -87,10 +88,10 @@ def sequence(
     return output_PX.unflatten(0, packing.rows_and_steps), tuple(packing.at_ends(state) for state in last_NX)
 
 
-def _may_join(cell: Cell, x_BTI: Tensor, weights: LayerWeights) -> bool:
+def _may_join(cell: Cell, x_BTI: Tensor, weights: Weights) -> bool:
     """True if the kernel can read out states as accurately as the caller expects."""
     exact = x_BTI.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    return is_fused(cell) and cell.HOLD is not None and weights.w_hr is None and exact and not in_transform()
+    return is_fused(cell) and cell.HOLD is not None and "weight_hr" not in weights and exact and not in_transform()
 
 
 def _must_be_first(entering_NX: tuple[Tensor, ...]) -> bytes:
@@ -104,7 +105,7 @@ def _by_layout(
     cell: Cell,
     x_PI: Tensor,
     entering_NX: tuple[Tensor, ...],
-    weights: LayerWeights,
+    weights: Weights,
     options: Options,
     layout: Layout,
 ) -> tuple[Tensor, list[Tensor], bool]:
@@ -113,7 +114,8 @@ def _by_layout(
     """
     holding = cell if is_fused(cell) and cell.HOLD is not None else None
     if holding is not None:
-        weights = weights._replace(w_ih=torch.cat((weights.w_ih, _control_weights(holding, weights)), 1))
+        controlled = torch.cat((weights["weight_ih"], _control_weights(holding, weights)), 1)
+        weights = {**weights, "weight_ih": controlled}
     x_QJ = _to_blocks(x_PI, layout, 0 if holding is None else _CONTROLS)
     states_CX = tuple(entering.index_select(0, layout.heads_C) for entering in entering_NX)
     x_of_pieces = iter(_cut(x_QJ, [steps * size for steps, sizes in layout.blocks for size in sizes]))
@@ -150,33 +152,31 @@ def _concatenated(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _run(
-    cell: Cell, x_TBI: Tensor, states_1BX: tuple[Tensor, ...], weights: LayerWeights, options: Options
+    cell: Cell, x_TBI: Tensor, states_1BX: tuple[Tensor, ...], weights: Weights, options: Options
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs and last states of rows without a reset, by the fused kernel, or by a loop if it is disabled."""
     if options.fused and is_fused(cell):
-        has_biases = weights.b_ih is not None
-        return cell.fused(x_TBI, states_1BX, weights.present(), has_biases, torch.is_grad_enabled())
+        return cell.fused(x_TBI, states_1BX, list(weights.values()), "bias_ih" in weights, torch.is_grad_enabled())
     outputs = []
     states_BX = tuple(state[0] for state in states_1BX)
-    for x_gates_BG in functional.linear(x_TBI, weights.w_ih, weights.b_ih):
-        states_BX = step(cell, weights, x_gates_BG, states_BX)
-        outputs.append(states_BX[0])
+    for x_gates_BG in cell.project(weights, x_TBI):
+        output_BX, states_BX = cell.step(weights, x_gates_BG, states_BX)
+        outputs.append(output_BX)
     return torch.stack(outputs), tuple(state.unsqueeze(0) for state in states_BX)
 
 
-def _control_weights(cell: Fused, weights: LayerWeights) -> Tensor:
+def _control_weights(cell: Fused, weights: Weights) -> Tensor:
     """Weights ``[G, _CONTROLS]`` of the control inputs that hold, read out and clear the state.
 
     The readout follows a step whose output was zero. With the biases subtracted nothing else is left in the gate
     projections, and the bias gradients from that step cancel those through these weights.
     """
-    columns_GM = _control_columns(
-        (cell.HOLD, cell.READ_OUT, cell.CLEAR), len(weights.w_ih), weights.w_ih.dtype, weights.w_ih.device
-    )
-    if weights.b_ih is None or weights.b_hh is None:
+    w_ih = weights["weight_ih"]
+    columns_GM = _control_columns((cell.HOLD, cell.READ_OUT, cell.CLEAR), len(w_ih), w_ih.dtype, w_ih.device)
+    if "bias_ih" not in weights:
         return columns_GM
     held_G, readout_G, cleared_G = columns_GM.unbind(1)
-    return torch.stack((held_G, readout_G - (weights.b_ih + weights.b_hh), cleared_G), 1)
+    return torch.stack((held_G, readout_G - (weights["bias_ih"] + weights["bias_hh"]), cleared_G), 1)
 
 
 @lru_cache(maxsize=64)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import LayerWeights, Options
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.scan import packed, traced
-from recurrl.recurrent.cells import Cell, is_hand_written, is_parallel_in_time
+from recurrl.recurrent.cell import Cell, States, Weights, is_parallel_in_time
+from recurrl.recurrent.gated import is_hand_written
 from recurrl.recurrent.segments import Segments, Steps
 
 OWN_PRODUCTS = False
@@ -40,27 +40,22 @@ def prepare(device: torch.device) -> None:
 
 
 def sequence(
-    cell: Cell,
-    x_BTI: Tensor,
-    segments: Segments,
-    stored_states_BTX: tuple[Tensor, ...],
-    weights: LayerWeights,
-    options: Options,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
+) -> tuple[Tensor, States]:
     """Runs one layer as a scan over its steps."""
     if is_parallel_in_time(cell):
-        x_gates_BTG = functional.linear(x_BTI, weights.w_ih, weights.b_ih)
-        states_BTH = cell.parallel(x_gates_BTG, segments.starts_BT, stored_states_BTX)
-        return states_BTH[0], tuple(segments.only_ends(state) for state in states_BTH)
+        projected_BTX = cell.project(weights, x_BTI)
+        output_BTO, states = cell.parallel(weights, projected_BTX, segments.starts_BT, stored_states)
+        return output_BTO, tuple(segments.only_ends(state) for state in states)
     if torch.compiler.is_compiling():
         if options.recompute != "none":
             raise ValueError(
                 f"recompute={options.recompute} is not possible with backend=scan under torch.compile, whose scan "
                 "keeps what its backward pass needs. Choose recompute=none, or do not compile the module."
             )
-        return traced.run(cell, x_BTI, segments, stored_states_BTX, weights)
+        return traced.run(cell, x_BTI, segments, stored_states, weights)
     packing = segments.packing
-    entering_NX = tuple(packing.at_starts(stored) for stored in stored_states_BTX)
+    entering_NX = tuple(packing.at_starts(stored) for stored in stored_states)
     in_row_order = segments.any_reset and options.recompute == "none" and is_hand_written(cell)
     if in_row_order:
         output_PO, last_NX = packed.run(cell, x_BTI.flatten(0, 1), packing.steps, entering_NX, weights)

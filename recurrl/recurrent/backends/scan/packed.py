@@ -8,7 +8,7 @@ Work that spans all steps is done a few megabytes at a time, to stay in the proc
 those after each packed step share one buffer, and so do their gradients, which the backward loop walks in reverse.
 
 Shape legend: I input size, H hidden size, O output size (H, or that of the projection), K gates, A gates that memory is
-kept for (see :class:`~recurrl.recurrent.cells.HandWritten`), G gate rows (K × H), N segments, B segments running at a
+kept for (see :class:`~recurrl.recurrent.gated.HandWritten`), G gate rows (K × H), N segments, B segments running at a
 step, P packed steps, R rows of memory for states (N + P), C packed steps of a few time steps, X any of these sizes.
 """
 
@@ -20,29 +20,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from recurrl.recurrent.backends import LayerWeights, step
 from recurrl.recurrent.backends.scan import products
-from recurrl.recurrent.cells import Cell, HandWritten, is_hand_written
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.gated import WEIGHTS, HandWritten, is_hand_written
 from recurrl.recurrent.segments import Steps
 
 # Memory for the backward pass's factors, on a CPU.
 _BYTES_AT_ONCE = 8 << 20
 
 
-def run(
-    cell: Cell, x_PI: Tensor, steps: Steps, entering_NX: tuple[Tensor, ...], weights: LayerWeights
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Returns the output ``[P, O]`` of every step, and each state ``[N, X]`` after each segment's last step.
+def run(cell: Cell, x_PI: Tensor, steps: Steps, entering_NX: States, weights: Weights) -> tuple[Tensor, States]:
+    """Returns the output ``[P, O]`` of every step, and each state ``[N, ...]`` after each segment's last step.
 
     Input and output are in row order if ``steps`` has their positions (only for cells with a hand-written derivative),
     else packed.
     """
     if is_hand_written(cell):
         output_PO, *last_NX = _PackedLayer.apply(  # type: ignore[no-untyped-call]
-            cell, steps, x_PI, *weights, *entering_NX
+            cell, steps, x_PI, *map(weights.get, WEIGHTS), *entering_NX
         )
         return output_PO, tuple(last_NX)
     return _by_autograd(cell, x_PI, steps, entering_NX, weights)
@@ -52,10 +49,10 @@ def run_in_chunks(
     cell: Cell,
     x_PI: Tensor,
     steps: Steps,
-    entering_NX: tuple[Tensor, ...],
-    weights: LayerWeights,
+    entering_NX: States,
+    weights: Weights,
     chunk_len: int | None,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, States]:
     """Like ``run`` on packed steps, but keeps states only every ``chunk_len`` of the S steps (default: about √S); the
     backward pass recomputes each chunk.
     """
@@ -75,15 +72,16 @@ def run_in_chunks(
 
 
 def _by_autograd(
-    cell: Cell, x_PI: Tensor, steps: Steps, entering_NX: tuple[Tensor, ...], weights: LayerWeights
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    x_gates_PG = functional.linear(x_PI, weights.w_ih, weights.b_ih)
+    cell: Cell, x_PI: Tensor, steps: Steps, entering_NX: States, weights: Weights
+) -> tuple[Tensor, States]:
     states = entering_NX
-    history = []
-    for x_gates_BG in x_gates_PG.split_with_sizes(steps.sizes):
-        states = step(cell, weights, x_gates_BG, _rows(states, 0, len(x_gates_BG)))
+    outputs: list[Tensor] = []
+    history: list[States] = []
+    for x in cell.project(weights, x_PI).split_with_sizes(steps.sizes):
+        output, states = cell.step(weights, x, _rows(states, 0, len(x)))
+        outputs.append(output)
         history.append(states)
-    return torch.cat([states[0] for states in history]), _last(history, steps.sizes)
+    return torch.cat(outputs), _last(history, steps.sizes)
 
 
 def _last(history: Sequence[tuple[Tensor, ...]], batch_sizes: list[int]) -> tuple[Tensor, ...]:

@@ -14,8 +14,8 @@ from hoptorch.scan import ensure_scan_backward, scan_unavailable_reason
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.backends import LayerWeights, step
-from recurrl.recurrent.cells import Cell, is_hand_written
+from recurrl.recurrent.cell import Cell, Weights
+from recurrl.recurrent.gated import is_hand_written
 from recurrl.recurrent.segments import Segments
 
 
@@ -30,7 +30,7 @@ def prepare(device: torch.device) -> None:
 
 
 def run(
-    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states_BTX: tuple[Tensor, ...], weights: LayerWeights
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states_BTX: tuple[Tensor, ...], weights: Weights
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Returns the outputs ``[B, T, O]``, and each state at the last step of every segment, zero elsewhere.
 
@@ -43,16 +43,18 @@ def run(
             "backend=scan under torch.compile needs a check that cannot run during tracing. Construct the "
             "module with recurrent_backend='scan', or call recurrl.recurrent.prepare_for_compile(device) first."
         )
+    x_gates_BTG = cell.project(weights, x_BTI)
     if not is_hand_written(cell):
         raise ValueError(
             "backend=scan under torch.compile needs a cell with a hand-written derivative: torch's own derivative of a "
             "scan is wrong for parameters the step closes over. Choose backend=reference, which the compiler unrolls, "
             "or run without torch.compile."
         )
-    x_gates_TBG = functional.linear(x_BTI, weights.w_ih, weights.b_ih).transpose(0, 1).contiguous()
+    x_gates_TBG = x_gates_BTG.transpose(0, 1).contiguous()
     starts_TB1 = segments.starts_BT.t().unsqueeze(-1).contiguous()
     stored_TBX = tuple(stored.transpose(0, 1).contiguous() for stored in stored_states_BTX)
-    arguments: tuple[Any, ...] = (cell, x_gates_TBG, starts_TB1, weights.w_hh, weights.b_hh, weights.w_hr, *stored_TBX)
+    recurrent = [weights.get(name) for name in ("weight_hh", "bias_hh", "weight_hr")]
+    arguments: tuple[Any, ...] = (cell, x_gates_TBG, starts_TB1, *recurrent, *stored_TBX)
     # The compiler mixes up the arguments of an autograd Function that needs no gradient.
     run_scan = _TracedScan.apply if torch.is_grad_enabled() else _forward_in_time
     states_TBX: tuple[Tensor, ...] = run_scan(*arguments)
@@ -70,14 +72,14 @@ def _forward_in_time(
     *stored_TBX: Tensor,
 ) -> tuple[Tensor, ...]:
     """Returns every state after every step."""
-    weights = LayerWeights(x_gates_TBG, w_hh, None, b_hh, w_hr)  # w_ih is not used: the input is already projected
+    weights: dict[str, Any] = {"weight_hh": w_hh, "bias_hh": b_hh, "weight_hr": w_hr}
 
     def one_step(
         carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         x_gates, start, *stored = inputs
         entering = tuple(torch.where(start, s, c) for s, c in zip(stored, carry, strict=True))
-        states = step(cell, weights, x_gates, entering)
+        _, states = cell.step(weights, x_gates, entering)
         return states, tuple(state.clone() for state in states)
 
     initial = tuple(stored[0].clone() for stored in stored_TBX)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import LayerWeights, Options
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import table
-from recurrl.recurrent.cells import Cell, HandWritten, is_hand_written
+from recurrl.recurrent.cell import Cell, Weights
+from recurrl.recurrent.gated import GatedCell, HandWritten, is_hand_written
 from recurrl.recurrent.segments import Segments
 
 OWN_PRODUCTS = True
@@ -25,19 +27,19 @@ _ALTERNATIVE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU and LSTM without a projection, up to 1,024 features, on CUDA or under triton's interpreter."""
-    name = cell.__name__.rpartition(".")[2]
-    if name not in table.CELLS:
+    if not _has_kernel(cell):
         return (
-            f"backend=triton has no kernel for cell={name}, only for {' and '.join(table.CELLS)}. Choose backend=scan."
+            f"backend=triton has no kernel for cell={cell.name}, only for {' and '.join(table.CELLS)}. "
+            "Choose backend=scan."
         )
-    if options.proj_size:
+    if cell.proj_size:
         return (
-            f"proj_size={options.proj_size} is not possible with backend=triton, whose kernels treat the output as the "
+            f"proj_size={cell.proj_size} is not possible with backend=triton, whose kernels treat the output as the "
             "state. Choose backend=pad or backend=scan."
         )
-    if options.hidden_size > table.LARGEST_HIDDEN:
+    if cell.hidden_size > table.LARGEST_HIDDEN:
         return (
-            f"hidden_size={options.hidden_size} is not possible with backend=triton, whose kernels are tested "
+            f"hidden_size={cell.hidden_size} is not possible with backend=triton, whose kernels are tested "
             f"up to {table.LARGEST_HIDDEN} features: beyond, one step keeps torch's own kernels busy. {_ALTERNATIVE}"
         )
     if importlib.util.find_spec("triton") is None:
@@ -58,6 +60,11 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     return None
 
 
+def _has_kernel(cell: Cell) -> TypeGuard[GatedCell]:
+    # The name alone may be that of another cell.
+    return cell.TORCH is not None and cell.name in table.CELLS
+
+
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -72,7 +79,7 @@ def sequence(
     x_BTI: Tensor,
     segments: Segments,
     stored_states_BTH: tuple[Tensor, ...],
-    weights: LayerWeights,
+    weights: Weights,
     options: Options,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Runs one layer with the kernels.
@@ -83,20 +90,19 @@ def sequence(
     from recurrl.recurrent.backends.triton.ops import recurrent_forward
 
     assert is_hand_written(cell)
-    assert weights.w_hh is not None
     if x_BTI.dtype != torch.float32:
         raise ValueError(
             f"backend=triton computes in float32, but the layer's dtype is {x_BTI.dtype}. For bfloat16 matmuls choose "
             "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
     differentiated = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (x_BTI, *stored_states_BTH, *weights.present())
+        tensor.requires_grad for tensor in (x_BTI, *stored_states_BTH, *weights.values())
     )
     *states_PH, _ = recurrent_forward(
         x_BTI.flatten(0, 1),
-        weights.w_ih,
-        weights.w_hh,
-        _bias(cell, weights, weights.w_hh.shape[1]),
+        weights["weight_ih"],
+        weights["weight_hh"],
+        _bias(cell, weights),
         segments.starts_BT.flatten().to(torch.int8),
         _with_common_stride(stored_states_BTH),
         *_lanes(segments),
@@ -127,12 +133,12 @@ def _is_tracing_or_capturing(device: torch.device) -> bool:
     return torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
-def _bias(cell: HandWritten, weights: LayerWeights, hidden: int) -> Tensor | None:
+def _bias(cell: HandWritten, weights: Weights) -> Tensor | None:
     """The biases of the four pre-activations: a GRU's third gate keeps its two projections separate."""
-    b_ih, b_hh = weights.b_ih, weights.b_hh
-    if b_ih is None or b_hh is None:
+    if "bias_ih" not in weights:
         return None
-    together = len(b_ih) - cell.SPLIT_GATES * hidden
+    b_ih, b_hh = weights["bias_ih"], weights["bias_hh"]
+    together = len(b_ih) - cell.SPLIT_GATES * weights["weight_hh"].shape[1]
     return torch.cat((b_ih[:together] + b_hh[:together], b_ih[together:], b_hh[together:]))
 
 

@@ -16,15 +16,14 @@ from torchrl.collectors import Collector
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.collector import make_collector, single
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl.collector import single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
-from recurrl.learning.learner import Learner
 from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy, make_policy
-from recurrl.train import make_policy_for, set_process_state
 
 Configure = Callable[..., TrainConfig]
 Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
@@ -111,7 +110,7 @@ def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, boun
     policy = make_policy_for(config)
     before = [parameter.detach().clone() for parameter in policy.actor_head.parameters()]
     collector = make_collector(config, policy)
-    metrics = Learner(config, policy).learn(next(iter(collector)), progress=0.0)
+    metrics = make_learner(config, policy).learn(next(iter(collector)), progress=0.0)
     collector.shutdown()
     assert all(isfinite(value) for name, value in metrics.items() if name.startswith(("loss", "policy", "optim")))
     assert metrics["policy/kl_approx"] == pytest.approx(0, abs=0.02)
@@ -138,7 +137,7 @@ def learnt(config: TrainConfig) -> float:
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
-    learner = Learner(config, policy)
+    learner = make_learner(config, policy)
     for iteration, batch in zip(range(config.iterations), collector, strict=False):
         learner.learn(batch, iteration / config.iterations)
     collector.shutdown()

@@ -1,21 +1,21 @@
-"""What surrounds the cell: the residual connection and layer normalisation, by formula."""
+"""Trunks: preprocessing, the layers around the cell by formula, and dtypes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tasks import CUE
-from tensordict import TensorDictBase
-from torch import Tensor
+from tensordict import TensorDict, TensorDictBase
+from torch import Size, Tensor, nn
 from torch.nn import functional
 
+from recurrl.build import make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.policy import Policy, PolicyModule
-from recurrl.train import make_policy_for, set_process_state
+from recurrl.policy import Policy, PolicyModule, Trunk
 
 Configure = Callable[..., TrainConfig]
 Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
@@ -36,7 +36,7 @@ def trunk_of(config: TrainConfig, collect: Collect) -> Seen:
     trunk, (observation, state, is_init) = policy.trunk, policy.inputs(batch[:, 0])
     with torch.no_grad():
         features, _ = trunk.stepper()(observation, state, is_init)
-        encoded = trunk.encoder(observation)
+        encoded = trunk.encoder(trunk.preprocess(observation))
         rnn_output, _ = trunk.core.run(encoded, is_init, tuple(state.values()), sequence=False)
     return Seen(policy, observation, encoded, rnn_output, features)
 
@@ -55,7 +55,9 @@ def test_a_residual_connection_between_other_widths_is_linear(configure: Configu
 def test_layer_normalisation_normalises_the_encoders_layers_and_what_leaves_the_cell(
     configure: Configure, collect: Collect
 ) -> None:
-    seen = trunk_of(configure(CUE, "policy.layer_norm=true", "env.normalize_observation=false"), collect)
+    seen = trunk_of(
+        configure(CUE, "policy.layer_norm=true", "encoder.layer_norm=true", "env.normalize_observation=false"), collect
+    )
     torch.testing.assert_close(seen.features, functional.layer_norm(seen.rnn_output, [8]))
     layer = seen.policy.trunk.encoder[1](seen.observation)
     torch.testing.assert_close(seen.encoded, functional.layer_norm(layer, [8]).tanh())
@@ -79,3 +81,32 @@ def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell: str, conf
         torch.set_default_dtype(torch.float32)
     assert outputs[0]["action_log_prob"].dtype == torch.float64
     assert (outputs[0] == outputs[1]).all()
+
+
+class Attending(nn.Module):
+    """An ordinary network for one batch dimension, of all entries of a mapping, which remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(1, 2, 3)
+        self.shapes: list[tuple[Size, Size]] = []
+
+    def forward(self, observation: Any) -> Tensor:
+        vector, number = observation["vector"], observation["more"]["number"]
+        self.shapes.append((vector.shape, number.shape))
+        return (self.convolution(vector[:, None]) * number[:, None]).flatten(1)
+
+    def observe(self, observation: Any) -> None:
+        self(observation)
+
+
+@pytest.mark.parametrize("kind", [dict, TensorDict], ids=["dict", "TensorDict"])
+def test_an_encoder_sees_one_batch_dimension(kind: Callable[..., Any]) -> None:
+    encoder = Attending()
+    trunk = Trunk(encoder)
+    observation = {"vector": torch.randn(5, 7, 4), "more": {"number": torch.randn(5, 7, 1)}}
+    features, _ = trunk.sequence(kind(observation), {}, None)
+    step = {"vector": observation["vector"][:, 2], "more": {"number": observation["more"]["number"][:, 2]}}
+    torch.testing.assert_close(features[:, 2], trunk.stepper()(kind(step), {}, None)[0])
+    trunk.observe(kind(observation))
+    assert encoder.shapes == [((35, 4), (35, 1)), ((5, 4), (5, 1)), ((35, 4), (35, 1))]

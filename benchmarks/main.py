@@ -1,0 +1,26 @@
+"""The command line: one subcommand for each module that has ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+
+import benchmarks
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the subcommand named on the command line."""
+    parser = argparse.ArgumentParser(prog="benchmark.py", description="Benchmarks recurrl against its peers.")
+    subparsers = parser.add_subparsers(required=True, metavar="benchmark")
+    for found in pkgutil.iter_modules(benchmarks.__path__):
+        module = importlib.import_module(f"benchmarks.{found.name}")
+        if not hasattr(module, "run"):
+            continue
+        summary = (module.__doc__ or "").partition("\n")[0]
+        subparser = subparsers.add_parser(found.name, help=summary, description=module.__doc__)
+        subparser.formatter_class = argparse.RawDescriptionHelpFormatter
+        module.add_arguments(subparser)
+        subparser.set_defaults(run=module.run)
+    chosen = parser.parse_args(arguments)
+    chosen.run(chosen)

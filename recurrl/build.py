@@ -1,0 +1,132 @@
+"""Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from recurrl.algorithms.algorithm import Algorithm
+from recurrl.collector.restarts import RestartingCollector, Restarts
+from recurrl.collector.rollouts import RolloutCollector, Rollouts
+from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config.plugins import factory
+from recurrl.envs import make_env
+from recurrl.keys import ACTION
+from recurrl.learning.learner import Learner
+from recurrl.learning.learning_rate import LearningRate
+from recurrl.learning.reward_scale import RewardScaler
+from recurrl.learning.states import SliceStates
+from recurrl.policy import Policy, make_policy
+from recurrl.recurrent import precision
+from recurrl.replay_check.check import check_replay
+from recurrl.runtime.seeds import seed_after, seed_process, seeds
+
+_DEFAULT_THREADS = torch.get_num_threads()
+
+
+def set_process_state(config: TrainConfig) -> None:
+    """Sets process-wide state, so that a sweep's jobs do not inherit it from one another."""
+    seed_process(config.seed)
+    torch.set_num_threads(config.num_threads or _DEFAULT_THREADS)
+    tf32 = precision.resolve(config.precision.name, torch.device(config.device)) == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def make_policy_for(config: TrainConfig) -> Policy:
+    """The configured policy. One copy of the environment is made and closed for its specs."""
+    env = make_env(config.env, 1, config.seed)
+    try:
+        return make_policy(config, env.observation_spec[0], env.full_action_spec[0][ACTION])
+    finally:
+        env.close()
+
+
+def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
+    """The configured algorithm."""
+    algorithm: Algorithm = factory("algorithm", config.algorithm.name)(config.algorithm, policy, config.desired_kl)
+    return algorithm
+
+
+def make_learner(config: TrainConfig, policy: Policy) -> Learner:
+    """The learner with the configured algorithm and buffer.
+
+    Raises:
+        ConfigError: this version of torch cannot compile the loss.
+    """
+    make_buffer, env = factory("buffer", config.buffer.name), config.env
+    optimizer = torch.optim.Adam(list(policy.parameters()), lr=config.lr, eps=1e-5, fused=True)
+    scaler = RewardScaler(env.num_envs, config.algorithm.gamma, env.reward_scale, env.normalize_reward)
+    return Learner(
+        policy,
+        algorithm=make_algorithm(config, policy),
+        buffer=make_buffer(config.buffer, config.slice_len, config.minibatch_slices),
+        states=SliceStates(policy, config.state, config.slice_len, config.burn_in_len),
+        reward_scaler=scaler.to(policy.device),
+        optimizer=optimizer,
+        learning_rate=LearningRate(optimizer, config.lr_schedule, config.lr_final_fraction, config.desired_kl),
+        epochs=config.epochs,
+        max_skipped_steps=config.max_skipped_steps,
+        compiles=config.compile,
+    )
+
+
+def make_rollouts(config: TrainConfig, policy: Policy, frames: int = 0) -> Rollouts:
+    """The rollouts of a run that has seen ``frames`` frames. A resumed run uses new random numbers."""
+    size = config.algorithm.members_of_a_group
+    return Rollouts(config.env, policy, config.frames_per_batch, seed_after(config.seed, frames), size)
+
+
+def make_collector(
+    config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None
+) -> RolloutCollector:
+    """The configured collector.
+
+    Args:
+        config: the run's configuration.
+        policy: it acts.
+        frames: frames of the run so far.
+        restarts: counts restarts after faults.
+
+    Raises:
+        ConfigError: the environment cannot be made, or would not carry the policy's states.
+    """
+    make = factory("collector", config.collector.name)
+    restarts = restarts or Restarts(config.collector.on_fault)
+    rollouts = make_rollouts(config, policy, frames)
+
+    def collector(restarts: int) -> RolloutCollector:
+        unused = seeds(rollouts.seed, restarts * config.env.num_envs + 1)[-1]
+        made: RolloutCollector = make(config.collector, replace(rollouts, seed=unused))
+        return made
+
+    return RestartingCollector(collector, restarts) if restarts.allowed else collector(0)
+
+
+def make_replay_check(config: TrainConfig, policy: Policy) -> Callable[..., str]:
+    """:func:`check_replay` of a run; it takes the first batch, and ``resumed``."""
+    return partial(
+        check_replay,
+        policy,
+        env=config.env,
+        seed=config.seed,
+        slice_len=config.slice_len,
+        minibatch_slices=config.minibatch_slices,
+        precision_name=config.precision.name,
+    )
+
+
+def describe(config: TrainConfig, policy: Policy) -> str:
+    """A one-line description of a run."""
+    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    memory = "no memory (cell=none)"
+    if config.cell.name != NO_CELL:
+        measures = " (measures on the first batch)" if config.backend.name == "auto" else ""
+        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{measures}"
+    return (
+        f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}; {parameters:,} parameters; "
+        f"{config.iterations} iterations of {config.frames_per_batch} frames"
+    )

@@ -1,0 +1,44 @@
+"""Checks the arguments that a configuration gives to a constructor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any
+
+from recurrl.errors import ConfigError
+
+
+def check_arguments(
+    make: Callable[..., Any], given: Collection[str], what: str, prefix: str = "", ours: Collection[str] = ()
+) -> None:
+    """Rejects arguments that a constructor does not take, and a lack of those it requires.
+
+    Args:
+        make: the constructor.
+        given: names of the arguments.
+        what: names the constructor in the error.
+        prefix: of an argument's key in the configuration.
+        ours: names of arguments that are passed anyway.
+
+    Raises:
+        ConfigError: with the arguments it takes.
+    """
+    # Not of a class itself: that of a class of TorchRL is its metaclass's, which takes anything.
+    function: Any = make.__init__ if inspect.isclass(make) else make
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[inspect.isclass(make) :]
+    except (TypeError, ValueError):  # functions in C need not have a signature
+        return
+    named = {
+        each.name: each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and each.name not in ours
+    }
+    takes = f"It takes: {', '.join(named) or 'none'}."
+    unknown = [name for name in given if name not in named]
+    if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        raise ConfigError(f"{what} does not take {prefix}{unknown[0]}. {takes}")
+    missing = [name for name, each in named.items() if each.default is each.empty and name not in given]
+    if missing:
+        raise ConfigError(f"{what} requires {prefix}{missing[0]}, which is not given. {takes}")

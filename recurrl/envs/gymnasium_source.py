@@ -1,0 +1,92 @@
+"""Sources that make single Gymnasium environments."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from torchrl.envs import EnvBase
+
+from recurrl.envs.faults import making
+from recurrl.envs.groups import Groups
+from recurrl.envs.inline import InlineEnv
+from recurrl.envs.source import Source
+from recurrl.envs.spaces import check_spaces, leaves
+from recurrl.envs.user_wrappers import load_wrappers, wrapped
+from recurrl.envs.wrappers import (
+    ActionsInUnits,
+    HideObservations,
+    MaskFromInfo,
+    PreviousStep,
+    SeededEpisodes,
+    under_one_key,
+)
+from recurrl.errors import ConfigError
+
+
+class GymnasiumSource(Source):
+    """A source of single Gymnasium environments. One of your own needs only :meth:`create`.
+
+    The environments are stepped one after the other in this process, and everything they return is checked.
+    """
+
+    honours: Collection[str] = (
+        "wrappers",
+        "mask",
+        "max_episode_steps",
+        "previous_action",
+        "previous_reward",
+        "action_mask_from_info",
+    )
+
+    @abstractmethod
+    def create(self) -> gymnasium.Env[Any, Any]:
+        """One environment, without the time limit and the wrappers of the configuration."""
+
+    def check(self) -> None:
+        """Rejects what cannot be honoured, and wrappers that do not exist."""
+        super().check()
+        load_wrappers(self.options.wrappers)
+
+    def make(self, num_envs: int) -> EnvBase:
+        """The environments as one of batch size ``[num_envs]``."""
+        return InlineEnv([self.single() for _ in range(num_envs)], self.options.id)
+
+    def make_groups(self, num_envs: int, groups: Groups) -> EnvBase:
+        """The same, reset with the seeds of their groups."""
+        members = [SeededEpisodes(self.single(), groups.episode_seeds(i)) for i in range(num_envs)]
+        return InlineEnv(members, self.options.id)
+
+    def single(self) -> gymnasium.Env[Any, Any]:
+        """One environment in the form that policies need.
+
+        Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
+        Observations and actions of several parts are dicts under the keys ``observation`` and ``action``.
+
+        Raises:
+            ConfigError: a package is missing, a wrapper does not fit, or the policy cannot handle the spaces.
+            EnvironmentFaultError: the environment's constructor raised.
+        """
+        options = self.options
+        with making(f"env.id={options.id}"):
+            env = self.create()
+        env = wrapped(env, options)
+        if options.max_episode_steps is not None:
+            env = TimeLimit(env, options.max_episode_steps)
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), spaces.Space):
+                raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
+        check_spaces(options.id, env.observation_space, env.action_space)
+        if options.mask:
+            env = HideObservations(env, options.mask)
+        if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
+            env = ActionsInUnits(env)
+        if options.action_mask_from_info:
+            env = MaskFromInfo(env)
+        if options.previous_action or options.previous_reward:
+            env = PreviousStep(env, options.previous_action, options.previous_reward)
+        return under_one_key(env)

@@ -1,0 +1,145 @@
+"""Single Gymnasium environments as one environment of TorchRL.
+
+Shape legend: N environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl._utils import seed_generator
+
+from recurrl.envs.faults import Faults, unpacked
+from recurrl.envs.observations import Observations
+from recurrl.envs.saved_state import UnsavableError, restore, state_of
+from recurrl.envs.spaces import spec_under
+from recurrl.envs.tensors import TensorEnv
+from recurrl.keys import ACTION, OBSERVATION
+
+
+class InlineEnv(TensorEnv):
+    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``.
+
+    Args:
+        envs: the environments.
+        env_id: their id, for errors.
+    """
+
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
+        first, count = envs[0], len(envs)
+        observation = spec_under(OBSERVATION, first.observation_space).expand(count)
+        super().__init__(count, dict(observation.items()), spec_under(ACTION, first.action_space).expand(count)[ACTION])
+        self._envs = list(envs)
+        self._composite_action = isinstance(first.action_space, spaces.Dict)
+        # The last observation of each environment, by entry.
+        self._last: dict[NestedKey, np.ndarray[Any, Any]] = {
+            key: values.numpy()
+            for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
+        }
+        # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
+        self._faults = Faults(env_id, count)
+        self._composite_observation = isinstance(first.observation_space, spaces.Dict)
+        space = first.observation_space
+        space = space[OBSERVATION] if isinstance(space, spaces.Dict) else space
+        self._plain = next(iter(self._last.values()))
+        self._dtype, self._shape = self._plain.dtype, self._plain.shape[1:]
+        self._reader = Observations(self._faults, space, self._last, first.action_space)
+
+    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
+        """Resets them one by one."""
+        begun_N = np.ones(len(self._envs), bool) if chosen is None else chosen.numpy().reshape(-1)
+        faults = self._faults
+        with faults.blamed("reset"):
+            for i in begun_N.nonzero()[0].tolist():
+                faults.at = i
+                self._take(i, unpacked("reset", self._envs[i].reset())[0])
+        return self._observed(begun_N)
+
+    def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
+        """Steps them one by one."""
+        actions = _one_by_one(action)
+        if self._composite_action:
+            actions = [{ACTION: parts} for parts in actions]
+        rewards: list[Any] = []
+        ended: list[Any] = []
+        cut: list[Any] = []
+        faults, take = self._faults, self._take
+        faults.steps += 1
+        with faults.blamed("step"):
+            for i, env in enumerate(self._envs):
+                faults.at = i
+                returned = env.step(actions[i])
+                # Without calling `unpacked`, which takes as long as all of this.
+                if type(returned) is not tuple or len(returned) != 5:
+                    unpacked("step", returned)
+                observation, reward, terminated, truncated, _ = returned
+                rewards.append(reward)
+                ended.append(terminated)
+                cut.append(truncated)
+                take(i, observation)
+        results = faults.results(rewards, ended, cut)
+        return self._observed(~results["done"].numpy()[:, 0]) | results
+
+    def episodes(self) -> dict[str, Any]:
+        """The state of each environment, and the last observations."""
+        return {"environments": [state_of(env) for env in self._envs], "observed": self._copies()}
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Gives each environment its state."""
+        if len(state["environments"]) != len(self._envs):
+            raise UnsavableError(
+                f"{len(state['environments'])} environments were saved, but there are now {len(self._envs)}"
+            )
+        for env, of_one in zip(self._envs, state["environments"], strict=True):
+            restore(env, of_one)
+        for key, values in self._last.items():
+            values[...] = state["observed"][key].numpy()
+
+    def _take(self, i: int, observation: Any) -> None:
+        # The common case, without a call: this runs for each environment at every step.
+        if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
+            self._plain[i] = observation
+            return
+        if self._composite_observation:
+            observation = observation[OBSERVATION]
+        for values, entry in zip(self._last.values(), self._reader.read(observation), strict=True):
+            values[i] = entry
+
+    def _observed(self, acting_N: np.ndarray[Any, Any] | None = None) -> dict[NestedKey, Tensor]:
+        """The last observations, checked; the environments in ``acting`` act on them next."""
+        self._reader.check(self._last, acting_N)
+        return self._copies()
+
+    def _copies(self) -> dict[NestedKey, Tensor]:
+        return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
+
+    def _set_seed(self, seed: int | None) -> None:
+        # A reset with the seed and the chain of seeds are TorchRL's way in environments of several processes.
+        with self._faults.blamed("reset"):
+            for i, env in enumerate(self._envs):
+                self._faults.at = i
+                env.reset(seed=seed)
+                seed = None if seed is None else int(seed_generator(seed))
+
+    def close(self, **kwargs: Any) -> None:
+        """Closes every environment."""
+        with self._faults.blamed("close"):
+            for i, env in enumerate(self._envs):
+                self._faults.at = i
+                env.close()
+        super().close(**kwargs)
+
+
+def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:
+    """An action ``[N]`` as N actions for Gymnasium, dicts if it has several parts."""
+    if isinstance(action, Tensor):
+        return cast(Sequence[Any], action.numpy())
+    parts = {key: _one_by_one(part) for key, part in action.items()}
+    return [{key: values[i] for key, values in parts.items()} for i in range(action.batch_size[0])]

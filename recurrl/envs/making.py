@@ -1,0 +1,92 @@
+"""Builds environments: batched, seeded, within the time limit, with episode starts, states and returns marked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torchrl.envs import Compose, EnvBase, InitTracker, StepCounter, TransformedEnv
+
+from recurrl.config import EnvConfig
+from recurrl.envs.checks import check_seeds
+from recurrl.envs.episode_return import EpisodeReturn
+from recurrl.envs.faults import Faults
+from recurrl.envs.groups import Groups
+from recurrl.envs.source import source_of
+from recurrl.envs.states import check_states, recurrent_modules
+from recurrl.envs.tensors import TensorEnv
+from recurrl.errors import ConfigError
+from recurrl.keys import ACTION, OBSERVATION
+from recurrl.runtime.time_limit import limited
+
+EPISODE_RETURN = "episode_reward"
+EPISODE_LENGTH = "step_count"
+
+
+def make_env(
+    config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | None = None, groups: Groups | None = None
+) -> TransformedEnv:
+    """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
+
+    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each of its recurrent
+    states. A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
+
+    Raises:
+        ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.
+    """
+    source = source_of(config)
+    if groups is None:
+        env = source.make(num_envs)
+    else:
+        check_seeds(config, groups)
+        env = source.make_groups(num_envs, groups)
+    _check_made(env, config, num_envs)
+    primers = [module.make_tensordict_primer() for module in recurrent_modules(policy)]
+    transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), EpisodeReturn(), *primers)
+    made = TransformedEnv(_guarded(env, config), transforms)
+    made.set_seed(seed)
+    if policy is not None:
+        check_states(made, policy)
+    return made
+
+
+def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
+    """Rejects what a source may make by mistake."""
+    if not isinstance(env, EnvBase) or env.batch_size != (num_envs,):
+        made = f"one of batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else f"a {type(env).__name__}"
+        raise ConfigError(
+            f"env.source={config.source} made {made}, but a TorchRL environment of batch size [{num_envs}] is needed. "
+            "Have its make(num_envs) return one."
+        )
+    entries = {OBSERVATION: env.observation_spec, ACTION: env.full_action_spec, "reward": env.full_reward_spec}
+    for key, spec in entries.items():
+        if key not in spec.keys():  # noqa: SIM118  (a spec has no __contains__)
+            raise ConfigError(
+                f"env.source={config.source} made an environment without the entry {key!r}; it has "
+                f"{', '.join(map(str, spec.keys())) or 'none'}. Rename it, for example with "
+                "torchrl.envs.RenameTransform."
+            )
+
+
+def _guarded(env: EnvBase, config: EnvConfig) -> EnvBase:
+    """The same environment: its calls obey the process's time limit, and errors name it and its step."""
+    faults = Faults(config.id, env.batch_size[0])
+    in_tensors = isinstance(env, TensorEnv)
+    step, reset = ("step_tensors", "reset_tensors") if in_tensors else ("_step", "_reset")
+    for name, call in ((step, "step"), (reset, "reset"), ("set_seed", "set_seed"), ("close", "close")):
+        setattr(env, name, limited(_blamed(getattr(env, name), call, faults)))
+    for name in ("episodes", "restore_episodes") if in_tensors else ():
+        setattr(env, name, limited(getattr(env, name)))
+    return env
+
+
+def _blamed(function: Callable[..., Any], call: str, faults: Faults) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def blamed(*args: Any, **kwargs: Any) -> Any:
+        faults.steps += call == "step"
+        with faults.blamed(call):
+            return function(*args, **kwargs)
+
+    return blamed

@@ -1,0 +1,101 @@
+"""Sources of environments: the base of the choices of ``env.source``."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import Any
+
+from torchrl.envs import EnvBase
+
+from recurrl.config import INLINE, EnvConfig
+from recurrl.config.plugins import factory
+from recurrl.envs.groups import Groups
+from recurrl.errors import ConfigError
+
+_UNUSED: dict[str, Any] = {
+    "vectorization": INLINE,
+    "packages": [],
+    "wrappers": [],
+    "kwargs": {},
+    "mask": [],
+    "max_episode_steps": None,
+    "previous_action": False,
+    "previous_reward": False,
+    "action_mask_from_info": False,
+}
+"""Options that not every source honours, and their values when they are not used."""
+
+
+class Source(ABC):
+    """Makes the environments of a run. One of your own needs only :meth:`make`.
+
+    For options of its own, its constructor's first parameter is annotated with a dataclass derived from ``EnvConfig``.
+
+    Args:
+        options: as configured.
+
+    Attributes:
+        options: likewise.
+        honours: the options of every environment that this source honours. A run that uses another one is rejected.
+    """
+
+    honours: Collection[str] = ()
+
+    def __init__(self, options: EnvConfig) -> None:
+        self.options = options
+
+    @abstractmethod
+    def make(self, num_envs: int) -> EnvBase:
+        """An environment of batch size ``[num_envs]`` with the entries ``observation``, ``action`` and ``reward``.
+
+        A :class:`recurrl.envs.TensorEnv` is collected from several times as fast as other environments of TorchRL.
+
+        Raises:
+            ConfigError: it cannot be made as configured.
+        """
+
+    def make_groups(self, num_envs: int, groups: Groups) -> EnvBase:
+        """The same, with groups of neighbours whose episodes start from the same states, for ``algorithm=grpo``.
+
+        Raises:
+            ConfigError: this source cannot do that.
+        """
+        raise ConfigError(
+            "algorithm=grpo needs the episodes of a group to start from the same state, which "
+            f"env.source={self.options.source} cannot do. Choose algorithm=ppo, or a Gymnasium task."
+        )
+
+    def check(self) -> None:
+        """Rejects what cannot be honoured, before any environment is made.
+
+        Raises:
+            ConfigError: with what to do.
+        """
+        for name, unused in _UNUSED.items():
+            value = getattr(self.options, name)
+            if name not in self.honours and value != unused:
+                given, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
+                raise ConfigError(
+                    f"env.source={self.options.source} does not support env.{name}={given}. Give env.{name}={instead}."
+                )
+
+    def episode_limit(self) -> int | None:
+        """The steps after which an episode is truncated; None if unknown."""
+        return self.options.max_episode_steps
+
+
+def source_of(config: EnvConfig) -> Source:
+    """The source that ``env.source`` names.
+
+    Raises:
+        ConfigError: there is none, or it is not a :class:`Source`.
+    """
+    source = factory("env", config.source)(config)
+    if not isinstance(source, Source):
+        raise ConfigError(
+            f"env.source={config.source} made a {type(source).__name__}, which is not a recurrl.envs.Source. Derive "
+            "from recurrl.envs.GymnasiumSource or recurrl.envs.Source."
+        )
+    return source

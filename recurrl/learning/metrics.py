@@ -1,0 +1,41 @@
+"""Metrics of the parts of an iteration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from recurrl.errors import require
+
+Value = TypeVar("Value", float, Tensor)
+
+SKIPPED = "optim/skipped_steps"
+
+
+def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
+    """The metrics of several parts together.
+
+    Raises:
+        ConfigError: two parts have a metric of the same name.
+    """
+    twice = sorted(name for name, count in Counter(name for part in parts for name in part).items() if count > 1)
+    require(not twice, f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def means(steps: list[dict[str, Tensor]]) -> dict[str, float]:
+    """The mean metrics of gradient steps without the skipped ones, and the number of skipped ones.
+
+    Shape legend: S steps, M metrics.
+    """
+    names = list(steps[0])
+    table_SM = torch.stack([torch.stack([step[name] for name in names]) for step in steps])
+    skipped_S1 = table_SM[:, names.index(SKIPPED)].unsqueeze(1)
+    skipped = float(skipped_S1.sum())
+    sums_M = table_SM.masked_fill(skipped_S1 > 0, 0.0).sum(0)
+    averages = (sums_M / max(len(steps) - skipped, 1)).tolist()
+    return {**dict(zip(names, averages, strict=True)), SKIPPED: skipped}

@@ -1,0 +1,77 @@
+"""Encoders of observations that consist of several entries: one network per entry.
+
+Shape legend: B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrl.data import Composite, TensorSpec
+
+from recurrl.errors import ConfigError
+from recurrl.keys import PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.policy.functions import as_function
+from recurrl.policy.normalization import observe
+
+
+def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.Module]) -> nn.Module:
+    """The encoder of an observation from networks for tensors: one, or for a mapping one per entry.
+
+    The previous action and reward of a mapping reach the cell as they are.
+
+    Args:
+        observation: the spec of an unbatched observation.
+        make_network: the network ``[B, *shape]`` to ``[B, width]`` for the spec of a tensor.
+
+    Raises:
+        ConfigError: as ``make_network`` does; the message names the entry.
+    """
+    if not isinstance(observation, Composite):
+        return make_network(observation)
+    networks: dict[tuple[str, ...], nn.Module] = {}
+    for key, spec in observation.items(include_nested=True, leaves_only=True):
+        path = path_of(key)
+        try:
+            as_it_is = path in ((PREVIOUS_ACTION,), (PREVIOUS_REWARD,))
+            networks[path] = nn.Identity() if as_it_is else make_network(spec)
+        except ConfigError as error:
+            raise ConfigError(f"Observation entry {'.'.join(path)}: {error}") from error
+    return DictEncoder(networks)
+
+
+class DictEncoder(nn.Module):
+    """One network per entry of a nested mapping; their outputs are concatenated.
+
+    Args:
+        networks: by the path to the entry. Entries without one are ignored.
+    """
+
+    def __init__(self, networks: Mapping[tuple[str, ...], nn.Module]) -> None:
+        super().__init__()
+        self.paths = list(networks)
+        self.networks = nn.ModuleList(networks.values())
+
+    def forward(self, observation: Any) -> Tensor:
+        """``[B, sum of widths]``."""
+        return self._run(self.networks, observation)
+
+    def as_function(self) -> Callable[[Any], Tensor]:
+        """See :func:`recurrl.policy.functions.as_function`."""
+        return partial(self._run, [as_function(network) for network in self.networks])
+
+    def _run(self, networks: Iterable[Callable[[Tensor], Tensor]], observation: Any) -> Tensor:
+        outputs = [
+            network(reduce(getitem, path, observation)) for path, network in zip(self.paths, networks, strict=True)
+        ]
+        return torch.cat(outputs, -1)
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations to the running statistics of the networks that have any."""
+        for path, network in zip(self.paths, self.networks, strict=True):
+            observe(network, reduce(getitem, path, observation))

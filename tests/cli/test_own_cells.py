@@ -1,0 +1,82 @@
+"""Cells of a user's own on the command line: all that are found in ``examples/extending``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import my_package.elman_cell
+import pytest
+import yaml
+from run_files import summary
+
+from recurrl.config import CellConfig
+from recurrl.recurrent import Cell
+from recurrl.recurrent.cells import make_cell
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "extending" / "configs"
+CELLS = sorted(path.stem for path in (CONFIGS / "cell").glob("*.yaml"))
+OWN = f"--config-dir={CONFIGS}"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
+    deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in", "burn_in_len=2")
+    outcome = train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    found = summary(tmp_path / "run")
+    assert found["cell"] == yaml.safe_load((CONFIGS / "cell" / f"{cell}.yaml").read_text(encoding="utf-8"))["name"]
+    assert found["backend"] == "scan"
+    assert found["eval_return_mean_zeroed_state"] is not None
+    assert evaluate("run", "--memory", "--trust-packages").code == 0
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_grpo_refreshes_the_states_of_a_cell_of_ones_own(cell, train, tiny):
+    grouped = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8", "state=refresh")
+    outcome = train(OWN, *tiny, f"cell={cell}", *grouped)
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cell=elman", "cell.nonlinearity=sin"], "cell.nonlinearity=sin does not exist. Choose one of: tanh, relu."),
+        (["cell=window", "cell.length=0"], "cell.length=0 is out of range"),
+        (["cell=elman", "backend=pad"], "backend=pad does not support cell=elman: torch has no fused kernel for it."),
+        (["cell=diagonal", "recompute=full", "backend=scan"], "has no steps to recompute"),
+        (["cell=elman", "backend=triton"], "backend=triton has no kernel for cell=elman, only for gru and lstm."),
+        (["cell=elman", "compile=true"], "compile=true is not possible with cell=my_package.elman_cell:Elman"),
+    ],
+)
+def test_what_a_cell_of_ones_own_cannot_do_is_refused(overrides, message, refused):
+    assert message in refused(OWN, "device=cpu", *overrides)
+
+
+def not_a_cell(options: CellConfig) -> str:
+    return options.name
+
+
+def of_another_size(options: CellConfig) -> Cell:
+    return make_cell("gru", options.hidden_size + 1)
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (not_a_cell, "makes a str. Give a class derived from recurrl.recurrent.Cell"),
+        (of_another_size, "has hidden_size=9, but its options say cell.hidden_size=8"),
+    ],
+)
+def test_a_factory_that_makes_another_thing_is_refused(factory, message, refused, monkeypatch):
+    monkeypatch.setattr(my_package.elman_cell, "wrong", factory, raising=False)
+    name = "cell.name=my_package.elman_cell:wrong"
+    assert refused(name, "cell.hidden_size=8").startswith(f"{name} {message}")
+
+
+def test_a_step_that_does_not_return_what_the_cell_declares_is_an_error_message(train, tiny, monkeypatch):
+    monkeypatch.setattr(my_package.elman_cell.Elman, "states", lambda cell: {"": (cell.hidden_size + 1,)})
+    monkeypatch.setattr(my_package.elman_cell.Elman, "step", lambda _cell, _weights, x, states: (x, states))
+    outcome = train(OWN, *tiny, "cell=elman", "cell.hidden_size=5")
+    assert outcome.error.startswith(
+        "A step of the cell elman returns an output of shape (8,) and states of shapes [(6,)]"
+    )

@@ -1,0 +1,201 @@
+"""Sources of environments outside the package: what they may make, and what is rejected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODULE = '''
+import time
+from dataclasses import dataclass
+
+import torch
+from torchrl.data import Categorical, Unbounded
+from torchrl.envs import GymEnv, RenameTransform, SerialEnv, TransformedEnv
+
+from recurrl.config import EnvConfig
+from recurrl.config.options import option
+from recurrl.envs import Source, TensorEnv
+from recurrl.envs.sources.memory import MemoryTask
+
+
+@dataclass
+class Options(EnvConfig):
+    size: int = option("numbers in an observation", default=2)
+    fault: str = option("what goes wrong at the third step", default="")
+
+
+class Numbers(TensorEnv):
+    """Counts steps; episodes have four."""
+
+    def __init__(self, num_envs, options):
+        self.options, self.steps = options, 0
+        observation = Unbounded((num_envs, options.size))
+        super().__init__(num_envs, {"observation": observation}, Categorical(2, shape=(num_envs,)))
+        self.time = torch.zeros(num_envs, 1)
+
+    def reset_tensors(self, chosen):
+        self.time = self.time * 0 if chosen is None else self.time * ~chosen
+        return {"observation": self.time.expand(-1, self.options.size).clone()}
+
+    def step_tensors(self, action):
+        self.steps += 1
+        self.time = self.time + 1
+        if self.steps == 3 and self.options.fault == "raises":
+            raise RuntimeError("the simulator crashed")
+        while self.steps == 3 and self.options.fault == "hangs":
+            time.sleep(0.01)
+        over = self.time >= 4
+        flags = {"terminated": over, "truncated": torch.zeros_like(over), "done": over}
+        observation = self.time.expand(-1, self.options.size).clone()
+        return {"observation": observation, "reward": torch.ones_like(self.time), **flags}
+
+    def _set_seed(self, seed):
+        pass
+
+
+class OnTensors(Source):
+    def __init__(self, options: Options):
+        super().__init__(options)
+
+    def make(self, num_envs):
+        return Numbers(num_envs, self.options)
+
+
+class OfTorchRL(Source):
+    def make(self, num_envs):
+        return SerialEnv(num_envs, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+
+
+class TooFew(OnTensors):
+    def __init__(self, options: Options):
+        super().__init__(options)
+
+    def make(self, num_envs):
+        return Numbers(num_envs + 1, self.options)
+
+
+class Renamed(OnTensors):
+    def __init__(self, options: Options):
+        super().__init__(options)
+
+    def make(self, num_envs):
+        return TransformedEnv(Numbers(num_envs, self.options), RenameTransform(["observation"], ["pixels"]))
+
+
+class Nothing(OnTensors):
+    def __init__(self, options: Options):
+        super().__init__(options)
+
+    def make(self, num_envs):
+        return None
+
+
+def no_source(options: Options):
+    return "a text"
+
+
+def unannotated(options):
+    return OnTensors(options)
+
+
+class Recall(MemoryTask):
+    """The first observation is asked for at each step."""
+
+    def __init__(self, num_envs, values=2, max_steps=None, device="cpu"):
+        super().__init__(num_envs, Categorical(values + 1, shape=(num_envs,), device=device), values, max_steps, device)
+        self.value = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.values = values
+
+    def begin(self, chosen):
+        self.value = torch.where(chosen, self.draw(self.values, self.time.shape[0]), self.value)
+
+    def move(self, action):
+        return (action == self.value).float(), self.time >= 4
+
+    def observe(self):
+        return torch.where(self.time == 0, self.value, self.values)
+'''
+
+
+@pytest.fixture
+def train(recurrl_train: Callable[..., Any], tiny: list[str], tmp_path: Path) -> Callable[..., Any]:
+    """Runs ``recurrl-train`` in a folder with a module of sources."""
+    (tmp_path / "numbers_of_mine.py").write_text(MODULE)
+    return lambda *overrides: recurrl_train(*tiny, *overrides, "hydra.run.dir=run", cwd=tmp_path)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("env=numbers_of_mine:OnTensors", "env.size=3"), "Collection steps on plain tensors"),
+        (("env=numbers_of_mine:OfTorchRL",), "Collection falls back to TorchRL's slower rollout"),
+        (
+            ("env=gym", "env.source=memory", "env.id=numbers_of_mine:Recall", "env.kwargs.values=4"),
+            "Collection steps on plain tensors",
+        ),
+    ],
+)
+def test_environments_of_torchrl_are_trained_in(
+    overrides: tuple[str, ...], told: str, train: Callable[..., Any], tmp_path: Path
+) -> None:
+    outcome = train(*overrides)
+    assert outcome.code == 0, outcome.err
+    assert told in outcome.out
+    assert summary(tmp_path)["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (["env=numbers_of_mine:TooFew"], "made one of batch size [2], but a TorchRL environment of batch size [1] is"),
+        (["env=numbers_of_mine:Nothing"], "made a NoneType, but a TorchRL environment of batch size [1] is needed."),
+        (["env=numbers_of_mine:Renamed"], "made an environment without the entry 'observation'; it has pixels. Rename"),
+        (["env=numbers_of_mine:no_source"], "made a str, which is not a recurrl.envs.Source. Derive from"),
+        (["env=numbers_of_mine:unannotated"], "must be annotated with a dataclass derived from recurrl.config.EnvC"),
+        (["env=numbers_of_mine:Absent"], "the module numbers_of_mine has no Absent."),
+        (["env=numbers_of_yours:Numbers"], "there is no module numbers_of_yours."),
+        (["env=numbers_of_mine:OnTensors", "env.mask=[1]"], "does not support env.mask=[1]. Give env.mask=[]."),
+        (
+            ["env=numbers_of_mine:OnTensors", "env.wrappers=[a.b:C]"],
+            'does not support env.wrappers=["a.b:C"]. Give env.wrappers=[].',
+        ),
+        (
+            ["env=numbers_of_mine:OnTensors", "env.max_episode_steps=3"],
+            "does not support env.max_episode_steps=3. Give env.max_episode_steps=null.",
+        ),
+        (
+            ["env=numbers_of_mine:OnTensors", "algorithm=grpo", "algorithm.group_size=2"],
+            "which env.source=numbers_of_mine:OnTensors cannot do. Choose algorithm=ppo, or a Gymnasium task.",
+        ),
+        (
+            ["env=numbers_of_mine:OnTensors", "env.fault=raises"],
+            "(OnTensors), at step 3, raised RuntimeError in step: the simulator crashed.",
+        ),
+        (
+            ["env=numbers_of_mine:OnTensors", "env.fault=hangs", "collector.timeout_s=0.3"],
+            "(OnTensors), at step 3, raised TimeLimitError in step: no response within collector.timeout_s=0.3 s.",
+        ),
+        (["env=t_maze", "env.id=numbers_of_mine:Numbers"], "env.id=numbers_of_mine:Numbers is not a memory task."),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_mistakes_of_sources_are_error_messages(overrides: list[str], error: str, train: Callable[..., Any]) -> None:
+    outcome = train(*overrides)
+    assert error in outcome.error, outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.slow
+def test_environments_of_torchrl_are_collected_from_by_workers(train: Callable[..., Any], tmp_path: Path) -> None:
+    outcome = train("env=numbers_of_mine:OnTensors", "collector=multi_sync", "collector.num_workers=2")
+    assert outcome.code == 0, outcome.err
+    assert summary(tmp_path)["status"] == "completed"

@@ -1,0 +1,122 @@
+"""``env.wrappers``: wrappers of Gymnasium and of one's own, with arguments, around each environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+
+Compose = Callable[..., TrainConfig]
+SKIP = "env.wrappers=[{wrapper:gymnasium.wrappers:MaxAndSkipObservation,skip:4}]"
+WRAPPERS = """
+import gymnasium
+
+class Shift(gymnasium.ObservationWrapper):
+    def __init__(self, env, by=1.0):
+        super().__init__(env)
+        self.by = by
+
+    def observation(self, observation):
+        return observation + self.by
+
+class Fussy(gymnasium.Wrapper):
+    def __init__(self, env):
+        raise ValueError("only for games")
+
+def function(env):
+    return env
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "wrappers_of_mine.py").write_text(WRAPPERS)
+    return tmp_path
+
+
+def test_wrappers_apply_in_order_and_within_our_own(compose: Compose) -> None:
+    wrappers = "[{wrapper:gymnasium.wrappers:ClipReward,min_reward:-1},gymnasium.wrappers:FlattenObservation]"
+    made = make_env(compose("env=pendulum_no_velocity", f"env.wrappers={wrappers}").env, 2, seed=0)
+    for env in made.base_env._envs:
+        kinds = []
+        while isinstance(env, gymnasium.Wrapper):
+            kinds.append(type(env).__name__)
+            env = env.env
+        expected = ["ActionsInUnits", "HideObservations", "FlattenObservation", "ClipReward", "TimeLimit"]
+        assert [kind for kind in kinds if kind in expected] == expected
+    made.close()
+
+
+def test_an_episode_limit_counts_the_steps_of_the_policy(compose: Compose) -> None:
+    made = make_env(compose("env.mask=[]", "env.max_episode_steps=2", SKIP).env, 1, seed=0)
+    steps = made.rollout(10)
+    made.close()
+    # Two steps of four of CartPole's.
+    assert steps.shape == (1, 2)
+    assert steps["next", "episode_reward"].flatten().tolist() == [4, 8]
+    assert steps["next", "truncated"].flatten().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("way", ["[wrappers_of_mine:Shift]", "[{wrapper:wrappers_of_mine:Shift,by:2}]"])
+def test_wrappers_of_ones_own_are_found_in_the_current_folder(
+    way: str, recurrl_train: Callable[..., Any], tiny: list[str], folder: Path
+) -> None:
+    outcome = recurrl_train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run", cwd=folder)
+    assert outcome.code == 0, outcome.err
+    assert json.loads((folder / "run" / "summary.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "error"),
+    [
+        ("[nowhere:Shift]", "env.wrappers=nowhere:Shift: there is no module nowhere. Install its package, or run from"),
+        ("[wrappers_of_mine:Shft]", "env.wrappers=wrappers_of_mine:Shft: the module wrappers_of_mine has no Shft."),
+        ("[wrappers_of_mine:function]", "function is not a wrapper of single environments. Give a class derived from"),
+        ("[gymnasium.wrappers.vector:ClipReward]", "ClipReward is not a wrapper of single environments."),
+        ("[{wrapper:wrappers_of_mine:Shift,buy:2}]", "Shift does not take buy. It takes: env, by."),
+        ("[gymnasium.wrappers:TimeLimit]", "TimeLimit requires max_episode_steps, which is not given. It takes: env"),
+        ("[ClipReward]", "env.wrappers holds ClipReward. Give package.module:Wrapper, or {wrapper: package.module:W"),
+        ("[3]", "env.wrappers holds 3. Give package.module:Wrapper, or {wrapper: package.module:Wrapper, argument: "),
+        ("[{by:2}]", "env.wrappers holds {'by': 2}. Give package.module:Wrapper"),
+        ("wrappers_of_mine:Shift", "The configuration key 'env.wrappers' must be a list."),
+        (
+            "[wrappers_of_mine:Shift] env.vectorization=vector_entry_point",
+            "env.wrappers works on single environments, but env.vectorization=vector_entry_point makes one vector",
+        ),
+    ],
+)
+def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(
+    wrappers: str, error: str, refused: Callable[..., str], folder: Path
+) -> None:
+    assert error in refused(*f"env.wrappers={wrappers}".split())
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "reason"),
+    [
+        ("wrappers_of_mine:Fussy", "it raised ValueError: only for games."),
+        ("gymnasium.wrappers:GrayscaleObservation", "it raised ValueError: Gray"),
+    ],
+)
+def test_a_wrapper_that_does_not_fit_the_environment_is_named(
+    wrapper: str, reason: str, recurrl_train: Callable[..., Any], folder: Path
+) -> None:
+    error = recurrl_train(f"env.wrappers=[{wrapper}]", cwd=folder).error
+    assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")
+
+
+def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(
+    refused: Callable[..., str], not_installed: Callable[[str], None]
+) -> None:
+    not_installed("minigrid")
+    assert refused("env.wrappers=[minigrid.wrappers:ImgObsWrapper]") == (
+        "env.wrappers=minigrid.wrappers:ImgObsWrapper needs the package minigrid. Install it with: pip install "
+        "'recurrl[minigrid]'"
+    )

@@ -1,0 +1,52 @@
+"""Convolutional networks: the papers' sizes, and every layout of an image."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torchrl.data import Bounded, Unbounded
+
+from recurrl.errors import ConfigError
+from recurrl.policy.encoders.images import make_image_network
+
+
+def image(*shape: int) -> Unbounded:
+    return Unbounded(shape, dtype=torch.uint8)
+
+
+def test_the_nature_network_is_the_papers() -> None:
+    network = make_image_network("nature", image(84, 84, 4))
+    assert sum(parameter.numel() for parameter in network.parameters()) == 1_684_128
+    assert network(torch.zeros(2, 84, 84, 4, dtype=torch.uint8)).shape == (2, 512)
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 4), (72, 96, 3), (7, 7, 3), (1, 1)], ids=str)
+def test_the_impala_network_has_fifteen_convolutions_and_takes_any_size(shape: tuple[int, ...]) -> None:
+    network = make_image_network("impala", image(*shape))
+    assert sum(isinstance(module, nn.Conv2d) for module in network.modules()) == 15
+    assert network(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, 256)
+
+
+def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_numbers() -> None:
+    torch.manual_seed(0)
+    last = make_image_network("nature", image(36, 40, 3))
+    first = make_image_network("nature", image(3, 36, 40))
+    numbers = make_image_network("nature", Bounded(0, 1, (36, 40, 3), dtype=torch.float32))
+    first.load_state_dict(last.state_dict())
+    numbers.load_state_dict(last.state_dict())
+    pixels = torch.randint(256, (5, 36, 40, 3), dtype=torch.uint8)
+    torch.testing.assert_close(first(pixels.movedim(-1, 1)), last(pixels))
+    torch.testing.assert_close(numbers(pixels / 255), last(pixels))
+    assert not torch.equal(last(pixels)[0], last(pixels)[1])
+
+
+def test_an_image_that_is_too_small_is_rejected() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_image_network("nature", image(35, 80, 3))
+    assert str(caught.value) == (
+        "An image of 35×80 pixels is too small for encoder.images=nature, which needs 36×36. Choose "
+        "encoder.images=impala, which takes any size, or enlarge the images, for example with "
+        "gymnasium.wrappers.ResizeObservation."
+    )
+    make_image_network("impala", image(35, 80, 3))

@@ -1,0 +1,81 @@
+"""What reaches an encoder: dtypes, the spec of it, and normalisation where it belongs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
+
+from recurrl.errors import ConfigError
+from recurrl.policy.functions import as_function
+from recurrl.policy.normalization import ObservationNormalizer
+from recurrl.policy.preprocessing import make_preprocessing
+
+MAPPING = Composite(
+    vector=Unbounded((3,)),
+    matrix=Unbounded((2, 2), dtype=torch.float64),
+    ram=Bounded(0, 255, (5,), dtype=torch.uint8),
+    symbol=Categorical(4),
+    symbols=MultiCategorical([2, 3]),
+    bits=Binary(3),
+    camera=Unbounded((36, 36, 1), dtype=torch.uint8),
+    picture=Bounded(0, 1, (4, 4, 3), dtype=torch.float64),
+    inner=Composite(number=Unbounded((1,)), previous_action=Unbounded((1,))),
+    action_mask=Binary(6),
+    previous_action=Bounded(-1, 1, (2,)),
+    previous_reward=Unbounded((1,)),
+)
+AS_THEY_ARE = {"symbol": torch.int64, "symbols": torch.int64, "camera": torch.uint8}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("batch", [(5,), (5, 7)], ids=["steps", "sequences"])
+def test_what_reaches_the_encoder_is_what_its_spec_says(batch: tuple[int, ...], normalize: bool) -> None:
+    preprocess, spec = make_preprocessing(MAPPING, normalize)
+    observation = MAPPING.rand(batch)
+    prepared = TensorDict(preprocess(observation), batch)
+    assert spec.expand(*batch).is_in(prepared)
+    assert set(prepared.keys(True, True)) == set(MAPPING.keys(True, True)) - {"action_mask"}
+    for key, value in prepared.items(True, True):
+        assert value.dtype == AS_THEY_ARE.get(key, torch.float32)
+        if key != "ram" or not normalize:  # bytes above the normaliser's limit
+            torch.testing.assert_close(value.double(), observation[key].double())
+    assert (TensorDict(as_function(preprocess)(observation), batch) == prepared).all()
+
+
+def test_statistics_are_of_numbers_only() -> None:
+    preprocess, _ = make_preprocessing(MAPPING, normalize=True)
+    shapes = [tuple(module.mean.shape) for module in preprocess.modules() if isinstance(module, ObservationNormalizer)]
+    # The vector, the matrix, the bytes, two numbers within, and the previous reward; not the previous action.
+    assert shapes == [(3,), (2, 2), (5,), (1,), (1,), (1,)]
+    assert not any(
+        isinstance(module, ObservationNormalizer) for module in make_preprocessing(MAPPING, False)[0].modules()
+    )
+
+
+def test_each_entry_has_its_own_statistics() -> None:
+    preprocess, _ = make_preprocessing(MAPPING, normalize=True)
+    seen = MAPPING.expand(7, 2).zero()
+    seen["vector"] += torch.tensor([1.0, 2.0, 3.0])
+    seen["matrix"] += torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    preprocess.observe(seen)  # type: ignore[operator]
+    assert preprocess(seen)["vector"].abs().max() == 0
+    means = {tuple(module.mean.shape): module.mean for module in preprocess.modules() if hasattr(module, "moments")}
+    assert means[3,].tolist() == [1.0, 2.0, 3.0]
+    assert means[2, 2].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_numbers_have_the_default_dtype(normalize: bool) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        preprocess, spec = make_preprocessing(Unbounded((2,), dtype=torch.float32), normalize)
+        assert preprocess(torch.ones(3, 2, dtype=torch.float32)).dtype == spec.dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_mask_alone_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="holds only an action mask"):
+        make_preprocessing(Composite(action_mask=Binary(3)), normalize=False)

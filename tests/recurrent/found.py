@@ -1,0 +1,91 @@
+"""The cells that tests run over: all that are found in the package and ``examples/extending``, and one of its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from functools import partial
+
+import my_package
+import torch
+from torch import Tensor
+
+from recurrl.config.plugins import options_class
+from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.backends import AUTO, RECOMPUTE, Options, backend_names, refusal
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.cells import cell_names, make_cell
+
+
+class Several(Cell):
+    """States of three ranks that act on one another, and parameters likewise."""
+
+    def __init__(self, hidden_size: int) -> None:
+        self.hidden_size = hidden_size
+
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        hidden = self.hidden_size
+        return {"cube": (2, 3, hidden), "scale": (), "weight": (hidden, input_size)}
+
+    def states(self) -> dict[str, tuple[int, ...]]:
+        return {"_level": (), "_table": (2, 3), "_vector": (self.hidden_size,)}
+
+    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+        level, table, vector = states
+        vector = torch.tanh(x_BX @ weights["weight"].T + torch.einsum("bij,ijh->bh", table, weights["cube"]))
+        level = torch.sigmoid(level + weights["scale"] * vector.sum(-1))
+        table = torch.tanh(table + level[:, None, None] * torch.einsum("bh,ijh->bij", vector, weights["cube"]))
+        return vector * level[:, None] + states[2], (level, table, vector)
+
+
+def _of_examples() -> dict[str, Callable[[int], Cell]]:
+    found: dict[str, Callable[[int], Cell]] = {}
+    for each in pkgutil.iter_modules(my_package.__path__):
+        module = importlib.import_module(f"my_package.{each.name}")
+        for name, member in vars(module).items():
+            if inspect.isclass(member) and issubclass(member, Cell) and member.__module__ == module.__name__:
+                found[name] = partial(_made, member, f"{module.__name__}:{name}")
+    return found
+
+
+def _made(factory: Callable[[object], Cell], name: str, hidden_size: int) -> Cell:
+    return factory(options_class("cell", name)(name=name, hidden_size=hidden_size, num_layers=1))
+
+
+CELLS: dict[str, Callable[[int], Cell]] = {
+    **{name: partial(make_cell, name) for name in cell_names()},
+    **_of_examples(),
+    "Several": Several,
+}
+"""Makes a cell of a hidden size, by name."""
+
+# The kernels of triton compute in float32 only, and have tests of their own.
+_BACKENDS = sorted({*backend_names()} - {AUTO, "reference", "triton"})
+RUNS = [
+    (cell, backend, recompute)
+    for cell, make in CELLS.items()
+    for backend in _BACKENDS
+    for recompute in RECOMPUTE
+    if refusal(backend, make(1), Options(recompute, chunk_len=3), torch.device("cpu")) is None
+]
+"""Each cell with each backend that supports it, and each kind of recomputation that the backend supports for it."""
+
+
+def layers_of(
+    cell: str, backend: str, recompute: str, size: tuple[int, ...], num_layers: int = 1, **options: object
+) -> RecurrentModule:
+    """Layers in float64, of a size (rows, steps, inputs, hidden)."""
+    torch.manual_seed(0)
+    return RecurrentModule(
+        CELLS[cell](size[3]),
+        size[2],
+        num_layers=num_layers,
+        recurrent_backend=backend,
+        recurrent_recompute=recompute,
+        recurrent_chunk_len=3,
+        in_key="x",
+        out_key="y",
+        **options,
+    ).double()

@@ -1,0 +1,181 @@
+"""What a cell declares, and what is made of it."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+from found import CELLS, Several, layers_of
+from my_package.elman_cell import Elman, ElmanConfig
+from parity import batch, outputs_and_gradients, resets
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.errors import ConfigError
+from recurrl.recurrent import GatedCell, RecurrentModule
+from recurrl.recurrent.backends import Options, refusal
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.cells import cell_names
+from recurrl.recurrent.cells.lstm import LSTM
+
+CPU = torch.device("cpu")
+
+
+def layers(cell: Cell | str, *arguments: int, **options: object) -> RecurrentModule:
+    torch.manual_seed(0)
+    return RecurrentModule(cell, *arguments, in_key="x", out_key="y", **options)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_each_layer_and_direction_has_the_declared_parameters_and_states(cell: str) -> None:
+    module = layers_of(cell, "auto", "none", (0, 0, 3, 5), num_layers=2, bidirectional=True)
+    made = CELLS[cell](5)
+    expected = {
+        f"{name}_l{layer}{direction}": shape
+        for layer, inputs in enumerate((3, 10))
+        for direction in ("", "_reverse")
+        for name, shape in made.parameters(inputs).items()
+    }
+    assert {name: tuple(value.shape) for name, value in module.layers.named_parameters()} == expected
+    primers = module.make_tensordict_primer().primers
+    assert [tuple(primers[key].shape) for key in module.state_keys] == [(4, *s) for s in made.states().values()]
+
+
+@pytest.mark.parametrize(
+    "copied", [deepcopy, lambda module: pickle.loads(pickle.dumps(module))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_copy_computes_the_same(cell: str, copied: object) -> None:
+    module = layers_of(cell, "scan", "none", (3, 5, 3, 5))
+    data = batch(module, resets("random", 3, 5))
+    found, expected = outputs_and_gradients(copied(module), data), outputs_and_gradients(module, data)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_parameters_are_initialised_like_torchs_unless_the_cell_says_otherwise() -> None:
+    class Own(Several):
+        def initialize(self, name: str, parameter: Tensor) -> None:
+            if name == "scale":
+                parameter.fill_(7.0)
+            else:
+                super().initialize(name, parameter)
+
+    module = layers(Own(4), 3, num_layers=2)
+    for name, parameter in module.layers.named_parameters():
+        if name.startswith("scale"):
+            assert parameter == 7
+        else:
+            assert 0 < parameter.abs().max() <= 0.5
+            assert parameter.std() > 0.1
+
+
+class WrongOutput(Several):
+    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+        output, states = super().step(weights, x_BX, states)
+        return output[:, 1:], states
+
+
+class WrongState(Several):
+    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+        output, (level, table, vector) = super().step(weights, x_BX, states)
+        return output, (level, table.transpose(1, 2), vector)
+
+
+class MissingState(Several):
+    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+        output, states = super().step(weights, x_BX, states)
+        return output, states[:2]
+
+
+class NoStates(Several):
+    def states(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+class NoParameters(Several):
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (WrongOutput, r"wrongoutput returns an output of shape \(4,\) .* hidden_size and states\(\) declare \(5,\)"),
+        (WrongState, r"states of shapes \[\(\), \(3, 2\), \(5,\)\].* declare .*\[\(\), \(2, 3\), \(5,\)\]"),
+        (MissingState, r"states of shapes \[\(\), \(2, 3\)\]"),
+        (NoStates, "has 3 parameters and 0 states. A cell has at least one of each"),
+        (NoParameters, "has 0 parameters and 3 states"),
+    ],
+)
+def test_a_step_that_does_not_return_what_the_cell_declares_is_refused(kind: type[Several], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layers(kind(5), 3)
+
+
+@pytest.mark.parametrize("given", [{"hidden_size": 5}, {"bias": False}, {"proj_size": 2}], ids=str)
+def test_a_cells_own_options_are_not_given_to_the_module(given: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="takes hidden_size, bias and proj_size with the name of a cell only"):
+        layers(Several(5), 3, **given)
+
+
+def test_what_refuses_a_cell_names_it() -> None:
+    elman = Elman(ElmanConfig(name="", hidden_size=4, num_layers=1))
+    for backend in ("pad", "triton"):
+        assert "cell=elman" in str(refusal(backend, elman, Options(), CPU))
+    assert "no steps to recompute" in str(refusal("scan", CELLS["mingru"](4), Options("full"), CPU))
+    assert refusal("auto", elman, Options("full"), CPU) is None
+
+
+class GRU(Several):
+    """Bears the name of another cell."""
+
+
+def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages() -> None:
+    assert "has no kernel" in str(refusal("triton", GRU(4), Options(), CPU))
+    assert "no fused kernel" in str(refusal("pad", GRU(4), Options(), CPU))
+    module = layers(GRU(4), 3)
+    assert set(module.cell.parameters(3)) == {"cube", "scale", "weight"}
+    with pytest.raises(ValueError, match="cannot be converted"):
+        module.make_cudnn_based()
+
+
+def test_a_cell_with_kernels_is_not_derived_from() -> None:
+    with pytest.raises(TypeError, match="Derive from GatedCell"):
+        type("Peephole", (LSTM,), {})
+
+
+class UpdateGate(GatedCell):
+    """A gated cell in four lines."""
+
+    GATES = 2
+
+    def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
+        z, n = (x_gates_BG + h_gates_BG).chunk(2, -1)
+        return (torch.lerp(torch.tanh(n), states_BH[0], torch.sigmoid(z)),)
+
+
+def test_a_gated_cell_needs_its_gates_only() -> None:
+    module = layers(UpdateGate(5), 3, recurrent_backend="reference").double()
+    data = batch(module, resets("random", 4, 9))
+    weights = {name.removesuffix("_l0"): value for name, value in module.layers.named_parameters()}
+    assert {name: tuple(value.shape) for name, value in weights.items()} == {
+        "weight_ih": (10, 3),
+        "weight_hh": (10, 5),
+        "bias_ih": (10,),
+        "bias_hh": (10,),
+    }
+    x, h = data["x"][:, 0], data["recurrent_state"][:, 0, 0]
+    gates = functional.linear(x, weights["weight_ih"], weights["bias_ih"])
+    z, n = (gates + functional.linear(h, weights["weight_hh"], weights["bias_hh"])).chunk(2, -1)
+    expected = outputs_and_gradients(module, data)
+    torch.testing.assert_close(expected["y"][:, 0], (1 - z.sigmoid()) * n.tanh() + z.sigmoid() * h)
+    module.recurrent_backend = "scan"
+    for name, value in outputs_and_gradients(module, data).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_an_unknown_name_gets_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match=f"Unknown cell 'gruu'. Choose one of: {', '.join(cell_names())}"):
+        layers("gruu", 3, 5)
