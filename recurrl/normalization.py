@@ -1,4 +1,4 @@
-"""Running statistics of observations and of rewards.
+"""Running statistics of observations, rewards and advantages.
 
 They change between iterations only, so that what the update sees is what the rollout saw.
 """
@@ -96,6 +96,37 @@ class ObservationNormalizer(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Normalised observations."""
         return ((observation - self.mean) * self.scale).clamp(-self.limit, self.limit)
+
+
+class RunningScale(nn.Module):
+    """The root mean square of the samples seen, the last batches weighing most; 1 until the first.
+
+    Args:
+        rate: weight of a new batch in the mean square.
+    """
+
+    square: Tensor
+    weight: Tensor
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("square", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, samples: Tensor) -> None:
+        """Takes a batch into account; one that is not finite, whose gradient steps are skipped, is left out."""
+        square = samples.double().square().mean()
+        rate = torch.where(square.isfinite(), self.rate, 0.0)
+        self.square.lerp_(square.nan_to_num(), rate)
+        self.weight.lerp_(torch.ones_like(self.weight), rate)
+
+    @property
+    def value(self) -> Tensor:
+        """The scale."""
+        # The weight is what is missing of the first batches' in an average that began at zero.
+        return torch.where(self.weight > 0, self.square / self.weight, 1.0).sqrt()
 
 
 class RewardScaler(nn.Module):

@@ -141,7 +141,7 @@ class AlgorithmConfig:
         clip_epsilon: initial clip range of the probability ratio.
         clip_epsilon_high: the range above 1, if it differs from the one below; null: the same.
         clip_final_fraction: the fraction of both left at the end; they fall linearly with frames. 1 is constant.
-        entropy_coeff: initial weight of the entropy bonus.
+        entropy_coeff: initial weight of the entropy bonus; PPO's in units of the advantages' running root mean square.
         entropy_final_fraction: likewise for ``entropy_coeff``.
         max_grad_norm: gradients are clipped to this norm; null for no limit.
         target_kl: stop the epochs of an iteration once the approximate KL exceeds this; null for never.

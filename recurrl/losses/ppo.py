@@ -20,9 +20,10 @@ from recurrl.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage
 from recurrl.config import TrainConfig, given
 from recurrl.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
 from recurrl.losses._loss import Losses, PolicyLoss, add_coefficients, options_of
+from recurrl.normalization import RunningScale
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.schedule import anneal
+from recurrl.schedule import anneal, annealed
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
 KL_COEFF_FACTOR = 2.0
@@ -146,6 +147,10 @@ def _diagnostics(log_ratio: Tensor, clipped: dict[str, Tensor]) -> dict[str, Ten
 class PPO:
     """Generalised advantage estimates and PPO's losses.
 
+    ``entropy_coeff`` is in units of the advantages' running root mean square. A constant weight that keeps exploring
+    where advantages are large would drown them where they are small; and where nothing is left to gain, the bonus
+    vanishes with them.
+
     Args:
         config: the run's configuration.
         policy: the policy to improve, with a critic.
@@ -156,7 +161,9 @@ class PPO:
         self.config, self._policy, self._desired_kl = algorithm, policy, config.desired_kl
         self.keys = [OBSERVATION, *policy.state_keys, IS_INIT, ACTION, LOG_PROB, VALUE, ADVANTAGE, VALUE_TARGET]
         self.loss = PolicyLoss(policy, PPOTerms(**options_of(PPOTerms, algorithm)).to(config.device))
-        self._schedules = {"entropy_coeff": (algorithm.entropy_coeff, algorithm.entropy_final_fraction)}
+        self._schedules: dict[str, tuple[float, float]] = {}
+        self._entropy_coeff = algorithm.entropy_coeff
+        self._advantage_scale = RunningScale().to(config.device)
         if algorithm.objective == "clip":
             for name, start in zip(("clip_epsilon_low", "clip_epsilon_high"), algorithm.clip_range, strict=True):
                 self._schedules[name] = (start, algorithm.clip_final_fraction)
@@ -164,9 +171,10 @@ class PPO:
     def begin_iteration(self, progress: float) -> None:
         """Sets clip range and entropy coefficient."""
         anneal(self.loss.terms, self._schedules, progress)
+        self._entropy_coeff = annealed(self.config.entropy_coeff, self.config.entropy_final_fraction, progress)
 
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes advantages and value targets."""
+        """Writes advantages and value targets, and sets the weight of the entropy by the size of the advantages."""
         add_advantages(batch_NT, self._policy, reward_NT, self.config.gamma, given(self.config.lmbda))
         advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
         metrics = {
@@ -179,6 +187,9 @@ class PPO:
         }
         if self.config.normalize_advantage == "batch":
             batch_NT.set(ADVANTAGE, standardized(advantage))
+        if self.config.normalize_advantage != "minibatch":
+            self._advantage_scale.update(batch_NT[ADVANTAGE])
+        self.loss.terms.entropy_coeff.copy_(self._entropy_coeff * self._advantage_scale.value)
         return metrics
 
     def end_iteration(self, kl: float) -> None:
@@ -191,11 +202,13 @@ class PPO:
             self.loss.terms.kl_coeff /= KL_COEFF_FACTOR
 
     def state_dict(self) -> dict[str, Any]:
-        """The weight of a KL penalty."""
-        return {"kl_coeff": self.loss.terms.kl_coeff} if self.config.objective == "kl" else {}
+        """The advantages' running scale, and the weight of a KL penalty."""
+        kl = {"kl_coeff": self.loss.terms.kl_coeff} if self.config.objective == "kl" else {}
+        return {"advantage_scale": self._advantage_scale.state_dict(), **kl}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
+        self._advantage_scale.load_state_dict(state["advantage_scale"])
         if self.config.objective == "kl":
             self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
 
