@@ -116,6 +116,8 @@ class PolicyConfig:
         layer_norm: normalise the encoder's layers before their tanh, and the cell's output.
         residual: add the cell's input to its output.
         initial_std: standard deviation of continuous actions, in units of half the action range, before training.
+        noise_correlation: of a continuous action's deviations from its mean at successive steps; 0 draws each by
+            itself, as do actions of several parts.
         bounded_action: how bounded continuous actions stay within their bounds: ``clip`` (a Gaussian that the
             environment clips) or ``tanh`` (a squashed Gaussian).
     """
@@ -125,6 +127,7 @@ class PolicyConfig:
     layer_norm: bool
     residual: bool
     initial_std: float
+    noise_correlation: float
     bounded_action: str
 
 

@@ -68,15 +68,17 @@ def make_env(
 ) -> TransformedEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
-    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each of its recurrent
-    states. A step of all copies, and a reset, take no longer than :func:`recurrl.time_limit.time_limit` allows.
+    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for what its modules carry
+    from step to step. A step of all copies, and a reset, take no longer than
+    :func:`recurrl.time_limit.time_limit` allows.
 
     Raises:
         ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.
     """
     if groups is not None:
         check_seeds(config, groups)
-    primers = [module.make_tensordict_primer() for module in recurrent_modules(policy)]
+    modules: list[Any] = [] if policy is None else list(policy.modules())
+    primers = [module.make_tensordict_primer() for module in modules if hasattr(module, "make_tensordict_primer")]
     transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), EpisodeReturn(), *primers)
     env = TransformedEnv(_limited(_source(config).make(config, num_envs, groups)), transforms)
     env.set_seed(seed)

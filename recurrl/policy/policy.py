@@ -17,11 +17,13 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.config import NO_CELL, TrainConfig
 from recurrl.keys import OBSERVATION
-from recurrl.policy.distributions import act
+from recurrl.policy.distributions import deterministic as most_probable
+from recurrl.policy.distributions import displaced, sample
 from recurrl.policy.encoders import observe
 from recurrl.policy.flat import flat
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, linear
+from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.trunk import NewState, State, Trunk, make_trunk
 from recurrl.recurrent.module.keys import IS_INIT
 
@@ -42,6 +44,8 @@ class Policy(nn.Module):
         actor_head: ``(features, observation)`` to the distribution of actions.
         critic_head: features to values ``[B, 1]``; None without a critic.
         critic_trunk: the critic's own trunk; None where it shares the actor's.
+        noise: correlates the deviations of Gaussian actions from their means; None to draw each by itself. Its last
+            value is part of the state of :meth:`step`, which without it starts anew.
 
     Raises:
         ValueError: both trunks name a state alike.
@@ -53,8 +57,10 @@ class Policy(nn.Module):
         actor_head: nn.Module,
         critic_head: nn.Module | None = None,
         critic_trunk: nn.Module | None = None,
+        noise: CorrelatedNoise | None = None,
     ) -> None:
         super().__init__()
+        self.noise = noise
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head
         self.critic_head = critic_head
@@ -78,6 +84,11 @@ class Policy(nn.Module):
         """The states ``[B, L, X]`` that episodes start from: zeros."""
         like = next(self.parameters())
         return {key: like.new_zeros(batch, *shape) for key, shape in self.state_shapes.items()}
+
+    @property
+    def carried_keys(self) -> list[NestedKey]:
+        """What one step leaves to the next: the recurrent states, and the noise of its action if that is correlated."""
+        return [*self.state_keys, *([] if self.noise is None else [NOISE])]
 
     def inputs(self, data: Mapping[Any, Any] | TensorDictBase) -> tuple[Any, State, Tensor | None]:
         """Observation, state and ``is_init`` among the entries of a batch, as :meth:`sequence` takes them.
@@ -105,7 +116,27 @@ class Policy(nn.Module):
             state for the next step.
         """
         distribution, value, new_state = self.stepper()(observation, state, is_init_B)
-        return *act(distribution, deterministic), value, new_state
+        if deterministic:
+            action, noise = most_probable(distribution), {key: state[key] for key in (NOISE,) if key in state}
+        else:
+            action, noise = self.sample(distribution, state, is_init_B)
+        return action, distribution.log_prob(action), value, {**new_state, **noise}
+
+    def sample(self, distribution: Distribution, state: State, is_init_B: Tensor | None = None) -> tuple[Any, NewState]:
+        """A random action ``[B, ...]``, and the noise that it leaves to the next step, if that is correlated.
+
+        Args:
+            distribution: of the actions of a step.
+            state: as for :meth:`step`.
+            is_init_B: likewise.
+        """
+        if self.noise is None or NOISE not in state:
+            return sample(distribution), {}
+        last_B1X = state[NOISE]
+        if is_init_B is not None:
+            last_B1X = last_B1X.masked_fill(is_init_B.view(-1, 1, 1), 0.0)
+        noise_B1X = self.noise(last_B1X)
+        return displaced(distribution, noise_B1X), {NOISE: noise_B1X}
 
     def stepper(self) -> Callable[[Any, State, Tensor | None], Output]:
         """The distribution of :meth:`step`, as a function for many steps with the current parameters.
@@ -186,4 +217,6 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
         if critic != "shared":
             cell = config.cell.name if critic == "recurrent" else NO_CELL
             critic_trunk = make_trunk(config, observation, cell, prefix="critic_")
-    return Policy(trunk, actor_head, critic_head, critic_trunk).to(torch.device(config.device))
+    size, correlation = getattr(actor_head, "noise_size", 0), config.policy.noise_correlation
+    noise = CorrelatedNoise(size, correlation) if size and correlation else None
+    return Policy(trunk, actor_head, critic_head, critic_trunk, noise).to(torch.device(config.device))

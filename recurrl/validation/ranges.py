@@ -46,6 +46,7 @@ WEIGHT = _from_zero(10**6)
 SECONDS = _above_zero(10**6)
 FRACTION = _from_zero(1)
 BELOW_ONE = Range("a number above 0 and below 1", lambda number: 0 < number < 1)
+CORRELATION = Range("a number from 0 and below 1", lambda number: 0 <= number < 1)
 POSITIVE = Range("a finite number above 0", lambda number: 0 < number < math.inf)
 SEED = Range(f"an integer from 0 to {2**31 - 1:_}", lambda number: 0 <= number < 2**31)
 
@@ -70,6 +71,7 @@ RANGES = {
     "cell.num_layers": LAYERS,
     "policy.encoder_sizes": FEATURES,
     "policy.initial_std": SCALE,
+    "policy.noise_correlation": CORRELATION,
     "collector.num_workers": WORKERS,
     "collector.timeout_s": SECONDS,
     "checkpoint.every_frames": STEPS,
