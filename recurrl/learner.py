@@ -25,6 +25,11 @@ from recurrl.states import SliceStates
 # these bounds (Schulman's rule, with the figures of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR = 1.5
 LR_BOUNDS = (1e-5, 1e-2)
+BETAS = (0.9, 0.99)
+"""Once a task is solved gradients are small. A slower average of their squares would answer the first surprise by steps
+several times as large as the learning rate, which undo what was learnt (Dohare et al. 2023, "Overcoming policy collapse
+in deep reinforcement learning").
+"""
 SKIPPED = "optim/skipped_steps"
 
 
@@ -56,7 +61,7 @@ class Learner:
         self.algorithm = make_algorithm(config, policy)
         self._loss: Loss = compiled(self.algorithm.loss, device) if config.compile else self.algorithm.loss
         self._parameters = list(policy.parameters())
-        self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, eps=1e-5, fused=True)
+        self.optimizer = torch.optim.Adam(self._parameters, lr=config.lr, betas=BETAS, eps=1e-5, fused=True)
         self.reward_scaler = RewardScaler(
             config.env.num_envs, config.algorithm.gamma, config.env.reward_scale, config.env.normalize_reward
         ).to(device)

@@ -67,7 +67,7 @@ def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_en
 
 
 def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leaves_it_as_it_is(compose: Compose) -> None:
-    policy = make_policy_for(compose(*SMALL))
+    policy = make_policy_for(compose(*SMALL, "policy.noise_correlation=0.9"))
     state = {**policy.initial_state(2), NOISE: torch.full((2, 1, 1), 50.0)}
     observation, is_init = torch.zeros(2, 2), torch.tensor([True, False])
     _, _, _, after = policy.step(observation, state, is_init)
