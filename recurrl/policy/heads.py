@@ -34,8 +34,15 @@ class ActionHead(nn.Module):
         masked: pass the observation's entry ``action_mask`` to ``distribution`` as ``mask``.
     """
 
-    def __init__(self, network: nn.Module, distribution: Callable[..., Distribution], masked: bool = False) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        distribution: Callable[..., Distribution],
+        masked: bool = False,
+        noise_size: int = 0,
+    ) -> None:
         super().__init__()
+        self.noise_size = noise_size
         self.network = network
         self.distribution = distribution
         self.masked = masked

@@ -72,7 +72,7 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
         (DISCRETE, {"terminated", "truncated"}),
         (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
     ],
-    ids=["cartpole", "vector", "pendulum", "discrete", "in torch"],
+    ids=["cartpole", "vector", "pendulum", "correlated noise", "discrete", "in torch"],
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_batches_are_those_of_torchrls_collector_bit_for_bit(

@@ -62,6 +62,7 @@ CASES = {
     "a number above 0 and below 1": Case(
         algorithms("clip_epsilon"), (1e-9, 0.999), (0.0, -1.0, 1.0, math.nan, math.inf)
     ),
+    "a number from 0 and below 1": Case(("policy.noise_correlation",), (0.0, 0.999), (-0.1, 1.0, math.nan, math.inf)),
     "a number above 0 and at most 1": Case(("lr",), (1e-9, 1.0), (0.0, -1.0, 1.1, math.nan, math.inf)),
     "a number above 0 and at most 1_000_000": Case(
         (
