@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_module
 from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
-from recurrl.validation import check
+from recurrl.validation import check_config
 
 
 def configuration(*overrides: str) -> TrainConfig:
@@ -18,5 +18,5 @@ def configuration(*overrides: str) -> TrainConfig:
     """
     with initialize_config_module("recurrl.configs", version_base=None):
         config = typed(compose("train", prepared(overrides)))
-    check(config)
+    check_config(config)
     return config

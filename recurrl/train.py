@@ -32,6 +32,7 @@ from recurrl.learning.metrics import merged
 from recurrl.policy import Policy
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.report import Report
+from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
 from recurrl.tracking.curve import plot_learning_curve
@@ -50,7 +51,7 @@ def train(
     settings: Mapping[str, Any],
     report: Report,
     request: StopRequest,
-    start: checkpoint.Saved | None = None,
+    start: checkpoint.Checkpoint | None = None,
 ) -> None:
     """Trains a policy as configured, from scratch or from a checkpoint.
 
@@ -73,7 +74,7 @@ def train(
     report.has_begun = True
 
     with ExitStack() as stack:
-        trackers = make_trackers(config, run_dir, settings, None if start is None else start.resumed)
+        trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         report.frames = 0 if start is None else start.frames
         restarts = Restarts(config.collector.on_fault)
@@ -100,7 +101,7 @@ def train(
             if path is None and is_saved(config, report.frames, request.made):
                 path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
             if path is not None:
-                report.checkpoint = f"{checkpoint.FOLDER}/{path.name}"
+                report.checkpoint = f"{CHECKPOINTS}/{path.name}"
             is_evaluated = is_due(config, report.frames, config.evaluation.every_frames)
             last = is_last(config, report.frames)
             evaluation = evaluator.evaluate(report.frames, path, last) if is_evaluated else {}
@@ -116,7 +117,7 @@ def train(
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
                 if request.made:
                     break
-        plot_learning_curve(run_dir / "metrics.csv", run_dir / "learning_curve.png")
+        plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
 
 
 def iterations(

@@ -22,17 +22,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
-from functools import reduce
+from functools import cache
 from typing import NamedTuple
 
 import gymnasium
 import hydra
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from recurrl import checkpoint, envs
 from recurrl.cli import check as check_command
 from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
@@ -40,11 +40,11 @@ from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
-from recurrl.validation import check
+from recurrl.validation import check_config
 
 
 class Outcome(NamedTuple):
-    """What a command came to, as its caller sees it."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """What standard error says after ``error:`` at the beginning of a line; nothing without such a line."""
+        """The text after ``error:`` at the beginning of a line of standard error; empty without such a line."""
         found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
         return found[1].strip() if found else ""
 
@@ -63,7 +63,7 @@ class EnvironmentMadeError(Exception):
 
 @pytest.fixture(scope="session", autouse=True)
 def _measurements_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps the measurements of backends out of the user's cache, also those of subprocesses."""
+    """Keeps the backends' measurements out of the user's cache, also in subprocesses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECURRL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -88,19 +88,27 @@ def tiny() -> list[str]:
 
 @pytest.fixture(scope="session")
 def compose_untyped() -> Callable[..., DictConfig]:
-    """Composes the configuration of a run from overrides, as Hydra gives it."""
+    """Composes the configuration of a run from overrides, as Hydra does."""
 
-    def compose(*overrides: str) -> DictConfig:
+    # A composition takes a third of a second.
+    @cache
+    def composed(overrides: tuple[str, ...]) -> DictConfig:
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
             return hydra.compose("train", prepared(overrides))
 
-    return compose
+    return lambda *overrides: deepcopy(composed(overrides))
 
 
 @pytest.fixture(scope="session")
 def compose(compose_untyped: Callable[..., DictConfig]) -> Callable[..., TrainConfig]:
     """Composes the configuration of a run from overrides, as dataclasses, not checked."""
     return lambda *overrides: typed(compose_untyped(*overrides))
+
+
+@pytest.fixture(scope="session")
+def small(compose: Callable[..., TrainConfig], tiny: list[str]) -> Callable[..., TrainConfig]:
+    """The configuration of the ``tiny`` run, with further overrides: four environments, rows of 8 steps, width 8."""
+    return lambda *overrides: compose(*tiny, *overrides)
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +143,7 @@ def console() -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def untyped_defaults(compose_untyped: Callable[..., DictConfig]) -> DictConfig:
-    """The defaults, with sizes that tests can be about whatever those of ``configs/`` are."""
+    """The defaults, with sizes that do not change with those in ``configs/``."""
     sizes = ["frames_per_batch=1024", "env.num_envs=32", "slice_len=32", "minibatch_slices=8", "total_frames=50_000"]
     return compose_untyped("device=cpu", *sizes)
 
@@ -186,7 +194,7 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def refused(recurrl_train: Callable[..., Outcome], tmp_path: Path, no_environments: None) -> Callable[..., str]:
-    """What the console command says to overrides that it refuses before it makes an environment; it writes nothing."""
+    """The error with which ``recurrl-train`` rejects overrides, before it makes an environment or writes anything."""
 
     def refused(*overrides: str) -> str:
         before = sorted(tmp_path.rglob("*"))
@@ -201,17 +209,15 @@ def refused(recurrl_train: Callable[..., Outcome], tmp_path: Path, no_environmen
 
 
 @pytest.fixture
-def checked(defaults: TrainConfig, tmp_path: Path, no_environments: None) -> Callable[[dict[str, object]], TrainConfig]:
+def checked(untyped_defaults: DictConfig, no_environments: None) -> Callable[[dict[str, object]], TrainConfig]:
     """Checks the defaults with some values changed, as a run does before it makes an environment."""
 
     def checked(changes: dict[str, object]) -> TrainConfig:
-        config = deepcopy(defaults)
+        composed = deepcopy(untyped_defaults)
         for key, value in changes.items():
-            *groups, name = key.split(".")
-            setattr(reduce(getattr, groups, config), name, value)
-        check(config)
-        envs.check(config.env)
-        checkpoint.check_resume(config, checkpoint.to_resume(config.resume, tmp_path))
+            OmegaConf.update(composed, key, value, force_add=True)
+        config = typed(composed)
+        check_config(config)
         return config
 
     return checked
@@ -219,7 +225,7 @@ def checked(defaults: TrainConfig, tmp_path: Path, no_environments: None) -> Cal
 
 @pytest.fixture
 def refusal(checked: Callable[[dict[str, object]], TrainConfig]) -> Callable[[dict[str, object]], str]:
-    """The sentence with which changes of the defaults are refused before an environment is made."""
+    """The error with which changes of the defaults are rejected, before an environment is made."""
 
     def refusal(changes: dict[str, object]) -> str:
         with pytest.raises(ConfigError) as caught:
@@ -233,7 +239,7 @@ def refusal(checked: Callable[[dict[str, object]], TrainConfig]) -> Callable[[di
 def finished_run(
     recurrl_train: Callable[..., Outcome], tiny: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The directory of a finished run of an LSTM with checkpoints at 32 and 64 frames. Not to be written to."""
+    """The directory of a finished run of an LSTM with checkpoints at 32 and 64 frames; read-only."""
     folder = tmp_path_factory.mktemp("finished")
     ours = ["cell=lstm", "lr=3e-3", "lr_final_fraction=0.1", "checkpoint.every_frames=32", "hydra.run.dir=run"]
     done = recurrl_train(*tiny, *ours, cwd=folder)
@@ -242,10 +248,10 @@ def finished_run(
 
 
 def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], cwd: Path) -> Outcome:
-    """Calls the entry point of a command, and ends it as the interpreter would."""
+    """Calls the entry point of a command and handles its exit as the interpreter would."""
     out, err = io.StringIO(), io.StringIO()
     code: object = 0
-    with _state_of_process_kept(), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+    with _state_of_process_kept(cwd), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [program, *map(str, arguments)])
         patch.setattr(sys, "path", sys.path[:])
@@ -268,16 +274,16 @@ def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], 
 
 
 @contextmanager
-def _state_of_process_kept() -> Iterator[None]:
-    """Puts back what a command sets for the whole process."""
+def _state_of_process_kept(here: Path) -> Iterator[None]:
+    """Restores what a command sets for the whole process, and forgets the modules that it imported from ``here``."""
     root = logging.getLogger()
     handlers, level, torchrl_level = root.handlers[:], root.level, logging.getLogger("torchrl").level
-    threads, environment = torch.get_num_threads(), dict(os.environ)
+    threads, environment, modules = torch.get_num_threads(), dict(os.environ), set(sys.modules)
     try:
         yield
     finally:
         for handler in set(root.handlers) - set(handlers):
-            # As at the end of a process; on a full disk what is left of the log cannot be written.
+            # As at the end of a process; on a full disk the rest of the log cannot be written.
             with suppress(OSError):
                 handler.close()
         root.handlers[:] = handlers
@@ -285,5 +291,16 @@ def _state_of_process_kept() -> Iterator[None]:
         logging.getLogger("torchrl").setLevel(torchrl_level)
         torch.set_num_threads(threads)
         GlobalHydra.instance().clear()
+        for group in filter(lambda entry: isinstance(entry, dict), ConfigStore.instance().repo.values()):
+            for name in [name for name, node in group.items() if getattr(node, "provider", "") == "recurrl"]:
+                del group[name]
+        for name in [name for name, module in sys.modules.items() if name not in modules and _lies_in(here, module)]:
+            del sys.modules[name]
         os.environ.clear()
         os.environ.update(environment)
+
+
+def _lies_in(here: Path, module: object) -> bool:
+    known = getattr(module, "__dict__", {})  # some modules of torch make up attributes
+    places = [known.get("__file__"), *known.get("__path__", ())]
+    return any(str(place).startswith(f"{here}{os.sep}") for place in places)

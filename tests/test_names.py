@@ -1,117 +1,69 @@
-"""Yaml names and module names agree: a choice that can be typed exists, and what exists can be typed."""
+"""The choices of each group, as found: each has a yaml with its name, and a factory with options."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.resources
 import pkgutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from recurrl import collector, losses, tracking
+import recurrl.configs
 from recurrl.config import NO_CELL
-from recurrl.config.plugins import factory, names
-from recurrl.envs import Source
+from recurrl.config.plugins import GROUPS, ROOMS, base_options, default_name, factory, names, options_class, values
 from recurrl.recurrent import precision
-from recurrl.recurrent.backends import backend_names, load_backend
-from recurrl.recurrent.cells import cell_names, load_cell
+from recurrl.recurrent.backends import AUTO, RECOMPUTE, backend_names, load_backend
 
-CONFIGS = Path(str(importlib.resources.files("recurrl.configs")))
-NAMED_GROUPS = ("env", "cell", "backend", "recompute", "precision", "algorithm", "collector", "logger")
-
-
-def options(group: str) -> set[str]:
-    return {path.stem for path in (CONFIGS / group).glob("*.yaml")}
+CONFIGS = Path(recurrl.configs.__path__[0])
+YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name != "experiment"]
 
 
-def values(group: str, option: str) -> dict[str, object]:
-    return yaml.safe_load((CONFIGS / group / f"{option}.yaml").read_text(encoding="utf-8"))
+def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():
+    assert {group for group, _ in YAMLS} == set(GROUPS)
+    assert all((group, default_name(group)) in YAMLS for group in GROUPS)
 
 
-def test_the_configuration_tree_is_data_of_the_installed_package():
-    assert (CONFIGS / "train.yaml").is_file()
-    assert all(options(group) for group in NAMED_GROUPS)
+@pytest.mark.parametrize(("group", "name"), YAMLS)
+def test_the_name_in_a_yaml_is_that_of_its_file(group, name):
+    assert values(group, name)["name"] == name
 
 
-def test_each_group_of_the_defaults_list_is_a_folder_and_each_folder_is_in_it():
-    defaults = yaml.safe_load((CONFIGS / "train.yaml").read_text(encoding="utf-8"))["defaults"]
-    groups = {key.removeprefix("optional ") for entry in defaults if isinstance(entry, dict) for key in entry}
-    folders = {path.name for path in CONFIGS.iterdir() if path.is_dir() and any(path.glob("*.yaml"))}
-    assert groups - {"experiment"} == folders - {"experiment"} == set(NAMED_GROUPS)
-    assert "experiment" in groups
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in ROOMS for name in names(group)])
+def test_every_choice_has_a_factory_with_options(group, name):
+    assert issubclass(options_class(group, name), base_options(group))
+    if name != NO_CELL:
+        assert callable(factory(group, name))
 
 
-@pytest.mark.parametrize(
-    ("group", "option"), [(group, option) for group in NAMED_GROUPS for option in sorted(options(group))]
-)
-def test_the_name_in_a_yaml_is_the_name_of_its_file(group, option):
-    assert values(group, option)["name"] == option
+@pytest.mark.parametrize("name", [name for name in names("backend") if name != AUTO])
+def test_every_backend_is_a_module_with_its_functions(name):
+    assert callable(load_backend(name).supports)
+    assert callable(load_backend(name).sequence)
 
 
-def test_each_cell_is_a_yaml_and_a_module():
-    assert options("cell") - {NO_CELL} == set(cell_names())
-    for name in cell_names():
-        assert callable(load_cell(name))
+def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():
+    assert set(names("backend")) == set(backend_names())
+    assert set(names("precision")) == set(precision.MODES)
+    assert set(names("recompute")) == set(RECOMPUTE)
 
 
-def test_the_feed_forward_control_is_a_choice_of_cell():
-    assert NO_CELL in options("cell")
-    assert NO_CELL not in cell_names()
-
-
-def test_each_backend_is_a_yaml_and_a_module():
-    assert options("backend") == set(backend_names())
-    for name in set(backend_names()) - {"auto"}:
-        assert callable(load_backend(name).supports)
-        assert callable(load_backend(name).sequence)
-
-
-def test_each_precision_is_a_yaml_and_a_mode():
-    assert options("precision") == set(precision.MODES)
-
-
-def test_each_algorithm_is_a_yaml_and_a_module():
-    assert options("algorithm") == set(losses.algorithm_names())
-
-
-def test_each_logger_is_a_yaml_and_a_module():
+@pytest.mark.parametrize("group", ROOMS)
+def test_every_module_with_a_factory_is_a_choice(group):
+    package = importlib.import_module(ROOMS[group])
     modules = [
-        importlib.import_module(f"recurrl.tracking.{found.name}") for found in pkgutil.iter_modules(tracking.__path__)
+        importlib.import_module(f"{ROOMS[group]}.{found.name}") for found in pkgutil.iter_modules(package.__path__)
     ]
-    assert options("logger") == {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")}
+    assert {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")} <= set(names(group))
 
 
-def test_each_collector_is_a_yaml_and_a_module():
-    modules = [
-        importlib.import_module(f"recurrl.collector.{found.name}") for found in pkgutil.iter_modules(collector.__path__)
-    ]
-    assert options("collector") == {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "make")}
+def test_every_source_of_environments_has_a_yaml_that_names_it():
+    assert {values("env", name)["source"] for group, name in YAMLS if group == "env"} == set(names("env"))
 
 
-def source(environment: str) -> object:
-    """The source in a yaml, or in the one that it is based on."""
-    own = values("env", environment)
-    return own["source"] if "source" in own else source(own["defaults"][0])
-
-
-@pytest.mark.parametrize("option", sorted(options("env")))
-def test_the_source_of_each_environment_exists(option):
-    assert source(option) in names("env")
-
-
-def test_each_source_of_environments_has_a_yaml_that_names_it():
-    assert {source(option) for option in options("env")} == set(names("env"))
-
-
-@pytest.mark.parametrize("name", names("env"))
-def test_each_source_of_environments_is_a_source(name):
-    assert issubclass(factory("env", name), Source)
-
-
-def test_each_named_environment_says_itself_how_its_rewards_are_scaled():
-    """The defaults of ``env=gym`` are for environments that nobody has looked at."""
-    based_on_gym = [option for option in options("env") if values("env", option).get("defaults", [None])[0] == "gym"]
+def test_every_named_environment_sets_the_scale_of_its_rewards():
+    """The default of ``env=gym`` is for environments that nobody has looked at."""
+    own = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (CONFIGS / "env").glob("*.yaml")}
+    based_on_gym = {name: found for name, found in own.items() if found.get("defaults", [""])[0] == "gym"}
     assert based_on_gym
-    assert [option for option in based_on_gym if "normalize_reward" not in values("env", option)] == []
+    assert [name for name, found in based_on_gym.items() if "normalize_reward" not in found] == []

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recurrl.checkpoint import FOLDER, Saved, Stateful
+from recurrl.checkpoint import Checkpoint, Stateful
 from recurrl.runtime.report import Report
+from recurrl.runtime.run_directory import CHECKPOINTS
 
 
 def resume(
-    start: Saved, run_dir: Path, parts: Mapping[str, Stateful], settings: Mapping[str, Any], report: Report
+    start: Checkpoint, run_dir: Path, parts: Mapping[str, Stateful], settings: Mapping[str, Any], report: Report
 ) -> None:
     """Loads a checkpoint, and the result of the evaluation after it.
 
@@ -20,6 +21,6 @@ def resume(
     """
     start.load(parts, settings)
     if start.path_in(run_dir, start.frames) is not None:
-        report.checkpoint = f"{FOLDER}/{start.path.name}"
+        report.checkpoint = f"{CHECKPOINTS}/{start.path.name}"
     if start.evaluation is not None:
         report.take(start.metrics | start.evaluation)

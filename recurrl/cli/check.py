@@ -6,8 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from hydra.errors import HydraException
-
 from recurrl.cli.overrides import TRUST, check_overrides
 from recurrl.errors import ConfigError, RunError
 
@@ -32,15 +30,12 @@ def check_main() -> None:
     arguments = parser.parse_args()
     try:
         check_overrides(arguments.overrides)
-        from recurrl.cli.check_run import (
-            check_run,
-            diagnose_run,
-        )  # imports torch, which help and typos need not wait for
+        from recurrl.cli.check_run import check_run, diagnose_run  # with torch, which typos need not wait for
 
         if arguments.not_finite is None:
             line = check_run(arguments.overrides, arguments.config_dir)
         else:
             line = "\n".join(diagnose_run(arguments.not_finite, arguments.trust_packages))
-    except (ConfigError, RunError, HydraException) as error:
+    except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
     sys.stdout.write(line + "\n")

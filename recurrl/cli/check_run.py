@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import hydra
+from hydra.errors import HydraException
 
 from recurrl.build import make_collector, make_learner, make_policy_for, make_replay_check, set_process_state
 from recurrl.checkpoint import not_finite
+from recurrl.cli.messages import message
 from recurrl.cli.overrides import prepared
-from recurrl.cli.rules import check_config
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
 from recurrl.collector import collector_state
@@ -21,6 +22,7 @@ from recurrl.errors import ConfigError
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.runtime.time_limit import time_limit
+from recurrl.validation import check_config
 
 
 @resource_errors_as_messages()
@@ -32,8 +34,11 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
-    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-        config = typed(hydra.compose("train", [*prepared(overrides), *search]))
+    try:
+        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+            config = typed(hydra.compose("train", [*prepared(overrides), *search]))
+    except HydraException as error:
+        raise ConfigError(message(error)) from error
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     check_config(config)

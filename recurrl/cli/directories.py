@@ -15,12 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from recurrl.cli.saved_config import check_directory
 from recurrl.errors import ConfigError
-from recurrl.runtime.run_directory import looks_like_checkpoint, run_directory_of
+from recurrl.runtime.run_directory import CHECKPOINTS, METRICS, SUMMARY, looks_like_checkpoint, run_directory_of
 from recurrl.runtime.run_lock import locked
-from recurrl.tracking.csv import FILE_NAME as METRICS
-from recurrl.tracking.summary import FILE_NAME as SUMMARY
-
-CHECKPOINTS = "checkpoints"
 
 _made: list[Path] = []
 """The folders that this command created for its run, outermost first."""

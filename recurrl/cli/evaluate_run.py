@@ -8,12 +8,13 @@ from pathlib import Path
 
 from recurrl import checkpoint
 from recurrl.build import make_policy_for, set_process_state
-from recurrl.cli.rules import check_config
-from recurrl.cli.run_config import config_of, plain, source_of, trusted
+from recurrl.cli.run_config import config_of, source_of, trusted
+from recurrl.config.composed import plain
 from recurrl.errors import ConfigError
 from recurrl.evaluation import KEPT, evaluate
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.time_limit import time_limit
+from recurrl.validation import check_config
 
 
 @resource_errors_as_messages()
@@ -39,7 +40,7 @@ def evaluate_run(
         ConfigError: the path is not a run, its configuration names untrusted packages, its environment or device is not
             available here, or its policy has no states.
     """
-    saved = checkpoint.Saved(checkpoint.find(path))
+    saved = checkpoint.Checkpoint(checkpoint.find(path))
     settings = config_of(saved)
     config = trusted(settings, source_of(saved), trust_packages)
     config = replace(config, resume=None, device=device or config.device)

@@ -1,4 +1,4 @@
-"""Explains the keys of a printed configuration, with the words of its schema."""
+"""Prints a configuration with a comment on each key, in the words of its schema."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
+import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl.config.composed import chosen_options
-from recurrl.config.keys import FREE
+from recurrl.config.composed import chosen_options, plain, with_defaults
 from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.run import TrainConfig
 
@@ -20,40 +20,60 @@ KEYS = "Keys and their values (key=value):\n\n"
 _COLUMN, _WIDTH = 36, 120
 
 
-def meanings(schema: Any, chosen: Mapping[str, type], prefix: str = "") -> Iterator[tuple[str, Meaning]]:
-    """The dotted keys of a schema, and what each means."""
+def meanings(schema: Any, chosen: Mapping[str, type], prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
+    """The dotted keys of a schema, their types, and what each means."""
     hints = {**get_type_hints(schema), **chosen}
     for field in fields(schema):
         key, kind = prefix + field.name, hints[field.name]
         if is_dataclass(kind):
             yield from meanings(kind, {}, f"{key}.")
         else:
-            yield key, meaning_of(field)
+            yield key, kind, meaning_of(field)
 
 
 def explained(printed: str) -> str:
-    """A printed configuration, after any text of ``--help``, with comments that say what its keys mean."""
+    """A printed configuration, after any text of ``--help``, with comments that say what its keys mean.
+
+    Raises:
+        ConfigError: a key or a value is wrong.
+    """
     before, marker, rest = printed.rpartition(KEYS)
     body, separator, after = rest.partition("\n\n")
     config: Any = OmegaConf.create(body)
     if not isinstance(config, DictConfig):
         return printed
-    words = dict(meanings(TrainConfig, chosen_options(config)))
-    path: list[str] = []
-    lines = []
-    for line in body.splitlines():
-        found = re.match(r"( *)([\w.]+):", line)
-        if found is not None:
-            path[len(found[1]) // 2 :] = [found[2]]
-        key = ".".join(path)
-        asked = found is not None and not key.startswith(f"{FREE}.")
-        lines += _commented(line, words[key].text if asked and key in words else "")
-    return "".join([before, marker, "\n".join(lines), separator, after]) + ("" if separator else "\n")
+    chosen = chosen_options(config)
+    texts = {key: meaning.text for key, _, meaning in meanings(TrainConfig, chosen)}
+    values = plain(with_defaults(config, chosen), resolve=False)
+    before = re.sub(r"^(\w+): .{120,}", lambda line: _wrapped(line[0], len(line[1]) + 2), before, flags=re.MULTILINE)
+    return "".join([before, marker, "\n".join(_lines(values, texts)), separator, after or "\n"])
 
 
-def _commented(line: str, text: str) -> list[str]:
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).removesuffix("...\n").strip()
+
+
+def _lines(values: Mapping[str, Any], texts: Mapping[str, str], prefix: str = "") -> Iterator[str]:
+    # Plain keys first, then groups.
+    for key, value in sorted(values.items(), key=lambda item: f"{prefix}{item[0]}" not in texts):
+        path, indent = f"{prefix}{key}", "  " * prefix.count(".")
+        if path in texts:
+            yield from _commented(f"{indent}{key}: {flow(value)}", texts[path])
+        else:
+            yield f"{indent}{key}:"
+            yield from _lines(value, texts, f"{path}.")
+
+
+def _commented(line: str, text: str) -> Iterator[str]:
     if not text:
-        return [line]
+        yield line
+        return
     column = max(_COLUMN, len(line) + 2)
-    first, *more = textwrap.wrap(text, _WIDTH - column - 2)
-    return [f"{line:<{column}}# {first}", *(f"{'':<{column}}# {each}" for each in more)]
+    first, *more = textwrap.wrap(text, max(40, _WIDTH - column - 2))
+    yield f"{line:<{column}}# {first}"
+    yield from (f"{'':<{column}}# {each}" for each in more)
+
+
+def _wrapped(line: str, indent: int) -> str:
+    return textwrap.fill(line, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -11,18 +11,18 @@ from omegaconf import DictConfig
 
 from recurrl import checkpoint
 from recurrl.cli import run_config
-from recurrl.cli.rules import check_config
-from recurrl.config.composed import typed
+from recurrl.config import TrainConfig
+from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
 from recurrl.runtime.report import Report
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
-from recurrl.runtime.run_directory import read_text
+from recurrl.runtime.run_directory import SUMMARY, read_text
 from recurrl.runtime.signals import stop_request
 from recurrl.runtime.time_limit import time_limit
-from recurrl.tracking.summary import FILE_NAME as SUMMARY
 from recurrl.tracking.summary import write_summary
 from recurrl.train import train
+from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +50,15 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             check_config(config)
-            if config.resume != checkpoint.AUTO:
-                checkpoint.check_resume(config, start)
-            elif start is not None and checkpoint.is_complete(config, start) and _is_completed(run_dir):
-                # For a scheduler that starts a finished job again.
-                logger.info("%s is complete, with %d frames. A larger total_frames extends it.", run_dir, start.frames)
-                report.status = "completed"
-                return
+            if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):
+                _check_extends(config, start)
+                if _is_completed(run_dir):
+                    logger.info("%s is complete: %d frames. A larger total_frames extends it.", run_dir, start.frames)
+                    report.status = "completed"
+                    return
             run_config.record(effective, run_dir)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, run_config.plain(effective), report, request, start)
+                train(config, run_dir, plain(effective), report, request, start)
         report.status = "completed"
     except KeyboardInterrupt:
         report.status = "interrupted"
@@ -72,6 +71,15 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
         if record_refusals or not refused:
             _record(report, run_dir)
     logger.info(_closing_line(report, run_dir))
+
+
+def _check_extends(config: TrainConfig, start: checkpoint.Checkpoint) -> None:
+    """Rejects resuming a complete run, except by a scheduler that starts a finished job again."""
+    if config.resume != checkpoint.AUTO:
+        raise ConfigError(
+            f"resume={config.resume} is already at {start.frames} frames, so total_frames={config.total_frames} leaves "
+            f"nothing to do. Give total_frames of at least {start.frames + config.frames_per_batch}."
+        )
 
 
 def _record(report: Report, run_dir: Path) -> None:

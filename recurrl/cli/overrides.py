@@ -8,27 +8,16 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
-from recurrl.config.keys import FREE, check_key, packaged_keys
-from recurrl.config.plugins import GROUPS, ROOMS, is_own
+from recurrl.config.keys import check_key, packaged_keys
+from recurrl.config.plugins import GROUPS, ROOMS, is_own, own_values
 from recurrl.errors import ConfigError
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
-
-BASES = {"cell": "gru", "collector": "single", "env": "gym"}
-"""The yaml whose values a choice of a user's own has if it is named without a yaml."""
-
-RENAMED_CHOICES = {
-    ("env", "cartpole_novel"): "cartpole_no_velocity",
-    ("env", "pendulum_novel"): "pendulum_no_velocity",
-    ("env", "mountaincar_continuous_novel"): "mountaincar_continuous_no_velocity",
-    ("experiment", "pendulum_novel"): "pendulum_no_velocity",
-}
-"""Choices that have another name now."""
 
 
 def asks_for_keys(arguments: Sequence[str]) -> bool:
@@ -40,41 +29,34 @@ def asks_for_keys(arguments: Sequence[str]) -> bool:
 def prepared(arguments: Sequence[str]) -> list[str]:
     """A command line as Hydra takes it.
 
-    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that a yaml need not have, an
-    environment's arguments and the options of a user's own choices, are added where Hydra would refuse them.
+    ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that a yaml need not have (an
+    environment's arguments, the options of a user's own choices) are added where Hydra would reject them.
+
+    Raises:
+        ConfigError: there is no such choice.
     """
     known = packaged_keys()
     overrides = get_args_parser().parse_known_args(list(arguments))[0].overrides
     result = list(arguments)
     for text, override in zip(overrides, OverridesParser.create().parse_overrides(overrides), strict=True):
-        group = override.key_or_group.removeprefix("/")
-        if group in ROOMS and not override.is_delete():
-            for name in _values(override):
-                _register(group, name)
-        free = group.startswith(f"{FREE}.") or (
-            group.partition(".")[0] in ROOMS and "." in group and group not in known
-        )
+        key = override.key_or_group.removeprefix("/")
+        if key in ROOMS and not override.is_delete():
+            for name in filter(is_own, _values(override)):
+                _register(key, name)
         plain = not (override.is_delete() or override.is_add() or override.is_force_add())
-        if free and plain:
+        if plain and "." in key and key.partition(".")[0] in ROOMS and key not in known:
             result[result.index(text)] = f"++{text}"
     return result
 
 
 def _values(override: Override) -> list[str]:
-    return [
-        str(value)
-        for value in (override.sweep_string_iterator() if override.is_sweep_override() else [override.value()])
-    ]
+    value = override.value()
+    return [str(getattr(each, "text", each)) for each in (value.list if isinstance(value, ChoiceSweep) else [value])]
 
 
 def _register(group: str, name: str) -> None:
     """Makes a factory of a user's own a choice of its group."""
-    if is_own(name):
-        base = [BASES[group], "_self_"] if group in BASES else ["_self_"]
-        node = {"defaults": base, "name": name}
-        if group == "env":
-            node |= {"source": name, "id": name.rpartition(":")[2]}
-        ConfigStore.instance().store(group=group, name=name, node=node, provider="recurrl")
+    ConfigStore.instance().store(group=group, name=name, node=own_values(group, name), provider="recurrl")
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
@@ -105,16 +87,8 @@ def _check(override: Override, known: Collection[str], only_ours: bool) -> None:
     key = override.key_or_group
     if key.startswith("hydra") or "/" in key:
         return
-    if override.is_delete():
-        values = []
-    elif override.value() is None and key in ("experiment", *GROUPS):
+    if key in ("experiment", *GROUPS) and not override.is_delete() and override.value() is None:
         raise ConfigError(f"{key}=null is not a valid choice. Leave it out, or give one of its options.")
-    else:
-        values = _values(override)
-    for name in values:
-        if (key, name) in RENAMED_CHOICES:
-            now = RENAMED_CHOICES[key, name]
-            raise ConfigError(f"{key}={name} is now {key}={now}. Give {key}={now}.")
     if key != "experiment" and (only_ours or key.partition(".")[0] not in ROOMS):
         check_key(key, known)
 

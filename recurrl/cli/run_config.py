@@ -17,9 +17,8 @@ from recurrl import checkpoint
 from recurrl.cli.overrides import given_overrides
 from recurrl.cli.saved_config import check_code, code_named, config_within, naming, saved_config
 from recurrl.config import TrainConfig
-from recurrl.config.composed import typed, value_of
-from recurrl.config.keys import WRAPPERS, differences
-from recurrl.config.plugins import ROOMS, is_own, key_of
+from recurrl.config.composed import plain, typed, value_of
+from recurrl.config.keys import differences
 from recurrl.envs.packages import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
@@ -29,7 +28,7 @@ from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 logger = logging.getLogger(__name__)
 
 
-def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, checkpoint.Saved | None]:
+def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, checkpoint.Checkpoint | None]:
     """The configuration of the run to resume, with this command line's overrides, and its checkpoint.
 
     Of a run that begins it is ``composed``, and None.
@@ -51,13 +50,12 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
+    allowed = set().union(*code_named(composed, EXTRAS).values())
     with naming(source_of(start)):
         named = code_named(effective, EXTRAS)
-    check_code(
-        named - code_named(composed, EXTRAS),
-        source_of(start),
-        f"name it on this command line too: {_as_overrides(effective)}",
-    )
+    unnamed = {key: left for key, texts in named.items() if (left := texts - allowed)}
+    again = shlex.join(_as_override(effective, key) for key in unnamed)
+    check_code(unnamed, source_of(start), f"name it on this command line too: {again}")
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
@@ -65,20 +63,32 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     config = _typed(effective, composed, source_of(start))
     if "schedule_frames" in changes:
         logger.info(_schedules_line(config))
-    checkpoint.check_changes(config, changes)
+    _check_changes(config, changes)
     return effective, start
 
 
-def _as_overrides(config: DictConfig) -> str:
-    """The choices, packages and wrappers of a configuration that are a user's own, as overrides."""
-    texts = []
-    for key in (*map(key_of, ROOMS), "env.id", "env.packages", WRAPPERS):
-        value = value_of(config, key)
-        if isinstance(value, ListConfig):
-            value = OmegaConf.to_container(value)
-        if value and (isinstance(value, list) or is_own(str(value))):
-            texts.append(f"{key}={Override._get_value_element_as_str(value)}".replace("\\:", ":"))
-    return shlex.join(texts)
+def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Rejects changes of settings that a resumed run takes from its checkpoint."""
+    held = {"seed": "its random number generators are restored"}
+    if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
+        held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
+    for name, enabling in config.algorithm.adaptive.items():
+        if f"algorithm.{enabling}" not in changes:
+            chosen = getattr(config.algorithm, enabling)
+            held[f"algorithm.{name}"] = f"algorithm.{enabling}={chosen} resumes from its last value"
+    for key in held.keys() & changes.keys():
+        raise ConfigError(
+            f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {held[key]}. "
+            "Leave it out, or start a new run without resume."
+        )
+
+
+def _as_override(config: DictConfig, key: str) -> str:
+    value = value_of(config, key)
+    if isinstance(value, ListConfig | DictConfig):
+        value = OmegaConf.to_container(value)
+    text = value if isinstance(value, str) else Override._get_value_element_as_str(value)
+    return f"{key}={text}".replace("\\:", ":")
 
 
 def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
@@ -107,16 +117,14 @@ def _schedules_line(config: TrainConfig) -> str:
     return f"The schedules {stays}. schedule_frames={config.total_frames} stretches them over the whole run."
 
 
-def config_of(saved: checkpoint.Saved) -> DictConfig:
+def config_of(saved: checkpoint.Checkpoint) -> DictConfig:
     """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
-    if checkpoint.is_alone(saved.path):
-        return config_within(saved.settings, saved.path)
-    return saved_config(saved.path)
+    return config_within(saved.settings, saved.path) if saved.is_alone else saved_config(saved.path)
 
 
-def source_of(saved: checkpoint.Saved) -> Path:
+def source_of(saved: checkpoint.Checkpoint) -> Path:
     """The file or checkpoint that :func:`config_of` reads."""
-    return saved.path if checkpoint.is_alone(saved.path) else run_directory_of(saved.path) / CONFIG_FILE
+    return saved.path if saved.is_alone else run_directory_of(saved.path) / CONFIG_FILE
 
 
 def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConfig:
@@ -125,9 +133,10 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
     Raises:
         ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
     """
-    with naming(source):
-        named = set() if trust_packages else code_named(config, EXTRAS)
-    check_code(named, source, "add --trust-packages")
+    if not trust_packages:
+        with naming(source):
+            named = code_named(config, EXTRAS)
+        check_code(named, source, "add --trust-packages")
     with naming(source):
         return typed(config)
 
@@ -148,10 +157,3 @@ def _save(config: DictConfig | ListConfig, path: Path) -> None:
     # Atomically, because a resumed run depends on it.
     with atomic_write(path) as file:
         OmegaConf.save(config, file)
-
-
-def plain(config: DictConfig) -> dict[str, Any]:
-    """A configuration as plain values, what refers to others resolved."""
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}

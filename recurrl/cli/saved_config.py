@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,25 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, check_key, key_paths, packaged_keys, paths_of
 from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
-from recurrl.runtime.run_directory import CONFIG_FILE, check_writable_places, read_text, run_directory_of
+from recurrl.runtime.run_directory import (
+    CONFIG_FILE,
+    CURVE,
+    METRICS,
+    SUMMARY,
+    check_writable_places,
+    read_text,
+    run_directory_of,
+)
 
 _MOST_BYTES = 2**20
 _INTERPOLATION = "${"
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
+_CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
 _MAKERS = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Ids of Gymnasium that make an environment of a module which their arguments name."""
 
@@ -66,42 +77,52 @@ def naming(source: Path) -> Iterator[None]:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def code_named(config: DictConfig, shipped: Iterable[str]) -> set[str]:
-    """The code that a configuration would import, except that of Gymnasium and of our extras."""
-    named = {package for package in map(str, _list(config, "env.packages")) if not _is_of(package, shipped)}
+def code_named(config: DictConfig, shipped: Collection[str]) -> dict[str, set[str]]:
+    """The code that a configuration would import, by key: what looks like ``module:Name``, and ``env.packages``.
+
+    Args:
+        config: a configuration.
+        shipped: packages of recurrl's own extras, which do not count; nor does Gymnasium's own code.
+    """
+    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in _items(plain(config))}
+    found[WRAPPERS] = set(_wrappers(config, shipped))
+    env_id = str(OmegaConf.select(config, "env.id"))
+    found["env.id"] = {env_id} if ":" in env_id else set()
+    if env_id in _MAKERS:
+        found["env.id"] = {f"{env_id} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}"}
+    found["env.packages"] = {text for text in map(str, _list(config, "env.packages")) if not _is_of(text, shipped)}
+    return {key: texts for key, texts in found.items() if texts and key != "resume"}
+
+
+def _wrappers(config: DictConfig, shipped: Collection[str]) -> Iterator[str]:
     for name, arguments in map(wrapper_and_arguments, _list(config, WRAPPERS)):
         # A shipped wrapper may write where an argument says (RecordVideo), and so is trusted only without text.
-        texts = [value for value in _leaves(arguments) if isinstance(value, str)]
-        if texts or not _is_of(name, (*shipped, "gymnasium")):
-            named.add(f"{name} with {arguments}" if arguments else name)
-    choices = [str(OmegaConf.select(config, key)) for key in (*map(key_of, ROOMS), "env.id")]
-    named |= {name for name in choices if is_own(name)}
-    if (made_by := OmegaConf.select(config, "env.id")) in _MAKERS:
-        named.add(f"{made_by} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}")
-    return named
+        if any(isinstance(value, str) for value in _leaves(arguments)) or not _is_of(name, (*shipped, "gymnasium")):
+            yield f"{name} with {arguments}" if arguments else name
 
 
 def _list(config: DictConfig, key: str) -> list[Any]:
     """The values of a list; none where something else is, which is rejected with the types of all values."""
     values = OmegaConf.select(config, key)
-    plain = OmegaConf.to_container(values) if isinstance(values, ListConfig) else []
-    assert isinstance(plain, list)
-    return plain
+    plain_values = OmegaConf.to_container(values) if isinstance(values, ListConfig) else []
+    assert isinstance(plain_values, list)
+    return plain_values
 
 
-def _is_of(name: str, packages: Iterable[str]) -> bool:
+def _is_of(name: str, packages: Collection[str]) -> bool:
     return name.partition(":")[0].partition(".")[0] in packages
 
 
-def check_code(named: set[str], source: Path, permission: str) -> None:
+def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:
     """Rejects to import what only a saved configuration names.
 
     Raises:
         ConfigError: it names something, with what to do.
     """
     if named:
+        texts = sorted(set().union(*named.values()))
         raise ConfigError(
-            f"{source} names code that would be imported and executed: {', '.join(sorted(named))}. If you trust it, "
+            f"{source} names code that would be imported and executed: {', '.join(texts)}. If you trust it, "
             f"{permission}."
         )
 
@@ -116,7 +137,7 @@ def check_directory(run_dir: Path) -> None:
     if os.path.lexists(run_dir / CONFIG_FILE):
         with naming(run_dir / CONFIG_FILE):
             _check_keys(saved_config(run_dir))
-    for name, is_ours in (("summary.json", _is_summary), ("learning_curve.png", _is_curve)):
+    for name, is_ours in ((SUMMARY, _is_summary), (CURVE, _is_curve)):
         path = run_dir / name
         if os.path.lexists(path) and not is_ours(path):
             raise ConfigError(
@@ -126,11 +147,12 @@ def check_directory(run_dir: Path) -> None:
 
 
 def _check_keys(config: DictConfig) -> None:
-    """Rejects keys of no choice of ours. What a user's own choice takes is not asked: that would run its code."""
+    """Rejects unknown keys, except in a group with a choice of a user's own, whose keys only its code knows."""
+    known = packaged_keys()
     own = tuple(f"{group}." for group in ROOMS if is_own(str(OmegaConf.select(config, key_of(group)))))
-    for path in paths_of(OmegaConf.to_container(config)):
+    for path in paths_of(plain(config), known):
         if not path.startswith(own):
-            check_key(path, packaged_keys())
+            check_key(path, known)
 
 
 def _is_summary(path: Path) -> bool:
@@ -142,7 +164,7 @@ def _is_summary(path: Path) -> bool:
 
 
 def _is_curve(path: Path) -> bool:
-    return (path.parent / "metrics.csv").is_file()
+    return (path.parent / METRICS).is_file()
 
 
 def _parsed(text: str) -> Any:
@@ -170,6 +192,19 @@ def _at(values: dict[str, Any], key: str) -> Any:
     group, _, name = key.partition(".")
     inner = values.get(group, {})
     return inner.get(name, {}) if name else inner
+
+
+def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted keys of nested dictionaries with their values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _items(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, str) and _CODE.match(value) is not None
 
 
 def _leaves(value: Any) -> Iterator[Any]:

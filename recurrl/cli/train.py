@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import signal
 import sys
 import time
@@ -21,9 +20,9 @@ from omegaconf import DictConfig
 from recurrl import STARTED, __version__
 from recurrl.cli.directories import check_unused, run_directory
 from recurrl.cli.help import explained
+from recurrl.cli.messages import message
 from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
 from recurrl.config.composed import as_schema, value_of
-from recurrl.config.keys import check_key
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.signals import Interrupted
 
@@ -51,28 +50,13 @@ def main() -> None:
     except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
-        sys.exit(f"error: {_printed(error)}")
+        sys.exit(f"error: {message(error)}")
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     finally:
         _report_jobs()
-
-
-def _printed(error: Exception) -> str:
-    # Hydra says of an option of another choice only that it could not override it.
-    if found := re.match(r"Could not override '([\w.]+)'", str(error)):
-        try:
-            check_key(found[1], ())
-        except ConfigError as refusal:
-            return str(refusal)
-    # Hydra's error for a choice that does not exist is one of the operating system too.
-    if isinstance(error, OSError) and not isinstance(error, HydraException):
-        from recurrl.runtime.resources import os_error_message
-
-        return os_error_message(error)
-    return str(error)
 
 
 def _print_explained() -> None:

@@ -5,7 +5,7 @@ Invalid configurations raise a :class:`ConfigError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -38,12 +38,8 @@ def as_schema(config: DictConfig) -> TrainConfig:
         ConfigError: likewise.
     """
     chosen = chosen_options(config)
-    check_keys(OmegaConf.to_container(config, resolve=False), chosen)
+    merged = with_defaults(config, chosen)
     try:
-        schema = OmegaConf.structured(TrainConfig)
-        for group, options in chosen.items():
-            schema[group] = OmegaConf.structured(options)
-        merged = OmegaConf.merge(schema, config)
         _check_groups(merged)
         result = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -51,6 +47,31 @@ def as_schema(config: DictConfig) -> TrainConfig:
     assert isinstance(result, TrainConfig)
     _check_lists(result, key_paths(chosen=chosen))
     return result
+
+
+def with_defaults(config: DictConfig, chosen: Mapping[str, type]) -> DictConfig:
+    """A composed configuration with its types, and with the defaults of a user's own options.
+
+    Raises:
+        ConfigError: a key that does not exist, or a value of the wrong type.
+    """
+    check_keys(plain(config, resolve=False), chosen)
+    schema = OmegaConf.structured(TrainConfig)
+    for group, options in chosen.items():
+        try:
+            schema[group] = OmegaConf.structured(options)
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(
+                f"The options of {group}={value_of(config, key_of(group))}, {options.__name__}, cannot be keys of a "
+                f"configuration: {str(error).splitlines()[0].rstrip('.')}. Use numbers, strings, lists and "
+                "dictionaries."
+            ) from error
+    try:
+        merged = OmegaConf.merge(schema, config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_untypable(error, config)) from error
+    assert isinstance(merged, DictConfig)
+    return merged
 
 
 def chosen_options(config: DictConfig) -> dict[str, type]:
@@ -63,7 +84,7 @@ def chosen_options(config: DictConfig) -> dict[str, type]:
     for group in GROUPS:
         name, values = value_of(config, key_of(group)), value_of(config, group)
         if isinstance(name, str) and name != "???" and isinstance(values, DictConfig):
-            chosen[group] = options_class(group, name, [str(key) for key in values])
+            chosen[group] = options_class(group, name)
     return chosen
 
 
@@ -78,6 +99,18 @@ def _check_groups(merged: Any) -> None:
                 f"The configuration group {group!r} lacks {', '.join(lacking)}. A yaml of your own must inherit the "
                 f"rest: begin it with the line 'defaults: [{base}, _self_]'."
             )
+
+
+def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
+    """A configuration as plain values.
+
+    Args:
+        config: of any kind.
+        resolve: replace interpolations by what they refer to.
+    """
+    values = OmegaConf.to_container(config, resolve=resolve)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def value_of(config: DictConfig, key: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from recurrl.config.options import COPIES, SCALE, STEPS, Range, option
+from recurrl.config.options import COPIES, INDEX, SCALE, STEPS, option
 from recurrl.errors import ConfigError
 
 NATIVE = "vector_entry_point"
@@ -38,7 +38,7 @@ class EnvConfig:
     )
     mask: list[int] = option(
         "indices of the observation to hide from the policy",
-        Range("an index of the observation, from 0", lambda index: index >= 0),
+        INDEX,
     )
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)

@@ -23,7 +23,7 @@ RENAMED = {
     "policy.encoder_sizes": "encoder.sizes",
     "policy.image_encoder": "encoder.images",
 }
-"""Keys that have another name now."""
+"""Old names of keys."""
 
 SYNONYMS = {
     "action_noise": "policy.initial_std",
@@ -75,7 +75,7 @@ def key_paths(
     Args:
         schema: a dataclass.
         prefix: of its keys, with a dot at its end.
-        chosen: the options of the groups whose choices are known; of others, what all their choices have.
+        chosen: the options of groups whose choice is known; of others, the options that all choices have.
     """
     hints = {**get_type_hints(schema), **chosen}
     paths: list[str] = []
@@ -101,7 +101,7 @@ def typed_value(config: TrainConfig, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
 
 
-def check_keys(values: Any, chosen: Mapping[str, type]) -> None:
+def check_keys(values: Mapping[str, Any], chosen: Mapping[str, type]) -> None:
     """Rejects keys that are not in the schema, and suggests the nearest ones.
 
     Args:
@@ -112,7 +112,7 @@ def check_keys(values: Any, chosen: Mapping[str, type]) -> None:
         ConfigError: such a key.
     """
     known = set(key_paths(chosen=chosen))
-    for path in paths_of(values):
+    for path in paths_of(values, known):
         check_key(path, known)
 
 
@@ -133,18 +133,23 @@ def check_key(path: str, known: Collection[str]) -> None:
     group, _, last = path.rpartition(".")
     if owners := " or ".join(_owners(group, path)):
         raise ConfigError(
-            f"{path} is an option of {group}={owners}, and this run has another {group}. Leave it out, or choose "
+            f"{path} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
             f"{group}={owners}."
         )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
-    known = {key for key in known if key not in GROUPS}
+    known = {key for key in known if key not in GROUPS or "." not in path}
     near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
     last_names = {key.rpartition(".")[2] for key in known}
     lasts = {last} if near else {last, *difflib.get_close_matches(last, last_names, n=1, cutoff=0.75)}
     near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
-    advice = f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --help lists all keys."
+    advice = f"Did you mean {' or '.join(near)}?" if near else _advice(group, known)
     raise ConfigError(f"Unknown configuration key {path!r}. {advice}")
+
+
+def _advice(group: str, known: Collection[str]) -> str:
+    inside = sorted(key.removeprefix(f"{group}.") for key in known if group and key.startswith(f"{group}."))
+    return f"{group} has: {', '.join(inside)}." if inside else "recurrl-train --help lists all keys."
 
 
 def _owners(group: str, path: str) -> list[str]:
@@ -165,13 +170,12 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str
     return found
 
 
-def paths_of(values: Any, prefix: str = "") -> list[str]:
-    """The dotted keys of nested dictionaries."""
-    if not isinstance(values, dict):
-        return []
+def paths_of(values: Mapping[str, Any], known: Collection[str], prefix: str = "") -> list[str]:
+    """The dotted keys of nested dictionaries. What is below a known key that is not a group is its value."""
     paths: list[str] = []
     for key, value in values.items():
-        paths.append(f"{prefix}{key}")
-        if f"{prefix}{key}" != FREE:
-            paths += paths_of(value, f"{prefix}{key}.")
+        path = f"{prefix}{key}"
+        paths.append(path)
+        if isinstance(value, Mapping) and (path not in known or any(one.startswith(f"{path}.") for one in known)):
+            paths += paths_of(value, known, f"{path}.")
     return paths

@@ -1,12 +1,12 @@
-"""Fields of options: what a key of the configuration means and which values it takes, said once.
+"""The fields of options: the meaning of each key of the configuration, and the values it takes.
 
-The schema, its validation, ``--help`` and the documentation are all made from these fields.
+The schema, its validation, ``--help`` and docs/configuration.md are made from them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -17,51 +17,61 @@ class Range(NamedTuple):
     """The numbers that a key takes.
 
     Attributes:
-        words: the range in words, which follow "Give" in an error message.
-        holds: true for the numbers within it.
+        low: the lower end.
+        high: the upper end.
+        integers: the numbers are integers.
+        above: without the lower end.
+        below: without the upper end.
     """
 
-    words: str
-    holds: Callable[[float], bool]
+    low: float
+    high: float
+    integers: bool = False
+    above: bool = False
+    below: bool = False
+
+    def holds(self, number: float) -> bool:
+        """True for a number within the range; NaN is not."""
+        if number in ((self.low,) * self.above + (self.high,) * self.below):
+            return False
+        return self.low <= number <= self.high
+
+    @property
+    def words(self) -> str:
+        """The range in words, which follow "Give" in an error message."""
+        if self.high == math.inf:
+            noun = "an integer" if self.integers else "a finite number"
+            return f"{noun} {'above' if self.above else 'from'} {self.low}"
+        low = f"above {self.low}" if self.above else f"from {self.low}"
+        high = f"below {self.high:_}" if self.below else f"{'at most' if self.above else 'to'} {self.high:_}"
+        return f"{'an integer' if self.integers else 'a number'} {low} {'and ' if self.above else ''}{high}"
 
 
-def _count(most: int) -> Range:
-    return Range(f"an integer from 1 to {most:_}", lambda number: 1 <= number <= most)
-
-
-def _from_zero(most: int) -> Range:
-    return Range(f"a number from 0 to {most:_}", lambda number: 0 <= number <= most)
-
-
-def _above_zero(most: int) -> Range:
-    return Range(f"a number above 0 and at most {most:_}", lambda number: 0 < number <= most)
-
-
-STEPS = _count(10**12)
-COPIES = _count(2**16)
-FEATURES = _count(2**16)
-LAYERS = _count(2**8)
-WORKERS = _count(2**10)
+STEPS = Range(1, 10**12, integers=True)
+COPIES = FEATURES = Range(1, 2**16, integers=True)
+LAYERS = Range(1, 2**8, integers=True)
+WORKERS = Range(1, 2**10, integers=True)
 """Larger numbers are typos, and would only show once memory or threads run out."""
-RATE = _above_zero(1)
-SCALE = _above_zero(10**6)
-WEIGHT = _from_zero(10**6)
+RATE = Range(0, 1, above=True)
+SCALE = Range(0, 10**6, above=True)
+WEIGHT = Range(0, 10**6)
 """Beyond these, weights, losses or actions soon become NaN or Inf."""
-SECONDS = _above_zero(10**6)
-FRACTION = _from_zero(1)
-BELOW_ONE = Range("a number above 0 and below 1", lambda number: 0 < number < 1)
-POSITIVE = Range("a finite number above 0", lambda number: 0 < number < math.inf)
-SEED = Range(f"an integer from 0 to {2**31 - 1:_}", lambda number: 0 <= number < 2**31)
+SECONDS = Range(0, 10**6, above=True)
+FRACTION = Range(0, 1)
+BELOW_ONE = Range(0, 1, above=True, below=True)
+POSITIVE = Range(0, math.inf, above=True, below=True)
+INDEX = Range(0, math.inf, integers=True, below=True)
+SEED = Range(0, 2**31 - 1, integers=True)
 
 
 class Meaning(NamedTuple):
-    """What is known of a field of options.
+    """The metadata of a field of options.
 
     Attributes:
         text: what it sets, for ``--help`` and the documentation.
         range: the numbers it takes; of a list, each of its entries.
         choices: the names it takes.
-        removed: names it took once, with what to give instead.
+        removed: names that it no longer takes, with what to give instead.
     """
 
     text: str = ""
@@ -83,8 +93,8 @@ def option(
         text: what it sets, in a line or two, without its type.
         range: the numbers it takes, such as :data:`FRACTION`; of a list, each of its entries.
         choices: the names it takes, for a string.
-        removed: names it took once, with what to give instead.
-        default: the value where no yaml gives one. The package's own values are in ``configs/``.
+        removed: names that it no longer takes, with what to give instead.
+        default: the value if no yaml gives one. Those of the package are in ``configs/``.
     """
     meaning = Meaning(text, range, choices, removed or {})
     if isinstance(default, list | dict):
@@ -93,7 +103,7 @@ def option(
 
 
 def meaning_of(of: Field[Any]) -> Meaning:
-    """What :func:`option` says of a field; empty for a field declared without it."""
+    """The metadata of a field; empty for one declared without :func:`option`."""
     found: Meaning = of.metadata.get("meaning", Meaning())
     return found
 
@@ -106,7 +116,7 @@ def check_values(options: Any, prefix: str = "") -> None:
         prefix: of its keys, with a dot at its end.
 
     Raises:
-        ConfigError: the value, and the values there are.
+        ConfigError: with the values that the key takes.
     """
     for of in fields(options):
         key, value, meaning = prefix + of.name, getattr(options, of.name), meaning_of(of)

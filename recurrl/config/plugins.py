@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
+
+import yaml  # type: ignore[import-untyped]
 
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
@@ -24,17 +27,21 @@ from recurrl.errors import ConfigError
 ROOMS = {
     "env": "recurrl.envs.sources",
     "cell": "recurrl.recurrent.cells",
-    "backend": "recurrl.recurrent.backends",
     "encoder": "recurrl.policy.encoders",
     "algorithm": "recurrl.algorithms",
     "collector": "recurrl.collector",
     "buffer": "recurrl.learning.buffers",
     "logger": "recurrl.tracking",
 }
-"""The package of each group's choices."""
+"""The package of each group's choices; these groups also take a user's own."""
 
-GROUPS = (*ROOMS, "recompute", "precision")
+GROUPS = (*ROOMS, "backend", "recompute", "precision")
 """All groups of which a run has one choice."""
+
+_CONFIGS = files("recurrl.configs")
+_NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_OWN = re.compile(f"{_NAME}:{_NAME}")
+_ADVICE = "examples/extending has one of each kind."
 
 
 def key_of(group: str) -> str:
@@ -46,11 +53,50 @@ def key_of(group: str) -> str:
 def names(group: str) -> tuple[str, ...]:
     """The package's own choices of a group, in alphabetical order."""
     # By their files: importing the sources of environments would import torch.
-    folder, suffix = files("recurrl.configs") / group, ".yaml"
+    folder, suffix = _CONFIGS / group, ".yaml"
     if group == "env":
         folder, suffix = files("recurrl") / "envs" / "sources", ".py"
     found = (path.name for path in folder.iterdir())
     return tuple(sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix) and name[0] != "_"))
+
+
+def default_name(group: str) -> str:
+    """The choice of a group that a run has by default."""
+    entries = yaml.safe_load((_CONFIGS / "train.yaml").read_text(encoding="utf-8"))["defaults"]
+    found: str = next(entry[group] for entry in entries if isinstance(entry, dict) and group in entry)
+    return found
+
+
+def values(group: str, name: str) -> dict[str, Any]:
+    """The values in a yaml of the package, with those that it inherits."""
+    own = yaml.safe_load((_CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    for base in own.pop("defaults", ["_self_"]):
+        found |= own if base == "_self_" else values(group, base)
+    return found
+
+
+def own_values(group: str, name: str) -> dict[str, Any]:
+    """The values of a user's own choice that has no yaml.
+
+    An option without a default in its dataclass has the value of the package's choice whose options it derives from, or
+    else of the group's default; "???" if that has none.
+
+    Raises:
+        ConfigError: there is no such choice, or its factory does not name its options.
+    """
+    options = options_class(group, name)
+    bases = {cls: base for base, cls in packaged(group).items()}
+    inherited = values(group, next((bases[cls] for cls in options.__mro__ if cls in bases), default_name(group)))
+    found = {}
+    for field in fields(options):
+        if field.default_factory is not MISSING:
+            found[field.name] = field.default_factory()
+        else:
+            found[field.name] = inherited.get(field.name, "???") if field.default is MISSING else field.default
+    if group == "env":
+        found |= {"source": name, "id": name.rpartition(":")[2] if found["id"] == "???" else found["id"]}
+    return found | {"name": name}
 
 
 def is_own(name: str) -> bool:
@@ -66,8 +112,8 @@ def check_name(group: str, name: str) -> None:
     """
     if name in names(group) or (group in ROOMS and is_own(name)):
         return
-    own = "; or give package.module:Name, a factory of your own" if group in ROOMS else ""
-    raise ConfigError(f"{key_of(group)}={name} does not exist. Choose one of: {', '.join(names(group))}{own}.")
+    own = ", or package.module:Name for one of your own" if group in ROOMS else ""
+    raise ConfigError(f"{_typed(group)}={name} does not exist. Choose one of: {', '.join(names(group))}{own}.")
 
 
 def factory(group: str, name: str) -> Callable[..., Any]:
@@ -77,23 +123,29 @@ def factory(group: str, name: str) -> Callable[..., Any]:
         ConfigError: there is no such choice, module or name.
     """
     check_name(group, name)
-    target = f"{ROOMS[group]}.{name}:make" if not is_own(name) else name
-    return load(target, key_of(group))
+    target = name if is_own(name) else f"{ROOMS[group]}.{name}:make"
+    return load(target, f"{_typed(group)}={name}")
 
 
-def load(target: str, key: str) -> Any:
+def load(target: str, asked: str) -> Any:
     """What ``package.module:Name`` names. The current folder is searched too, after what is installed.
 
+    Args:
+        target: the module and the name in it.
+        asked: the key and value that ask for it, for the error.
+
     Raises:
-        ConfigError: there is no such module, or no such name in it.
+        ConfigError: there is no such module, or no such name in it, or importing it fails.
     """
+    if _OWN.fullmatch(target) is None:
+        raise ConfigError(f"{asked} is not of the form package.module:Name, such as my_package.elman:Elman.")
     module_name, _, name = target.partition(":")
-    module = import_own(module_name, f"{key}={target}")
+    module = import_own(module_name, asked)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise ConfigError(f"{key}={target}: the module {module_name} has no {name}. It is at {module.__file__}.")
+        raise ConfigError(f"{asked}: the module {module_name} has no {name}. It is at {module.__file__}.")
     return found
 
 
@@ -109,7 +161,7 @@ def import_own(module_name: str, asked: str) -> ModuleType:
     """
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)
+        sys.path.append(here)  # last, to hide no installed module
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -117,7 +169,10 @@ def import_own(module_name: str, asked: str) -> ModuleType:
             raise ConfigError(
                 f"{asked}: there is no module {error.name}. Install its package, or run from the folder it is in."
             ) from error
-        raise ConfigError(f"{asked} needs the module {error.name}, which is not installed.") from error
+        extra = f", for example with: pip install 'recurrl[{error.name}]'" if module_name.startswith("recurrl.") else ""
+        raise ConfigError(
+            f"{asked} needs the module {error.name}, which is not installed. Install it{extra}."
+        ) from error
     except Exception as error:  # a module may raise anything
         raise ConfigError(
             f"{asked}: importing {module_name} fails with {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows "
@@ -131,16 +186,11 @@ def base_options(group: str) -> type:
     return hint
 
 
-def options_class(group: str, name: str, keys: Collection[str] = ()) -> type:
+def options_class(group: str, name: str) -> type:
     """The dataclass of a choice's options.
 
-    Those of the package's own choices are in :mod:`recurrl.config`, by name, so that they are known without importing
-    torch; a choice that has none there and no ``keys`` but the group's has the group's own.
-
-    Args:
-        group: of the configuration.
-        name: of the choice.
-        keys: those of its yaml.
+    Those of the package's choices are in :mod:`recurrl.config`, by name, so that they are known without importing
+    torch; a choice that has none there has the group's.
 
     Raises:
         ConfigError: there is no such choice, or its factory does not name its options.
@@ -148,11 +198,8 @@ def options_class(group: str, name: str, keys: Collection[str] = ()) -> type:
     base = base_options(group)
     check_name(group, name)
     if not is_own(name):
-        if found := packaged(group).get(name):
-            return found
-        if group not in ROOMS or set(keys) <= {field.name for field in fields(base)}:
-            return base
-    return _annotated(factory(group, name), base, f"{key_of(group)}={name}")
+        return packaged(group).get(name, base)
+    return _annotated(factory(group, name), base, f"{_typed(group)}={name}")
 
 
 def packaged(group: str) -> Mapping[str, type]:
@@ -166,21 +213,23 @@ def packaged(group: str) -> Mapping[str, type]:
     return {name: classes[key] for name in names(group) if (key := name.replace("_", "").lower()) in classes}
 
 
+def _typed(group: str) -> str:
+    """How a choice is typed on the command line."""
+    return "env.source" if group == "env" else group
+
+
 def _annotated(make: Callable[..., Any], base: type, asked: str) -> type:
     """The annotation of a factory's first parameter."""
     try:
-        function: Any = make.__init__ if inspect.isclass(make) else make
-        hints = get_type_hints(function)
+        hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
         parameters = list(inspect.signature(make).parameters)
-    except (NameError, TypeError, ValueError) as error:
+    except (AttributeError, NameError, TypeError, ValueError) as error:
         raise ConfigError(f"{asked}: the parameters of its factory cannot be read: {error}. {_ADVICE}") from error
     found = hints.get(parameters[0]) if parameters else None
     if not (inspect.isclass(found) and is_dataclass(found) and issubclass(found, base)):
         raise ConfigError(
             f"{asked}: the first parameter of its factory must be annotated with a dataclass derived from "
-            f"recurrl.config.{base.__name__}, its options; it is {found}. {_ADVICE}"
+            f"recurrl.config.{base.__name__}, its options; it is {getattr(found, '__name__', 'not annotated')}. "
+            f"{_ADVICE}"
         )
     return found
-
-
-_ADVICE = "examples/extending has one of each kind."

@@ -13,7 +13,7 @@ from recurrl.config.collector import BufferConfig, CollectorConfig
 from recurrl.config.encoder import EncoderConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.logger import LoggerConfig
-from recurrl.config.options import COPIES, FRACTION, POSITIVE, RATE, SCALE, SEED, STEPS, WORKERS, option
+from recurrl.config.options import COPIES, FRACTION, POSITIVE, RATE, SCALE, SEED, STEPS, WORKERS, Range, option
 
 AUTO_DEVICE = "auto"
 
@@ -29,6 +29,11 @@ class PolicyConfig:
     residual: bool = option("add the cell's input to its output")
     initial_std: float = option(
         "standard deviation of continuous actions before training, in units of half the action range", SCALE
+    )
+    noise_correlation: float = option(
+        "correlation of a continuous action's deviations from its mean at successive steps; more explores further, but "
+        "updates are less stable. Actions of several parts are drawn independently",
+        Range("a number from 0 and below 1", lambda number: 0 <= number < 1),
     )
     bounded_action: str = option(
         "how bounded continuous actions stay within their bounds: clip (a Gaussian that the environment clips) or tanh "
@@ -51,7 +56,7 @@ class CheckpointConfig:
 class EvaluationConfig:
     """Evaluation in deterministic episodes."""
 
-    episodes: int = option("deterministic episodes", COPIES)
+    episodes: int = option("number of deterministic episodes", COPIES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
     memory: bool = option("at the end, also with states zeroed at each step and with those of another episode")
     random: bool = option("at the end, also with random actions; the last line says so if the policy is no better")
@@ -74,8 +79,8 @@ class TrainConfig:
     policy: PolicyConfig
     checkpoint: CheckpointConfig
     evaluation: EvaluationConfig
-    seed: int = option("of all random numbers", SEED)
-    device: str = option("auto (cuda if available), cpu, cuda, cuda:1, ...")
+    seed: int = option("seed of all random numbers", SEED)
+    device: str = option("auto (cuda if available), cpu, or a CUDA device such as cuda:1")
     num_threads: int | None = option(
         "torch's threads; null: torch's default. Small networks are fastest with one", WORKERS
     )
@@ -106,7 +111,7 @@ class TrainConfig:
         choices=("linear", "adaptive"),
     )
     lr_final_fraction: float = option("for lr_schedule=linear: fraction of lr at the end; 1: constant", FRACTION)
-    desired_kl: float = option("for lr_schedule=adaptive and algorithm.objective=kl", POSITIVE)
+    desired_kl: float = option("for lr_schedule=adaptive and algorithm.objective=kl: the KL to hold", POSITIVE)
     max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
     replay_check: bool = option(
         "before learning, check that the update sees what the rollout saw; refuse to train otherwise"

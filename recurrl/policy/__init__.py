@@ -2,13 +2,15 @@
 
 ``policy`` has :class:`Policy`, whose ``step`` and ``sequence`` everything else calls. It consists of ``trunk``
 (``preprocessing`` of observations, one of the ``encoders``, and the recurrent cell) and ``heads`` (from features to
-``distributions`` of actions). ``tensordict_module`` lets TorchRL call it.
+``distributions`` of actions). ``build`` makes it from the configuration, and ``tensordict_module`` lets
+TorchRL call it.
 """
 
 from __future__ import annotations
 
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
-from recurrl.policy.policy import Policy, make_policy
+from recurrl.policy.build import make_policy
+from recurrl.policy.policy import Policy
 from recurrl.policy.tensordict_module import PolicyModule
 from recurrl.policy.trunk import Trunk
 

@@ -32,6 +32,7 @@ class ActionHead(nn.Module):
         network: features to the distribution's parameters, one tensor or several.
         distribution: makes the distribution from them.
         masked: pass the observation's entry ``action_mask`` to ``distribution`` as ``mask``.
+        noise_size: entries of an action whose distribution is Gaussian; 0 for others.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
         )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
-    return ActionHead(network, partial(distribution, event_dims=len(action.shape)))
+    return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
 
 
 def _is_bounded_in_part(action: TensorSpec) -> bool:

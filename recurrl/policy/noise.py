@@ -13,15 +13,15 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 
 NOISE = "action_noise"
-"""The last step's noise, which the environment carries from step to step like a recurrent state."""
+"""The last step's noise; the environment passes it from step to step like a recurrent state."""
 
 
 class CorrelatedNoise(nn.Module):
-    """What Gaussian actions deviate by from their means, in standard deviations: an autoregressive process.
+    """The deviations of Gaussian actions from their means, in standard deviations, as an autoregressive process.
 
-    Independent deviations cancel out within a few steps, and never take a heavy system far from where it starts. These
-    persist, while each has a standard normal distribution by itself: log-probabilities, entropies and losses are those
-    of the policy's Gaussian (Hollenstein et al. 2024, https://arxiv.org/abs/2312.11091).
+    Independent deviations cancel out within a few steps and never move a heavy system far from its start. These
+    persist, yet each is standard normal by itself, so log-probabilities, entropies and losses are those of the policy's
+    Gaussian (Hollenstein et al. 2024, https://arxiv.org/abs/2312.11091).
 
     Args:
         size: entries of an action, X.
@@ -33,7 +33,7 @@ class CorrelatedNoise(nn.Module):
         self.size, self.correlation = size, correlation
 
     def forward(self, last_B1X: Tensor) -> Tensor:
-        """The noise of the next step ``[B, 1, X]``. Where the last is zero, as when an episode starts, it has none."""
+        """The next step's noise ``[B, 1, X]``; drawn independently where the last is zero, as at an episode's start."""
         drawn = torch.randn_like(last_B1X)
         continued = self.correlation * last_B1X + math.sqrt(1 - self.correlation**2) * drawn
         return torch.where((last_B1X == 0).all(-1, keepdim=True), drawn, continued)

@@ -13,15 +13,13 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torchrl.data import Composite, TensorSpec
 
-from recurrl.config import TrainConfig
 from recurrl.keys import OBSERVATION
-from recurrl.policy.distributions import act
+from recurrl.policy.distributions import deterministic as most_probable
+from recurrl.policy.distributions import displaced, sample
 from recurrl.policy.functions import as_function
-from recurrl.policy.heads import make_actor
-from recurrl.policy.initialization import HEAD_GAIN, linear
-from recurrl.policy.trunk import NewState, State, Trunk, cell_of, make_trunk
+from recurrl.policy.noise import NOISE, CorrelatedNoise
+from recurrl.policy.trunk import NewState, State, Trunk
 from recurrl.recurrent.module.keys import IS_INIT
 
 Output = tuple[Distribution, Tensor | None, NewState]
@@ -86,7 +84,7 @@ class Policy(nn.Module):
 
     @property
     def carried_keys(self) -> list[NestedKey]:
-        """What one step leaves to the next: the recurrent states, and the noise of its action if that is correlated."""
+        """The entries that a step passes to the next: the recurrent states, and the noise of actions if correlated."""
         return [*self.state_keys, *([] if self.noise is None else [NOISE])]
 
     def inputs(self, data: Mapping[Any, Any] | TensorDictBase) -> tuple[Any, State, Tensor | None]:
@@ -122,7 +120,7 @@ class Policy(nn.Module):
         return action, distribution.log_prob(action), value, {**new_state, **noise}
 
     def sample(self, distribution: Distribution, state: State, is_init_B: Tensor | None = None) -> tuple[Any, NewState]:
-        """A random action ``[B, ...]``, and the noise that it leaves to the next step, if that is correlated.
+        """A random action ``[B, ...]``, and the noise to pass to the next step, if it is correlated.
 
         Args:
             distribution: of the actions of a step.
@@ -193,28 +191,3 @@ def _outputs(
         features, critic_state = critic_trunk(observation, state, is_init)
         new_state = {**new_state, **critic_state}
     return distribution, critic_head(features), new_state
-
-
-def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> Policy:
-    """The configured network for an environment's unbatched specs, on the configured device.
-
-    Args:
-        config: the configuration.
-        observation_spec: the environment's, with the entry ``observation``.
-        action_spec: that of the entry ``action``; a composite for actions of several parts.
-
-    Raises:
-        ConfigError: the observation or the action is of a kind that the configured network cannot handle.
-    """
-    observation = observation_spec[OBSERVATION]
-    cell = cell_of(config)
-    trunk = make_trunk(config, observation, cell)
-    actor_head = make_actor(config.policy, config.cell.hidden_size, observation, action_spec)
-    critic = config.algorithm.critic_kind
-    critic_head = critic_trunk = None
-    if critic is not None:
-        critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)
-        if critic != "shared":
-            own = cell if critic == "recurrent" else None
-            critic_trunk = make_trunk(config, observation, own, prefix="critic_")
-    return Policy(trunk, actor_head, critic_head, critic_trunk).to(torch.device(config.device))

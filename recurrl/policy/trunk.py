@@ -11,19 +11,11 @@ from typing import Any
 
 from tensordict import NestedKey
 from torch import Size, Tensor, nn
-from torchrl.data import TensorSpec
 
-from recurrl.config import NO_CELL, TrainConfig
-from recurrl.config.plugins import factory
-from recurrl.errors import require
-from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.functions import as_function, chain
-from recurrl.policy.initialization import TANH_GAIN, linear
+from recurrl.policy.initialization import linear
 from recurrl.policy.normalization import observe
-from recurrl.policy.preprocessing import make_preprocessing
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.cell import Cell
-from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import state_shapes
 
 State = Mapping[NestedKey, Tensor]
@@ -130,82 +122,3 @@ class AddNorm(nn.Module):
         """Features ``[B, hidden]``."""
         features: Tensor = self.norm(output + self.shortcut(encoded) if self.residual else output)
         return features
-
-
-def cell_of(config: TrainConfig) -> Cell | None:
-    """The configured cell; None for a feed-forward network.
-
-    Raises:
-        ConfigError: there is no such cell.
-    """
-    if config.cell.name == NO_CELL:
-        return None
-    cell = factory("cell", config.cell.name)(config.cell)
-    require(
-        isinstance(cell, Cell),
-        f"cell.name={config.cell.name} makes a {type(cell).__name__}. Give a class derived from "
-        "recurrl.recurrent.Cell, or a function that returns one of its objects.",
-    )
-    require(
-        cell.hidden_size == config.cell.hidden_size,
-        f"cell.name={config.cell.name} has hidden_size={cell.hidden_size}, but its options say "
-        f"cell.hidden_size={config.cell.hidden_size}. Use the size in the options.",
-    )
-    return cell
-
-
-def make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, prefix: str = "") -> Trunk:
-    """The configured trunk, with ``cell.hidden_size`` features.
-
-    Args:
-        config: the configuration.
-        observation: the spec of an unbatched observation.
-        cell: the recurrent cell; None puts a feed-forward network in its place.
-        prefix: put before the names of its states, which tells them from those of another trunk.
-
-    Raises:
-        ConfigError: the observation is of a kind that the configured encoders cannot handle.
-    """
-    preprocess, preprocessed = make_preprocessing(observation, config.env.normalize_observation)
-    encoder, width = make_encoder(config.encoder, preprocessed)
-    combine = None
-    if config.policy.residual or config.policy.layer_norm:
-        combine = AddNorm(width, config.cell.hidden_size, config.policy.residual, config.policy.layer_norm)
-    core = _feedforward(config, width) if cell is None else _recurrent(config, width, cell, prefix)
-    return Trunk(encoder, core, combine, preprocess)
-
-
-def _feedforward(config: TrainConfig, width: int) -> nn.Module:
-    layers: list[nn.Module] = []
-    for _ in range(config.cell.num_layers):
-        layers += [linear(width, config.cell.hidden_size, TANH_GAIN), nn.Tanh()]
-        width = config.cell.hidden_size
-    return nn.Sequential(*layers)
-
-
-def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> RecurrentModule:
-    states = [f"{prefix}recurrent_state{suffix}" for suffix in cell.states()]
-    module = RecurrentModule(
-        cell,
-        width,
-        num_layers=config.cell.num_layers,
-        recurrent_backend=config.backend.name,
-        recurrent_recompute=config.recompute.name,
-        recurrent_chunk_len=config.recompute.chunk_len,
-        recurrent_matmul_precision=config.precision.name,
-        in_keys=["encoded", *states],
-        out_keys=["features", *(("next", state) for state in states)],
-        device=config.device,
-    )
-    if isinstance(cell, GatedCell):
-        _initialize_gates(cell, module)
-    return module
-
-
-def _initialize_gates(cell: GatedCell, module: RecurrentModule) -> None:
-    for name, parameter in module.layers.named_parameters():
-        if name.startswith("weight"):
-            for gate in parameter.data.chunk(cell.GATES):
-                nn.init.orthogonal_(gate)
-        else:
-            nn.init.zeros_(parameter)

@@ -11,9 +11,11 @@ from recurrl.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
 """The run's whole configuration, including that of the run it resumed."""
+SUMMARY, METRICS, CURVE = "summary.json", "metrics.csv", "learning_curve.png"
+CHECKPOINTS = "checkpoints"
 
-FILES = (CONFIG_FILE, "summary.json", "metrics.csv", "learning_curve.png", "recurrl.log")
-FOLDERS = ("checkpoints", "not_finite", "tensorboard", "wandb", ".hydra")
+FILES = (CONFIG_FILE, SUMMARY, METRICS, CURVE, "recurrl.log")
+FOLDERS = (CHECKPOINTS, "not_finite", "tensorboard", "wandb", ".hydra")
 """Entries that a run writes. A folder may be a symbolic link, for example to another disk; files and ``.hydra``, whose
 files another program may have written, may not.
 """
@@ -93,7 +95,7 @@ def check_writable_places(run_dir: Path) -> None:
         path = run_dir / name
         if os.path.lexists(path) and (not path.is_dir() or (name == ".hydra" and path.is_symlink())):
             raise _in_the_way(path, "not a folder that belongs to the run")
-    for path in (run_dir / "checkpoints").glob(f"frames_{12 * '[0-9]'}"):
+    for path in (run_dir / CHECKPOINTS).glob(f"frames_{12 * '[0-9]'}"):
         if not looks_like_checkpoint(path):
             raise _in_the_way(path, "not a checkpoint")
 

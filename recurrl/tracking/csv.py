@@ -12,10 +12,8 @@ from typing import Any, TextIO
 from recurrl.config import LoggerConfig
 from recurrl.errors import ConfigError
 from recurrl.runtime.atomic import atomic_write
-from recurrl.runtime.run_directory import read_text
-from recurrl.tracking import FRAMES, Resumed
-
-FILE_NAME = "metrics.csv"
+from recurrl.runtime.run_directory import METRICS, read_text
+from recurrl.tracking.trackers import FRAMES, Resumed
 
 Row = dict[str, str]
 
@@ -25,11 +23,11 @@ _FRAME_COUNT = re.compile("[0-9]{1,18}")
 class CsvTracker:
     """Appends to a CSV file and flushes each row, so that a killed run loses none.
 
-    Floats are written with all their digits. A metric that a row lacks is an empty cell. A metric that comes up later
-    gets a column of its own at the end; the rows before have an empty cell there.
+    Floats are written with all their digits. A missing metric is an empty cell. A metric that first appears later gets
+    a new last column, which is empty in earlier rows.
 
-    With ``resumes`` the file is one an interrupted run left. Its rows stay up to the first frame count logged here;
-    those at or after it are measured again by the run that goes on, and replaced.
+    With ``resumes`` the file is that of an interrupted run. Rows at or after the first frame count logged here are
+    replaced, because the resumed run repeats those frames.
     """
 
     id = None
@@ -39,13 +37,13 @@ class CsvTracker:
         self._columns: list[str] = []
         self._file: TextIO | None = None
         if resumes:
-            # What cannot be continued is refused before anything is trained.
+            # Rejects a damaged file before training.
             _read(path)
         else:
             _create(path)
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
-        """Appends a row, and columns for metrics that have none yet."""
+        """Appends a row, and columns for new metrics."""
         row = {FRAMES: str(frames), **{name: repr(float(value)) for name, value in metrics.items()}}
         if self._file is None:
             self._columns, rows = _read(self._path)
@@ -62,7 +60,7 @@ class CsvTracker:
             self._file.close()
 
     def _rewrite(self, row: Row, rows: Iterable[Row]) -> TextIO:
-        """Makes a file of the given rows with a column for each cell of ``row``, and opens it to append."""
+        """Writes the given rows with a column for each cell of ``row``, and opens the file to append."""
         self._columns += [name for name in row if name not in self._columns]
         with atomic_write(self._path) as file:
             writer = _writer(file, self._columns)
@@ -74,12 +72,12 @@ class CsvTracker:
 def make(
     options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> CsvTracker:
-    """The tracker of a run that starts in ``run_dir``, or continues there if the setting ``resume`` points into it.
+    """The tracker of a run that starts in ``run_dir``, or continues there if ``resume`` points into it.
 
     Raises:
         ConfigError: the directory holds the metrics of another run.
     """
-    path = run_dir / FILE_NAME
+    path = run_dir / METRICS
     return CsvTracker(path, resumes=_points_into(settings.get("resume"), run_dir) and path.exists())
 
 
@@ -100,8 +98,8 @@ def _create(path: Path) -> None:
         path.open("x", encoding="utf-8").close()
     except FileExistsError as error:
         raise ConfigError(
-            f"{path} exists already: another run writes there, or did, and the rows of two runs must not mix. Give "
-            f"this run a directory of its own with hydra.run.dir=..., or go on with that run with resume={path.parent}."
+            f"{path} already exists, and the rows of two runs must not mix. Give this run a directory of its own with "
+            f"hydra.run.dir=..., or continue that run with resume={path.parent}."
         ) from error
 
 
@@ -110,10 +108,10 @@ def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
 
 
 def _read(path: Path) -> tuple[list[str], list[Row]]:
-    """Columns and rows of a file; a last line without its end was cut off by a crash and is left out.
+    """Columns and rows of a file, without an incomplete last line, which a crash leaves.
 
     Raises:
-        ConfigError: the file is not as this module writes it.
+        ConfigError: the file is malformed.
     """
     text = read_text(path)
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""), strict=True)
@@ -123,7 +121,7 @@ def _read(path: Path) -> tuple[list[str], list[Row]]:
         raise _malformed(path, reader.line_num, str(error)) from error
     for number, row in enumerate(rows, start=2):
         if None in row or not _FRAME_COUNT.fullmatch(row.get(FRAMES) or ""):
-            raise _malformed(path, number, "it is not a row of numbers below their names, frames among them")
+            raise _malformed(path, number, "it has no frame count, or more cells than the header")
         for name, cell in row.items():
             if cell and not _is_number(cell):
                 raise _malformed(path, number, f"{name} is {cell[:40]!r}, which is not a number")
@@ -140,6 +138,5 @@ def _is_number(cell: str) -> bool:
 
 def _malformed(path: Path, line: int, reason: str) -> ConfigError:
     return ConfigError(
-        f"Line {line} of {path} is not as a run writes it: {reason}. Move the file away, and the run continues with a "
-        "new one."
+        f"Line {line} of {path} is malformed: {reason}. Move the file away; the run then continues with a new one."
     )

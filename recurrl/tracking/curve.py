@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from recurrl.runtime.atomic import replacing
-from recurrl.tracking import FRAMES
+from recurrl.tracking.trackers import FRAMES
 
 TRAIN_MEAN = "train/return_mean"
 EVAL_MEAN = "eval/return_mean"
@@ -20,7 +20,7 @@ EVAL_STD = "eval/return_std"
 
 
 class Series(NamedTuple):
-    """Values of one metric where it has one, the frames they belong to, and their spread where another gives it."""
+    """The finite values of one metric, their frames, and their spread; NaN without one."""
 
     frames: list[int]
     values: list[float]
@@ -28,16 +28,16 @@ class Series(NamedTuple):
 
 
 def plot_learning_curve(metrics_csv: Path, png: Path) -> None:
-    """Draws returns over frames: the training episodes as a line, evaluations as points with ±1 standard deviation.
+    """Plots returns over frames: training episodes as a line, evaluations as points with ±1 standard deviation.
 
-    A run without a finished episode gives empty axes that say so.
+    Without a finished episode, the axes are empty and say so.
 
     Raises:
-        FileNotFoundError: there is no such CSV file, or no directory for the image.
+        FileNotFoundError: the CSV file or the image's directory does not exist.
     """
     with metrics_csv.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    # A figure made without pyplot draws with Agg, needs no display and leaves the process's backend alone.
+    # Without pyplot, which would need a display or change the process's backend.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     _decorate(axes, last_frames=max([1, *(int(row[FRAMES]) for row in rows)]))
@@ -58,7 +58,7 @@ def _series(rows: list[dict[str, str]], column: str, spread_column: str | None =
 
 
 def _number(cell: str | None) -> float:
-    """The value of a cell; NaN for an empty one, or none at all."""
+    """The value of a cell; NaN for an empty or missing one."""
     return float(cell) if cell else math.nan
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrl.runtime.atomic import atomic_write
-
-FILE_NAME = "summary.json"
+from recurrl.runtime.run_directory import SUMMARY
 
 
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
@@ -21,7 +20,7 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     Raises:
         TypeError: a value cannot be represented in JSON, such as a tensor. An earlier summary stays.
     """
-    path = run_dir / FILE_NAME
+    path = run_dir / SUMMARY
     text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as file:
         file.write(text + "\n")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
 
 from recurrl.config import LoggerConfig
-from recurrl.errors import ConfigError
-from recurrl.tracking import Resumed
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from recurrl.tracking.trackers import Resumed
 
 DIRECTORY = "tensorboard"
 
@@ -58,17 +56,6 @@ class TensorboardTracker:
 def make(
     options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> TensorboardTracker:
-    """Creates the tracker of a run in ``run_dir``.
-
-    Raises:
-        ConfigError: the package tensorboard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            "logger=tensorboard needs the package tensorboard, which cannot be imported "
-            f"({error}). Install it with: pip install 'recurrl[tensorboard]'"
-        ) from error
+    """Creates the tracker of a run in ``run_dir``."""
     directory = str(run_dir / DIRECTORY)
     return TensorboardTracker(lambda first_frames: SummaryWriter(directory, purge_step=first_frames))

@@ -12,8 +12,9 @@ import wandb
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from recurrl.errors import ConfigError
-from recurrl.tracking import FRAMES, Resumed
-from recurrl.tracking.csv import FILE_NAME, last_frames
+from recurrl.runtime.run_directory import METRICS
+from recurrl.tracking.csv import last_frames
+from recurrl.tracking.trackers import FRAMES, Resumed
 from recurrl.tracking.wandb_mode import Mode, choose_mode
 
 if TYPE_CHECKING:
@@ -76,14 +77,14 @@ class WandbTracker:
             logger.error(
                 "The last metrics of wandb run %s could not be uploaded within %g s (WANDB_FINISH_TIMEOUT): the server "
                 "does not answer. They are in %s; upload them with: wandb sync --include-online %s",
-                *(self._run.id, self._run.settings.finish_timeout, self._run_dir / "metrics.csv", _folder(self._run)),
+                *(self._run.id, self._run.settings.finish_timeout, self._run_dir / METRICS, _folder(self._run)),
             )
         except ConnectionError:
             raise
         except OSError as error:
             logger.error(
                 "wandb could not write all of wandb run %s: %s. All metrics are in %s.",
-                *(self._run.id, error.strerror or error, self._run_dir / "metrics.csv"),
+                *(self._run.id, error.strerror or error, self._run_dir / METRICS),
             )
             # Give the next run in this process, such as a sweep's, a clean service.
             wandb.teardown()
@@ -103,7 +104,7 @@ class WandbTracker:
             logger.error(
                 "wandb's service process has ended, and wandb run %s is no longer recorded. Training continues, "
                 "with all metrics in %s. Upload what wandb recorded so far with: wandb sync --include-online %s",
-                *(self._run.id, self._run_dir / "metrics.csv", _folder(self._run)),
+                *(self._run.id, self._run_dir / METRICS, _folder(self._run)),
             )
 
 
@@ -202,7 +203,7 @@ def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:
         ConfigError: wandb's server has more metrics than this run recorded: another training run has continued it.
     """
     is_same = resumed is not None and resumed.ids.get(NAME) == run.id
-    here = last_frames(run_dir / FILE_NAME) if is_same else 0
+    here = last_frames(run_dir / METRICS) if is_same else 0
     if run.offline:
         return here
     recorded = max(0, run.starting_step - 1)

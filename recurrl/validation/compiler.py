@@ -7,7 +7,7 @@ import torch
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling
-from recurrl.policy.trunk import cell_of
+from recurrl.policy.build import make_cell
 from recurrl.recurrent.backends import AUTO
 from recurrl.recurrent.cell import is_parallel_in_time
 from recurrl.recurrent.gated import is_hand_written
@@ -23,7 +23,7 @@ def check(config: TrainConfig) -> None:
     reason = compiling.refusal(torch.device(config.device))
     if reason is not None:
         raise ConfigError(reason)
-    cell = cell_of(config)
+    cell = make_cell(config.cell)
     if cell is None:
         return
     require(

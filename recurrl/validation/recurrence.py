@@ -6,13 +6,13 @@ import torch
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, require
-from recurrl.policy.trunk import cell_of
+from recurrl.policy.build import make_cell
 from recurrl.recurrent.backends import Options, refusal
 
 
 def check(config: TrainConfig) -> None:
     """Rejects options that the backend does not support, and a recurrent critic without a cell."""
-    cell = cell_of(config)
+    cell = make_cell(config.cell)
     if cell is not None:
         options = Options(
             recompute=config.recompute.name,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import is_dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any, get_type_hints
-
-from recurrl.validation.choices import CHOICES
+from typing import Any
 
 import recurrl.configs
+from recurrl.cli.help import meanings
 from recurrl.config import TrainConfig
-from recurrl.config.keys import key_paths
+from recurrl.config.plugins import GROUPS, ROOMS, names, packaged
+
+OPTIONS = [
+    *meanings(TrainConfig, {}),
+    *(one for group in ROOMS for options in packaged(group).values() for one in meanings(options, {}, f"{group}.")),
+]
 
 SMALL = (
     *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
@@ -67,7 +69,8 @@ FLOATS = (
     "1e300",
 )
 STRINGS = {
-    **CHOICES,
+    **{key: (*meaning.choices, *meaning.removed) for key, _, meaning in OPTIONS if meaning.choices},
+    **{f"{group}.name": (*names(group), "nonesuch", "json:dumps") for group in GROUPS},
     "env.source": ("gymnasium", "_spaces", "os"),
     "env.id": (
         *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "FrozenLake-v1"),
@@ -76,7 +79,7 @@ STRINGS = {
     ),
     "logger.project": ("mine", "a/b", "'a b'"),
     "logger.id": ("mine", "a/b", "' a'"),
-    "logger.mode": (*CHOICES["logger.mode"], "disabled"),
+    "logger.mode": ("auto", "online", "offline", "disabled"),
     "resume": ("auto", "/", ".", "/dev/null", "~", "nonesuch/checkpoints"),
     "device": ("auto", "cpu", "cpu:0", "cpu:1", "cuda", "cuda:0", "cuda:99", "meta", "mps", "cpu:-1"),
 }
@@ -133,11 +136,7 @@ def is_slow(overrides: list[str]) -> bool:
 
 def leaf_types() -> dict[str, Any]:
     """The type of each key that takes a value."""
-
-    def type_of(path: str) -> Any:
-        return reduce(lambda kind, name: get_type_hints(kind)[name], path.split("."), TrainConfig)
-
-    return {path: type_of(path) for path in key_paths(TrainConfig) if not is_dataclass(type_of(path))}
+    return {key: kind for key, kind, _ in OPTIONS}
 
 
 def group_choices() -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The commands: that they are installed, and what they print when nothing is to run."""
+"""The commands: their installation, help, and errors of the command line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import fields
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from recurrl.config import TrainConfig
-from recurrl.config.keys import SYNONYMS, key_paths
-from recurrl.recurrent.backends import backend_names
-from recurrl.recurrent.cells import cell_names
+from recurrl.config.composed import typed
+from recurrl.config.keys import SYNONYMS, packaged_keys
+from recurrl.config.plugins import GROUPS, names
 
 
 def test_the_commands_are_installed_with_the_package():
@@ -36,16 +37,18 @@ def test_the_help_lists_the_choices_and_the_keys_and_nothing_runs(train, tmp_pat
     outcome = train("--help")
     assert outcome.code == 0, outcome.err
     lines = [line.strip() for line in outcome.out.splitlines()]
-    assert f"cell: {', '.join(sorted((*cell_names(), 'none')))}" in lines
-    assert f"backend: {', '.join(sorted(backend_names()))}" in lines
-    assert "recompute: chunk, full, none" in lines
+    for group in (group for group in GROUPS if group != "env"):
+        assert f"{group}: {', '.join(names(group))}" in lines
+    assert max(map(len, lines)) <= 120
     config = compose()
-    assert {
-        f"total_frames: {config.total_frames}",
-        f"lr: {config.lr}",
-        f"hidden_size: {config.cell.hidden_size}",
-    } <= set(lines)
+    keys = [line.partition("#")[0].strip() for line in lines]
+    assert {f"total_frames: {config.total_frames}", f"lr: {config.lr}", "mask: [1, 3]"} <= set(keys)
+    assert [line for line in lines if line.startswith("total_frames:") and "# environment steps" in line]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_printed_configuration_is_that_of_a_run(train, compose):
+    assert typed(OmegaConf.create(train("--cfg", "job", "device=cpu").out)) == compose("device=cpu")
 
 
 LIGHT = """
@@ -116,9 +119,8 @@ def test_what_is_not_an_override_is_refused_without_a_parsers_words(train, overr
 
 @pytest.mark.parametrize("name", SYNONYMS)
 def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
-    ours = key_paths(TrainConfig)
-    assert SYNONYMS[name] in ours
-    assert name not in ours
+    assert SYNONYMS[name] in packaged_keys()
+    assert name not in packaged_keys()
     assert train(f"{name}=1").error == f"Unknown configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
 
 

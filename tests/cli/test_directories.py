@@ -105,7 +105,7 @@ def test_a_finished_run_that_is_started_again_says_so_and_stays_as_it_is(train, 
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     outcome = train(*again)
     assert outcome.code == 0, outcome.err
-    assert "is complete, with 64 frames" in outcome.out
+    assert "is complete: 64 frames" in outcome.out
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     log = tmp_path / "run" / "recurrl.log"
     assert {**after, log: before[log]} == before

@@ -89,7 +89,7 @@ def test_the_last_evaluation_can_be_repeated_in_another_directory(
     assert outcome.code == 0, outcome.err
     assert [row["frames"] for row in metrics(tmp_path / "other")] == ["64"]
     assert evaluate(tmp_path / "other").code == 0
-    saved = {name: checkpoint.Saved(checkpoint.find(tmp_path / name)).evaluation for name in ("run", "other")}
+    saved = {name: checkpoint.Checkpoint(checkpoint.find(tmp_path / name)).evaluation for name in ("run", "other")}
     assert saved["run"] is None
     assert saved["other"]["eval/return_mean"] == summary(tmp_path / "other")["eval_return_mean"]
 

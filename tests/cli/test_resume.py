@@ -160,8 +160,8 @@ def test_a_resumed_run_goes_on_from_the_weights_that_were_learnt(train, finished
     assert outcome.code == 0, outcome.err
     config = compose(*tiny, "cell=lstm")
     fresh, before, after = (make_policy_for(config) for _ in range(3))
-    checkpoint.Saved(checkpoint.find(finished_run)).load_policy(before)
-    checkpoint.Saved(checkpoint.find(tmp_path / "run")).load_policy(after)
+    checkpoint.Checkpoint(checkpoint.find(finished_run)).load_policy(before)
+    checkpoint.Checkpoint(checkpoint.find(tmp_path / "run")).load_policy(after)
     learnt = dict(before.named_parameters())
     for name, parameter in after.named_parameters():
         torch.testing.assert_close(parameter, learnt[name], rtol=0, atol=1e-6)
@@ -267,15 +267,15 @@ def test_going_on_from_a_name_that_looks_like_a_number_is_refused(refused):
     assert refused("resume=3").startswith("3 does not exist. Give a run directory")
 
 
-def test_going_on_from_a_folder_that_is_no_run_is_refused(refusal, tmp_path):
-    assert refusal({"resume": str(tmp_path)}).startswith(
+def test_going_on_from_a_folder_that_is_no_run_is_refused(refused, tmp_path):
+    assert refused(f"resume={tmp_path}").startswith(
         f"{tmp_path} is neither a run directory nor a checkpoint in one. Give a run directory"
     )
 
 
-def test_going_on_from_a_run_without_a_checkpoint_is_refused(refusal, finished_run, tmp_path):
+def test_going_on_from_a_run_without_a_checkpoint_is_refused(refused, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    assert refusal({"resume": str(run)}) == (
+    assert refused(f"resume={run}") == (
         f"{run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one without "
         "resume."
     )

@@ -1,4 +1,4 @@
-"""Saved configurations that are malformed, or name code: what each command that reads them says."""
+"""Saved configurations that are malformed or name code: the errors of each command that reads them."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_packages_that_only_a_lone_checkpoint_names_are_not_imported(train, eval
     assert train(*ours, "hydra.run.dir=run").code == 0
     shutil.copytree(tmp_path / "run" / "checkpoints" / "frames_000000000064", tmp_path / "mine")
     shutil.rmtree(package)
-    del sys.modules[PACKAGE]
+    sys.modules.pop(PACKAGE, None)
     for outcome in (evaluate("mine"), train("resume=mine", "total_frames=96", "hydra.run.dir=next")):
         assert PACKAGE in outcome.error
     assert not package.exists()

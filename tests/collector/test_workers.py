@@ -108,14 +108,16 @@ def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
 
 PROGRAM = """
 import time
-from benchmarks.peers import Task
-from benchmarks.peers.recurrl import Ours, configuration
+import hydra
+from recurrl.build import make_collector, make_policy_for
+from recurrl.config.composed import typed
 
 if __name__ == "__main__":
-    task = Task("gru", 2, 16, 1, 1, 8, 1e-3, 0.99, 0.95, 0.2, 0)
-    loop = Ours(configuration(task, "collector=multi_sync"))
-    loop.collect()
-    print(*[process.pid for process in loop.collector.procs], flush=True)
+    with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+        config = typed(hydra.compose("train", ["collector=multi_sync", "device=cpu"]))
+    collector = make_collector(config, make_policy_for(config))
+    next(iter(collector))
+    print(*[process.pid for process in collector.procs], flush=True)
     time.sleep(600)
 """
 

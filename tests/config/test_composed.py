@@ -1,4 +1,4 @@
-"""From a composed configuration to dataclasses: what they are, and what is refused as none of their keys or types."""
+"""Conversion of a composed configuration to dataclasses, and errors for wrong keys and types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recurrl.errors import ConfigError
 
 @pytest.fixture
 def untypable(untyped_defaults) -> Callable[..., str]:
-    """The sentence with which one value in place of the default is refused when the configuration gets its types."""
+    """The error for one wrong value, when the configuration is converted."""
 
     def untypable(key: str, value: object) -> str:
         values = deepcopy(untyped_defaults)
@@ -29,7 +29,7 @@ def untypable(untyped_defaults) -> Callable[..., str]:
     return untypable
 
 
-# What is fine
+# Valid configurations
 
 
 def test_a_typed_configuration_is_plain_dataclasses_lists_and_dictionaries(compose):
@@ -54,7 +54,7 @@ def test_an_automatic_device_is_the_gpu_where_there_is_one(compose, monkeypatch,
     assert compose("device=auto").device == device
 
 
-# Keys that there are not, and keys that have to be given
+# Unknown and required keys
 
 
 def test_a_misspelt_key_in_a_file_of_the_user_is_refused_with_the_nearest_one(untypable):
@@ -156,6 +156,6 @@ def test_a_value_of_the_wrong_type_is_refused_at_the_command_line(refused):
     )
 
 
-@pytest.mark.parametrize("key", ["seed", "resume", "logger.project", "env.id"])
+@pytest.mark.parametrize("key", ["seed", "resume", "encoder.images", "env.id"])
 def test_an_interpolation_of_a_key_that_does_not_exist_is_refused(refused, key):
     assert "'nonesuch'" in refused(f"{key}=${{nonesuch}}")

@@ -50,7 +50,10 @@ def test_options_of_an_own_algorithm_are_checked_and_can_be_explained(train, tin
 
 
 @pytest.mark.slow
-def test_an_own_algorithm_learns_with_worker_processes(train, tiny, tmp_path):
-    outcome = train(*OWN, *tiny, "collector=multi_sync")
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_worker_processes_find_an_own_cell_beside_an_own_algorithm(console, tiny, tmp_path, collector):
+    # In a process of its own, because the tests have the examples on their path.
+    given = [*OWN, *tiny, "cell=elman", f"collector={collector}", f"hydra.run.dir={tmp_path / 'run'}"]
+    outcome = console("recurrl-train", *given, cwd=EXTENDING)
     assert outcome.code == 0, outcome.err
     assert len(rows(tmp_path / "run")) == 2

@@ -233,7 +233,7 @@ def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path
     config = compose(*SMALL, *options, "seed=1")
     set_process_state(config)
     loaded = make_learner(config, make_policy_for(config))
-    checkpoint.Saved(path).load(checkpoint.components(loaded))
+    checkpoint.Checkpoint(path).load(checkpoint.components(loaded))
     saved, found = trained.algorithm.state_dict(), loaded.algorithm.state_dict()
     assert found["iterations"] == saved["iterations"] == 1
     assert all(torch.equal(found["reference"][name], value) for name, value in saved["reference"].items())
@@ -337,7 +337,7 @@ def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
     config = compose(*SMALL, *options)
     second = make_learner(config, make_policy_for(config))
-    checkpoint.Saved(path).load(checkpoint.components(second))
+    checkpoint.Checkpoint(path).load(checkpoint.components(second))
     _spoilt(second, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="the last 8 gradient steps"):
         second.learn(_batch(compose, second), progress=0.5)

@@ -16,7 +16,7 @@ from torchrl.collectors import Collector
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl.build import make_collector, make_learner, make_policy_for, make_rollouts, set_process_state
 from recurrl.collector import single
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
@@ -80,7 +80,7 @@ def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchr
     config, found = configure(env_id, *overrides, **kwargs), {}
     for kind in (Collector, LeanCollector):
         set_process_state(config)
-        collector = single.make(config.collector, config, make_policy_for(config), kind)
+        collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)), kind)
         assert kind is Collector or collector.why_general is None
         found[kind] = [batch.clone() for batch in islice(collector, 3)]
         collector.shutdown()

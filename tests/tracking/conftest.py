@@ -1,20 +1,21 @@
 import os
-from types import SimpleNamespace
 
 import pytest
 import wandb
 
+from recurrl.config import LoggerConfig, WandbConfig
+
 
 @pytest.fixture
-def config_for():
-    """Builds the part of a run's configuration that tracking uses."""
+def logger_options():
+    """Makes the options of a logger."""
 
-    def config(logger="csv", mode=None, project=None, resume=None, run_id=None):
-        return SimpleNamespace(
-            logger=SimpleNamespace(name=logger, mode=mode, project=project, id=run_id), resume=resume
-        )
+    def options(name="csv", mode="auto", project="memory", run_id=None):
+        if name != "wandb":
+            return LoggerConfig(name=name)
+        return WandbConfig(name=name, mode=mode, project=project, id=run_id)
 
-    return config
+    return options
 
 
 @pytest.fixture

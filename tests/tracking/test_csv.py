@@ -73,43 +73,43 @@ def test_whatever_was_logged_is_read_back_to_the_last_digit_under_its_own_name(r
 
 
 @pytest.mark.parametrize("leftover", ["", "frames,a\n8,1.0\n"])
-def test_a_file_that_exists_is_refused_with_what_to_do_and_left_as_it_is(config_for, tmp_path, leftover):
+def test_a_file_that_exists_is_refused_with_what_to_do_and_left_as_it_is(logger_options, tmp_path, leftover):
     path = tmp_path / "metrics.csv"
     path.write_text(leftover)
-    with pytest.raises(ValueError, match=r"exists already.*hydra\.run\.dir") as caught:
-        make(config_for(), tmp_path, {})
+    with pytest.raises(ValueError, match=r"already exists.*hydra\.run\.dir") as caught:
+        make(logger_options(), tmp_path, {})
     assert str(path) in str(caught.value)
     assert isinstance(caught.value.__cause__, FileExistsError)
     assert path.read_text() == leftover
 
 
-def test_the_file_is_claimed_before_the_first_row(config_for, tmp_path):
-    make(config_for(), tmp_path, {})
-    with pytest.raises(ValueError, match="exists already"):
-        make(config_for(), tmp_path, {})
+def test_the_file_is_claimed_before_the_first_row(logger_options, tmp_path):
+    make(logger_options(), tmp_path, {})
+    with pytest.raises(ValueError, match="already exists"):
+        make(logger_options(), tmp_path, {})
 
 
-def test_a_run_that_resumes_another_directory_starts_a_file_of_its_own_and_leaves_the_other(config_for, tmp_path):
+def test_a_run_that_resumes_another_directory_starts_a_file_of_its_own_and_leaves_the_other(logger_options, tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     new.mkdir()
     write(old / "metrics.csv", [(8, {"a": 1.0})])
-    tracker = make(config_for(resume=str(old)), new, {})
+    tracker = make(logger_options(), new, {"resume": str(old)})
     tracker.log(16, {"a": 2.0})
     tracker.close()
     assert frames_of(old / "metrics.csv") == [8]
     assert frames_of(new / "metrics.csv") == [16]
 
 
-def test_a_run_that_resumes_another_directory_still_cannot_share_its_own(config_for, tmp_path):
+def test_a_run_that_resumes_another_directory_still_cannot_share_its_own(logger_options, tmp_path):
     old, new = tmp_path / "run", tmp_path / "run2"
     old.mkdir()
     new.mkdir()
     write(new / "metrics.csv", [(8, {"a": 1.0})])
-    with pytest.raises(ValueError, match="exists already"):
-        make(config_for(resume=str(old)), new, {})
-    with pytest.raises(ValueError, match="exists already"):
-        make(config_for(resume=str(new)), make_run(old, [8]), {})
+    with pytest.raises(ValueError, match="already exists"):
+        make(logger_options(), new, {"resume": str(old)})
+    with pytest.raises(ValueError, match="already exists"):
+        make(logger_options(), make_run(old, [8]), {"resume": str(new)})
 
 
 def make_run(run_dir, frames):
@@ -119,10 +119,10 @@ def make_run(run_dir, frames):
 
 
 @pytest.mark.parametrize("resume", ["", "checkpoints/000016.pt", "../run", "auto"])
-def test_a_run_that_resumes_in_its_own_directory_goes_on_and_repeats_no_frame_count(config_for, tmp_path, resume):
+def test_a_run_that_resumes_in_its_own_directory_goes_on_and_repeats_no_frame_count(logger_options, tmp_path, resume):
     run_dir = make_run(tmp_path / "run", [8, 16, 24, 32])
     asked = resume if resume == "auto" else str(run_dir / resume)
-    tracker = make(config_for(resume=asked), run_dir, {})
+    tracker = make(logger_options(), run_dir, {"resume": asked})
     for frames in (24, 32, 40):
         tracker.log(frames, {"a": -1.0})
     tracker.close()
@@ -130,53 +130,53 @@ def test_a_run_that_resumes_in_its_own_directory_goes_on_and_repeats_no_frame_co
     assert (run_dir / "metrics.csv").read_text() == expected
 
 
-def test_a_relative_path_to_the_own_directory_counts_as_its_own(config_for, tmp_path, monkeypatch):
+def test_a_relative_path_to_the_own_directory_counts_as_its_own(logger_options, tmp_path, monkeypatch):
     run_dir = make_run(tmp_path / "run", [8, 16])
     monkeypatch.chdir(tmp_path)
-    tracker = make(config_for(resume="run"), run_dir, {})
+    tracker = make(logger_options(), run_dir, {"resume": "run"})
     tracker.log(16, {"a": 0.0})
     tracker.close()
     assert frames_of(run_dir / "metrics.csv") == [8, 16]
 
 
-def test_a_resumed_run_that_logs_nothing_changes_nothing(config_for, tmp_path):
+def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_path):
     run_dir = make_run(tmp_path / "run", [8, 16])
     before = (run_dir / "metrics.csv").read_bytes()
-    make(config_for(resume=str(run_dir)), run_dir, {}).close(exit_code=1)
+    make(logger_options(), run_dir, {"resume": str(run_dir)}).close(exit_code=1)
     assert (run_dir / "metrics.csv").read_bytes() == before
 
 
-def test_a_resumed_run_keeps_old_columns_and_adds_new_ones(config_for, tmp_path):
+def test_a_resumed_run_keeps_old_columns_and_adds_new_ones(logger_options, tmp_path):
     run_dir = make_run(tmp_path / "run", [8])
-    tracker = make(config_for(resume=str(run_dir)), run_dir, {})
+    tracker = make(logger_options(), run_dir, {"resume": str(run_dir)})
     tracker.log(16, {"b": 2.0})
     tracker.close()
     assert (run_dir / "metrics.csv").read_text() == "frames,a,b\n8,8.0,\n16,,2.0\n"
 
 
-def test_a_row_that_a_crash_cut_off_is_left_out_when_the_run_goes_on(config_for, tmp_path):
+def test_a_row_that_a_crash_cut_off_is_left_out_when_the_run_goes_on(logger_options, tmp_path):
     run_dir = make_run(tmp_path / "run", [8])
     with (run_dir / "metrics.csv").open("a") as file:
         file.write("16,12.3")
-    tracker = make(config_for(resume=str(run_dir)), run_dir, {})
+    tracker = make(logger_options(), run_dir, {"resume": str(run_dir)})
     tracker.log(24, {"a": 1.0})
     tracker.close()
     assert frames_of(run_dir / "metrics.csv") == [8, 24]
 
 
 @pytest.mark.parametrize("leftover", ["", "frames,a"])
-def test_a_file_without_a_whole_header_is_begun_anew_when_the_run_goes_on(config_for, tmp_path, leftover):
+def test_a_file_without_a_whole_header_is_begun_anew_when_the_run_goes_on(logger_options, tmp_path, leftover):
     (tmp_path / "metrics.csv").write_text(leftover)
-    tracker = make(config_for(resume=str(tmp_path)), tmp_path, {})
+    tracker = make(logger_options(), tmp_path, {"resume": str(tmp_path)})
     tracker.log(8, {"b": 1.0})
     tracker.close()
     assert (tmp_path / "metrics.csv").read_text() == "frames,b\n8,1.0\n"
 
 
-def test_a_resumed_directory_without_a_file_gets_one_that_no_other_run_can_share(config_for, tmp_path):
-    make(config_for(resume=str(tmp_path)), tmp_path, {})
-    with pytest.raises(ValueError, match="exists already"):
-        make(config_for(), tmp_path, {})
+def test_a_resumed_directory_without_a_file_gets_one_that_no_other_run_can_share(logger_options, tmp_path):
+    make(logger_options(), tmp_path, {"resume": str(tmp_path)})
+    with pytest.raises(ValueError, match="already exists"):
+        make(logger_options(), tmp_path, {})
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,7 @@ def test_a_resumed_directory_without_a_file_gets_one_that_no_other_run_can_share
 def test_a_file_that_no_run_wrote_is_refused_before_anything_is_trained(tmp_path, text):
     path = tmp_path / "metrics.csv"
     path.write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"Line \d of .*metrics\.csv is not as a run writes it: .*\. Move the file away"
-    ):
+    with pytest.raises(ConfigError, match=r"Line \d of .*metrics\.csv is malformed: .*\. Move the file away"):
         CsvTracker(path, resumes=True)
     assert path.read_text() == text
 

@@ -1,7 +1,5 @@
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -56,31 +54,31 @@ def test_a_metric_named_like_the_axis_is_refused_before_recording():
     assert recorder.events == []
 
 
-def test_csv_alone_writes_the_csv_file_and_nothing_else(config_for, tmp_path):
-    trackers = make_trackers(config_for("csv"), tmp_path, {})
+def test_csv_alone_writes_the_csv_file_and_nothing_else(logger_options, tmp_path):
+    trackers = make_trackers(logger_options("csv"), tmp_path, {})
     trackers.log(8, {"loss/critic": 1.0})
     trackers.close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_another_destination_is_added_to_csv(config_for, tmp_path):
-    trackers = make_trackers(config_for("tensorboard"), tmp_path, {})
+def test_another_destination_is_added_to_csv(logger_options, tmp_path):
+    trackers = make_trackers(logger_options("tensorboard"), tmp_path, {})
     trackers.log(8, {"loss/critic": 1.0})
     trackers.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", "tensorboard"]
 
 
-def test_a_destination_gets_the_configuration_the_directory_and_the_settings(config_for, tmp_path, monkeypatch):
+def test_a_logger_gets_its_options_the_directory_and_the_settings(logger_options, tmp_path, monkeypatch):
     received = []
     monkeypatch.setattr(
         recurrl.tracking.tensorboard, "make", lambda *arguments: received.append(arguments) or Recorder()
     )
-    config, resumed = config_for("tensorboard"), Resumed(8, {})
-    make_trackers(config, tmp_path, {"seed": 1}, resumed).close()
-    assert received == [(config, tmp_path, {"seed": 1}, resumed)]
+    options, resumed = logger_options("tensorboard"), Resumed(8, {})
+    make_trackers(options, tmp_path, {"seed": 1}, resumed).close()
+    assert received == [(options, tmp_path, {"seed": 1}, resumed)]
 
 
-def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(config_for, tmp_path, monkeypatch):
+def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(logger_options, tmp_path, monkeypatch):
     def refuse(*_):
         raise ValueError("not here")
 
@@ -88,34 +86,25 @@ def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(config_
     monkeypatch.setattr(recurrl.tracking.csv, "make", lambda *_: first)
     monkeypatch.setattr(recurrl.tracking.tensorboard, "make", refuse)
     with pytest.raises(ValueError, match="not here"):
-        make_trackers(config_for("tensorboard"), tmp_path, {})
+        make_trackers(logger_options("tensorboard"), tmp_path, {})
     assert first.events == [("", "closed", 1)]
-
-
-def test_each_yaml_of_the_group_has_a_module_of_its_name_that_makes_a_tracker():
-    names = [path.stem for path in (Path(__file__).parents[2] / "configs" / "logger").glob("*.yaml")]
-    assert {"csv", "tensorboard", "wandb"} <= set(names)
-    package = Path(recurrl.tracking.__file__).parent
-    for name in names:
-        assert re.search(r"\ndef make\(\s*config: TrainConfig", (package / f"{name}.py").read_text("utf-8")), name
 
 
 def test_importing_the_package_and_making_csv_imports_no_heavy_library(tmp_path):
     script = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from recurrl.config import LoggerConfig
 from recurrl.tracking import make_trackers
-config = SimpleNamespace(logger=SimpleNamespace(name="csv"), resume=None)
-make_trackers(config, Path(sys.argv[1]), {}).close()
+make_trackers(LoggerConfig(name="csv"), Path(sys.argv[1]), {}).close()
 print(sorted({"wandb", "tensorboard", "torch", "matplotlib", "hydra", "omegaconf"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_two_runs_cannot_share_a_directory(config_for, tmp_path):
-    first = make_trackers(config_for(), tmp_path, {})
+def test_two_runs_cannot_share_a_directory(logger_options, tmp_path):
+    first = make_trackers(logger_options(), tmp_path, {})
     with pytest.raises(ValueError, match=r"hydra\.run\.dir"):
-        make_trackers(config_for(), tmp_path, {})
+        make_trackers(logger_options(), tmp_path, {})
     first.close()

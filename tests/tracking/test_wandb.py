@@ -19,15 +19,15 @@ from recurrl.tracking.wandb_mode import choose_mode, has_login
 TWO_JOBS = """
 import logging, math, os, sys
 from pathlib import Path
-from types import SimpleNamespace
+from recurrl.config import WandbConfig
 from recurrl.tracking import make_trackers
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-config = SimpleNamespace(logger=SimpleNamespace(name="wandb", project="memory", mode="auto", id=None), resume=None)
+options = WandbConfig(name="wandb", project="memory", mode="auto", id=None)
 for job in (0, 1):
     run_dir = Path(sys.argv[1]) / "12-00-00" / str(job)
     run_dir.mkdir(parents=True)
-    trackers = make_trackers(config, run_dir, {"seed": job, "cell": {"name": "gru", "size": None}, "sizes": [64, 32]})
+    trackers = make_trackers(options, run_dir, {"seed": job, "cell": {"name": "gru", "size": None}, "sizes": [64, 32]})
     print("id", trackers.trackers[1].id)
     trackers.log(1024, {"train/return_mean": math.nan, "loss/critic": 0.5 + job})
     trackers.log(2048, {"train/return_mean": 10.0 + job, "loss/critic": 0.25})
@@ -281,16 +281,16 @@ def test_an_unreadable_netrc_is_reported_and_counts_as_no_login(machine, caplog)
     assert str(machine / ".netrc") in caplog.text
 
 
-def test_online_without_a_login_is_refused_with_what_to_do(machine, config_for, tmp_path):
+def test_online_without_a_login_is_refused_with_what_to_do(machine, logger_options, tmp_path):
     with pytest.raises(ValueError, match=r"logger\.mode=offline") as caught:
-        make(config_for("wandb", mode="online", project="memory"), tmp_path, {})
+        make(logger_options("wandb", mode="online", project="memory"), tmp_path, {})
     assert "wandb login" in str(caught.value)
     assert wandb.setup().settings.mode == "online"
 
 
 @pytest.mark.parametrize(("mode", "required"), [("online", True), ("offline", False)])
 def test_online_stays_online_because_wandb_may_not_offer_another_mode_at_its_prompt(
-    machine, config_for, tmp_path, monkeypatch, mode, required
+    machine, logger_options, tmp_path, monkeypatch, mode, required
 ):
     asked = []
 
@@ -300,15 +300,15 @@ def test_online_stays_online_because_wandb_may_not_offer_another_mode_at_its_pro
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(ValueError, match="no run"):
-        make(config_for("wandb", mode=mode), tmp_path, {})
+        make(logger_options("wandb", mode=mode), tmp_path, {})
     assert asked == [(mode, required)]
 
 
-def test_wandb_disabled_on_the_machine_runs_without_a_file(machine, config_for, tmp_path, monkeypatch):
+def test_wandb_disabled_on_the_machine_runs_without_a_file(machine, logger_options, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    tracker = make(config_for("wandb", mode="auto", project="memory"), run_dir, {"seed": 0})
+    tracker = make(logger_options("wandb", mode="auto", project="memory"), run_dir, {"seed": 0})
     tracker.log(8, {"loss/critic": 1.0})
     tracker.close()
     assert list(run_dir.rglob("*.wandb")) == []

@@ -43,14 +43,14 @@ def server(key, monkeypatch) -> Iterator[WandbServer]:
 
 
 @pytest.fixture
-def online(config_for):
-    return config_for("wandb", mode="online", project="memory")
+def online(logger_options):
+    return logger_options("wandb", mode="online", project="memory")
 
 
-def trackers_of(config, run_dir: Path, resumed: Resumed | None = None):
+def trackers_of(options, run_dir: Path, resumed: Resumed | None = None):
     run_dir.mkdir(exist_ok=True)
-    config.resume = None if resumed is None else str(run_dir)
-    return make_trackers(config, run_dir, {"seed": 0}, resumed)
+    settings = {"seed": 0, "resume": None if resumed is None else str(run_dir)}
+    return make_trackers(options, run_dir, settings, resumed)
 
 
 def log(trackers, *frames: int) -> None:
@@ -97,16 +97,16 @@ def test_metrics_the_server_lacks_after_a_kill_are_logged_again(server, online, 
     assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96)]
 
 
-def test_a_second_branch_of_a_run_needs_a_new_id(server, config_for, tmp_path):
-    config = config_for("wandb", mode="online", project="memory")
-    first = trackers_of(config, tmp_path / "first")
+def test_a_second_branch_of_a_run_needs_a_new_id(server, logger_options, tmp_path):
+    options = logger_options("wandb", mode="online", project="memory")
+    first = trackers_of(options, tmp_path / "first")
     log(first, 32, 64, 96)
     first.close()
     with pytest.raises(ValueError, match=r"already has metrics up to 96 frames, but this run begins at 32") as caught:
-        trackers_of(config, tmp_path / "other", Resumed(32, first.ids))
+        trackers_of(options, tmp_path / "other", Resumed(32, first.ids))
     assert "logger.id=" in str(caught.value)
-    config.logger.id = "mine"
-    second = trackers_of(config, tmp_path / "third", Resumed(32, first.ids))
+    options.id = "mine"
+    second = trackers_of(options, tmp_path / "third", Resumed(32, first.ids))
     log(second, 64)
     second.close()
     assert recorded(server, "mine") == [(64, 64)]
@@ -120,8 +120,8 @@ def test_a_resumed_run_without_a_wandb_run_starts_one(server, online, tmp_path):
     assert recorded(server, trackers.ids["wandb"]) == [(96, 96)]
 
 
-def test_the_wandb_id_survives_a_part_logged_elsewhere(config_for, tmp_path):
-    trackers = make_trackers(config_for("csv"), tmp_path, {}, Resumed(64, {"wandb": "abc"}))
+def test_the_wandb_id_survives_a_part_logged_elsewhere(logger_options, tmp_path):
+    trackers = make_trackers(logger_options("csv"), tmp_path, {}, Resumed(64, {"wandb": "abc"}))
     trackers.close()
     assert trackers.ids == {"wandb": "abc"}
 

@@ -18,7 +18,7 @@ from recurrl.envs import GymnasiumSource
 class CorridorConfig(EnvConfig):
     """The options of every environment, and the corridor's own."""
 
-    length: int = option("steps to the end", Range("an integer from 1 to 1_000", lambda n: 1 <= n <= 1000), default=5)
+    length: int = option("steps to the end", Range(1, 1000, integers=True), default=5)
 
 
 class CorridorEnv(gymnasium.Env[Any, Any]):

@@ -1,0 +1,125 @@
+"""A checkpoint: its metadata, and restoring a run or a policy from it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from recurrl.checkpoint import files
+from recurrl.checkpoint.parts import Stateful
+from recurrl.config.keys import differences
+from recurrl.errors import ConfigError
+from recurrl.policy import Policy
+from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE
+from recurrl.tracking import Resumed
+
+EPISODES = "collector_state"
+"""The component that holds the unfinished episodes."""
+NOT_OF_EPISODES = (
+    *("env.reward_scale", "env.normalize_observation", "env.normalize_reward"),
+    *("collector.timeout_s", "collector.on_fault"),
+)
+"""Settings of environments and collectors that unfinished episodes do not depend on."""
+SHAPING = ("env.", "cell.", "policy.", "algorithm.")
+"""The groups of settings that determine the components and their shapes."""
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """A checkpoint of a run. Its checksums are verified once, when it is opened.
+
+    Args:
+        path: of the checkpoint.
+
+    Attributes:
+        path: likewise.
+        frames: frames seen when it was written.
+        settings: the configuration of the run that wrote it, as plain values.
+        resumed: the tracking state that a resumed run continues from.
+        metrics: the metrics of its iteration, without those of an evaluation.
+        evaluation: the metrics of the evaluation after it, if one was due; None if the run ended before it, so that the
+            iteration is yet to be logged.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        values = files.metadata(path)
+        frames, settings, ids = values.get("frames"), values.get("settings", {}), values.get("tracker_ids", {})
+        metrics = values.get("metrics", {})
+        of_their_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
+        if type(frames) is not int or not 0 <= frames < 10**18 or not of_their_types:
+            raise ConfigError(
+                f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
+            )
+        self.frames: int = frames
+        self.settings: dict[str, Any] = settings
+        self.resumed = Resumed(self.frames, ids)
+        self.metrics: dict[str, float] = metrics
+        self.evaluation = files.evaluation(path)
+
+    def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Restores what :func:`save` wrote.
+
+        Environments whose settings have changed begin new episodes, and the log says so.
+
+        Args:
+            into: the :func:`components` of the run.
+            settings: the run's whole configuration as plain values.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the configuration.
+            RunError: a worker failed.
+        """
+        changes = {
+            key: change
+            for key, change in differences(self.settings, settings).items()
+            if key.startswith(("env.", "collector.")) and key not in NOT_OF_EPISODES
+        }
+        if changes:
+            told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+            logger.warning("Unfinished episodes are restarted: %s.", told)
+            into = {name: component for name, component in into.items() if name != EPISODES}
+        files.load(self.path, into, self._shaping(settings))
+
+    def is_complete(self, total_frames: int, frames_per_batch: int) -> bool:
+        """True if a run of ``total_frames`` has nothing left to do after it, not even its last evaluation."""
+        return self.evaluation is not None and self.frames + frames_per_batch > total_frames
+
+    @property
+    def is_alone(self) -> bool:
+        """True for a checkpoint outside its run directory, of whose configuration it holds the only copy."""
+        return not os.path.lexists(self.path.parent.parent / CONFIG_FILE)
+
+    def path_in(self, run_dir: Path, frames: int) -> Path | None:
+        """Its path, if it is ``run_dir``'s own checkpoint of ``frames`` frames."""
+        is_own = self.frames == frames and self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
+        return self.path if is_own else None
+
+    def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Restores only the policy, including its running statistics.
+
+        Args:
+            policy: made as ``settings`` say.
+            settings: the whole configuration as plain values.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the policy.
+        """
+        files.load(self.path, {"policy": policy}, self._shaping(settings))
+
+    def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The changed settings that may keep a checkpoint from fitting."""
+        changes = differences(self.settings, settings) if self.settings and settings else {}
+        return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
+
+
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, dict) and all(type(value) is kind for value in values.values())

@@ -1,0 +1,58 @@
+"""Errors that end a command, in words of our own where Hydra's would not help."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from hydra.errors import HydraException, MissingConfigException
+
+from recurrl.config.keys import check_key
+from recurrl.config.plugins import GROUPS, ROOMS, is_own, names
+from recurrl.errors import ConfigError
+
+RENAMED_CHOICES = {
+    "env/cartpole_novel": "cartpole_no_velocity",
+    "env/pendulum_novel": "pendulum_no_velocity",
+    "env/mountaincar_continuous_novel": "mountaincar_continuous_no_velocity",
+    "experiment/pendulum_novel": "pendulum_no_velocity",
+}
+
+
+def message(error: Exception) -> str:
+    """The text to print for an error."""
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        return _no_such_choice(str(error.missing_cfg_file), sorted(error.options or ()))
+    if found := re.match(r"Could not override '((?!hydra)[\w.]+)'", str(error)):
+        return _no_such_option(found[1])
+    # Hydra's error for a missing choice is an OSError too.
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        from recurrl.runtime.resources import os_error_message  # imports torch, which typos need not wait for
+
+        return os_error_message(error)
+    return str(error)
+
+
+def _no_such_option(key: str) -> str:
+    # The key is one of another choice; others were rejected before.
+    try:
+        check_key(key, ())
+    except ConfigError as error:
+        return str(error)
+    return f"{key} has no value to override."
+
+
+def _no_such_choice(asked: str, found: list[str]) -> str:
+    group, _, name = asked.rpartition("/")
+    if now := RENAMED_CHOICES.get(asked):
+        return f"{group}={name} is now {group}={now}. Give {group}={now}."
+    if is_own(name) and group in ROOMS:
+        return (
+            f"{group}={name} can be given on a command line, but not in the defaults of a yaml. Instead, give the "
+            f"yaml the lines '{group}:' and '  name: {name}'."
+        )
+    known = found or (list(names(group)) if group in GROUPS else [])
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f" Did you mean {group}={near[0]}?" if near else ""
+    own = ", or package.module:Name for one of your own" if group in ROOMS else ""
+    return f"{group}={name} does not exist.{guess} Choose one of: {', '.join(known)}{own}."

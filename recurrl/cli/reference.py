@@ -1,0 +1,114 @@
+"""Writes docs/configuration.md, the tables of all keys: ``python -m recurrl.cli.reference > docs/configuration.md``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from typing import Any, get_args
+
+import yaml  # type: ignore[import-untyped]
+
+from recurrl.cli.help import flow, meanings
+from recurrl.config.keys import SYNONYMS
+from recurrl.config.options import Meaning
+from recurrl.config.plugins import GROUPS, base_options, default_name, packaged, values
+from recurrl.config.run import TrainConfig
+
+_CONFIGS = files("recurrl.configs")
+_HEAD = """# Configuration
+
+<!-- Written by `python -m recurrl.cli.reference > docs/configuration.md`. -->
+
+Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
+`recurrl-train --cfg job ...` those of one run. For yamls of your own, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
+`cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
+leaves out.
+
+All groups but `backend`, `recompute`, `precision` and `experiment` also take `package.module:Name`: a class or function
+of your own whose first parameter is annotated with the dataclass of its options.
+[examples/extending](../examples/extending) has one of each kind.
+"""
+Option = tuple[str, Any, Meaning]
+
+
+def reference() -> str:
+    """The text of docs/configuration.md."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines())).rstrip() + "\n"
+
+
+def _lines() -> Iterator[str]:
+    options = list(meanings(TrainConfig, {}))
+    run = yaml.safe_load((_CONFIGS / "train.yaml").read_text(encoding="utf-8"))
+    yield from (_HEAD, "## Keys of a run", "")
+    yield from _table((option for option in options if "." not in option[0]), {"": run})
+    for group in dict.fromkeys(key.partition(".")[0] for key, _, _ in options if "." in key):
+        yield from ("", f"## `{group}`", "")
+        of_group = [option for option in options if option[0].startswith(f"{group}.")]
+        yield from _group(group, of_group) if group in GROUPS else _table(of_group, {"": run[group]})
+    yield from ("", "## `experiment`", "", "Tuned sets of choices and values.", "", *_choices("experiment", None))
+    yield from ("", "## Names in other libraries", "", "| there | here |", "|---|---|")
+    yield from (f"| `{theirs}` | `{ours}` |" for theirs, ours in SYNONYMS.items())
+
+
+def _group(group: str, shared: list[Option]) -> Iterator[str]:
+    yield from (*_choices(group, default_name(group)), "")
+    # The other environments change few of these values.
+    choices = {name: values(group, name) for name in (["gym"] if group == "env" else _names(group))}
+    yield from _table((option for option in shared if option[0] != f"{group}.name"), choices)
+    keys = {key for key, _, _ in shared}
+    for name, of in choices.items():
+        options = meanings(TrainConfig, {group: packaged(group).get(name, base_options(group))})
+        own = [option for option in options if option[0].startswith(f"{group}.") and option[0] not in keys]
+        if own:
+            yield from ("", f"With `{group}={name}` also:", "", *_table(own, {name: of}))
+
+
+def _choices(group: str, default: str | None) -> Iterator[str]:
+    yield from ("| choice | |", "|---|---|")
+    for name in _names(group):
+        lines = (_CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        remarks = [line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line]
+        yield f"| `{name}`{' (default)' if name == default else ''} | {' '.join(remarks)} |"
+
+
+def _names(group: str) -> list[str]:
+    found = (path.name for path in (_CONFIGS / group).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+
+
+def _table(options: Iterable[Option], choices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A row for each key, with its values in the given choices as defaults."""
+    rows = [
+        f"| `{key}` | {_defaults(key.rpartition('.')[2], choices)} | {_values(kind, meaning)} | {meaning.text} |"
+        for key, kind, meaning in options
+    ]
+    if rows:
+        yield from ("| key | default | values | meaning |", "|---|---|---|---|", *rows)
+
+
+def _defaults(key: str, choices: Mapping[str, Mapping[str, Any]]) -> str:
+    names: dict[str, list[str]] = {}
+    for name, of in choices.items():
+        names.setdefault("required" if of[key] == "???" else f"`{flow(of[key])}`", []).append(name)
+    if len(names) == 1:
+        return next(iter(names))
+    return ", ".join(f"{value} ({', '.join(of)})" for value, of in names.items())
+
+
+def _values(kind: Any, meaning: Meaning) -> str:
+    kinds = get_args(kind)
+    null = ", or null" if type(None) in kinds else ""
+    if meaning.choices:
+        return ", ".join(f"`{choice}`" for choice in meaning.choices) + null
+    if meaning.range is not None:
+        return (f"a list of: {meaning.range.words}" if "list" in str(kind) else meaning.range.words) + null
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+    if "list" in str(kind) or "dict" in str(kind):
+        return "a list" if "list" in str(kind) else "keys and values"
+    return words[next(each for each in (*kinds, kind) if each in words)] + null
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,128 @@
+"""Builds the policy from the configuration."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torchrl.data import Composite, TensorSpec
+
+from recurrl.config import NO_CELL, CellConfig, TrainConfig
+from recurrl.config.plugins import factory
+from recurrl.errors import require
+from recurrl.keys import OBSERVATION
+from recurrl.policy.encoders.checked import make_encoder
+from recurrl.policy.heads import make_actor
+from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
+from recurrl.policy.noise import CorrelatedNoise
+from recurrl.policy.policy import Policy
+from recurrl.policy.preprocessing import make_preprocessing
+from recurrl.policy.trunk import AddNorm, Trunk
+from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.cell import Cell
+from recurrl.recurrent.gated import GatedCell
+
+
+def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> Policy:
+    """The configured network for an environment's unbatched specs, on the configured device.
+
+    Args:
+        config: the configuration.
+        observation_spec: the environment's, with the entry ``observation``.
+        action_spec: that of the entry ``action``; a composite for actions of several parts.
+
+    Raises:
+        ConfigError: the observation or the action is of a kind that the configured network cannot handle.
+    """
+    observation = observation_spec[OBSERVATION]
+    cell = make_cell(config.cell)
+    trunk = _make_trunk(config, observation, cell)
+    actor_head = make_actor(config.policy, config.cell.hidden_size, observation, action_spec)
+    critic = config.algorithm.critic_kind
+    critic_head = critic_trunk = None
+    if critic is not None:
+        critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)
+        if critic != "shared":
+            own = cell if critic == "recurrent" else None
+            critic_trunk = _make_trunk(config, observation, own, prefix="critic_")
+    size, correlation = getattr(actor_head, "noise_size", 0), config.policy.noise_correlation
+    noise = CorrelatedNoise(size, correlation) if size and correlation else None
+    return Policy(trunk, actor_head, critic_head, critic_trunk, noise).to(torch.device(config.device))
+
+
+def make_cell(options: CellConfig) -> Cell | None:
+    """The configured cell; None for a feed-forward network.
+
+    Raises:
+        ConfigError: there is no such cell.
+    """
+    if options.name == NO_CELL:
+        return None
+    cell = factory("cell", options.name)(options)
+    require(
+        isinstance(cell, Cell),
+        f"cell.name={options.name} makes a {type(cell).__name__}. Give a class derived from "
+        "recurrl.recurrent.Cell, or a function that returns one of its objects.",
+    )
+    require(
+        cell.hidden_size == options.hidden_size,
+        f"cell.name={options.name} has hidden_size={cell.hidden_size}, but its options say "
+        f"cell.hidden_size={options.hidden_size}. Use the size in the options.",
+    )
+    return cell
+
+
+def _make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, prefix: str = "") -> Trunk:
+    """The configured trunk, with ``cell.hidden_size`` features.
+
+    Args:
+        config: the configuration.
+        observation: the spec of an unbatched observation.
+        cell: the recurrent cell; None puts a feed-forward network in its place.
+        prefix: put before the names of its states, which tells them from those of another trunk.
+
+    Raises:
+        ConfigError: the observation is of a kind that the configured encoders cannot handle.
+    """
+    preprocess, preprocessed = make_preprocessing(observation, config.env.normalize_observation)
+    encoder, width = make_encoder(config.encoder, preprocessed)
+    combine = None
+    if config.policy.residual or config.policy.layer_norm:
+        combine = AddNorm(width, config.cell.hidden_size, config.policy.residual, config.policy.layer_norm)
+    core = _feedforward(config.cell, width) if cell is None else _recurrent(config, width, cell, prefix)
+    return Trunk(encoder, core, combine, preprocess)
+
+
+def _feedforward(options: CellConfig, width: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for _ in range(options.num_layers):
+        layers += [linear(width, options.hidden_size, TANH_GAIN), nn.Tanh()]
+        width = options.hidden_size
+    return nn.Sequential(*layers)
+
+
+def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> RecurrentModule:
+    states = [f"{prefix}recurrent_state{suffix}" for suffix in cell.states()]
+    module = RecurrentModule(
+        cell,
+        width,
+        num_layers=config.cell.num_layers,
+        recurrent_backend=config.backend.name,
+        recurrent_recompute=config.recompute.name,
+        recurrent_chunk_len=config.recompute.chunk_len,
+        recurrent_matmul_precision=config.precision.name,
+        in_keys=["encoded", *states],
+        out_keys=["features", *(("next", state) for state in states)],
+        device=config.device,
+    )
+    if isinstance(cell, GatedCell):
+        _initialize_gates(cell, module)
+    return module
+
+
+def _initialize_gates(cell: GatedCell, module: RecurrentModule) -> None:
+    for name, parameter in module.layers.named_parameters():
+        if name.startswith("weight"):
+            for gate in parameter.data.chunk(cell.GATES):
+                nn.init.orthogonal_(gate)
+        else:
+            nn.init.zeros_(parameter)

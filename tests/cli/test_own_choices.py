@@ -1,0 +1,262 @@
+"""Choices of a user's own through the commands: options, sweeps, yamls, resuming, and code that nobody asked for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from run_files import metrics, settings, summary
+
+LOGGER = """
+from dataclasses import dataclass
+from pathlib import Path
+from recurrl.config import LoggerConfig
+from recurrl.config.options import FRACTION, option
+
+Path(__file__).with_name("imported").touch()
+
+@dataclass
+class NotesConfig(LoggerConfig):
+    share: float = option("share of the iterations to log", FRACTION, default=0.5)
+    title: str = option("heading", default="notes")
+    nested: dict[str, int] = option("anything", default={})
+
+class Notes:
+    id = None
+
+    def __init__(self, options: NotesConfig, run_dir, settings, resumed):
+        self.path = run_dir / "notes.txt"
+        self.path.write_text(f"{options.title} {options.share} {options.nested}")
+
+    def log(self, frames, metrics):
+        pass
+
+    def close(self, exit_code=0):
+        pass
+
+class Failing(Notes):
+    def log(self, frames, metrics):
+        if frames == 64:
+            raise KeyError("no such note")
+
+class FailingAtTheEnd(Notes):
+    def close(self, exit_code=0):
+        raise RuntimeError("the notes are stuck")
+
+def unsupported(options: "Unsupported", *_): ...
+
+@dataclass
+class Unsupported(LoggerConfig):
+    made_of: Path | bytes | set = option("no value of a yaml", default=None)
+"""
+OWN = "own_package.notes:Notes"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A user's package in the current folder; returns a path that exists once it has been imported."""
+    folder = tmp_path / "own_package"
+    folder.mkdir()
+    (folder / "notes.py").write_text(LOGGER, encoding="utf-8")
+    return folder / "imported"
+
+
+@pytest.fixture
+def own_run(train, tiny, package, tmp_path) -> Path:
+    """A finished run with a logger of the user's own, which has not been imported since."""
+    outcome = train(*tiny, f"logger={OWN}", "logger.share=0.25", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    package.unlink()
+    return tmp_path / "run"
+
+
+# Options
+
+
+def test_options_are_taken_from_the_command_line_and_recorded(own_run):
+    assert (own_run / "notes.txt").read_text() == "notes 0.25 {}"
+    assert settings(own_run)["logger"] == {"name": OWN, "share": 0.25, "title": "notes", "nested": {}}
+    assert summary(own_run)["status"] == "completed"
+
+
+def test_a_yaml_of_the_users_own(train, tiny, package, tmp_path):
+    (tmp_path / "mine" / "logger").mkdir(parents=True)
+    (tmp_path / "mine" / "logger" / "notes.yaml").write_text(
+        f"defaults: [csv, _self_]\nname: {OWN}\ntitle: mine\nnested: {{a: 1}}\n"
+    )
+    outcome = train("--config-dir", "mine", *tiny, "logger=notes", "logger.share=1", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine 1.0 {'a': 1}"
+
+
+def test_a_sweep_over_a_choice_of_the_package_and_one_of_the_users_own(train, tiny, package, tmp_path):
+    outcome = train("-m", *tiny, f"logger=csv,{OWN}", "hydra.sweep.dir=sweep")
+    assert outcome.code == 0, outcome.err
+    assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("logger.share=2", "logger.share=2.0 is out of range. Give a number from 0 to 1."),
+        (
+            "logger.share=much",
+            "The configuration key 'logger.share': Value 'much' of type 'str' could not be converted",
+        ),
+        ("logger.sahre=1", "Unknown configuration key 'logger.sahre'. Did you mean logger.share"),
+        ("logger.nested={a:b}", "The configuration key 'logger.nested.a': Value 'b' of type 'str' could not be"),
+        ("cell.hiden_size=3", "Unknown configuration key 'cell.hiden_size'. Did you mean cell.hidden_size?"),
+        ("learning_rate=1", "Unknown configuration key 'learning_rate'. Did you mean lr?"),
+    ],
+)
+def test_a_wrong_option_is_rejected(refused, package, override, error):
+    package.touch()
+    (package.parent / "__pycache__").mkdir()
+    assert refused("hydra.run.dir=run", f"logger={OWN}", override).startswith(error)
+
+
+def test_options_that_a_configuration_cannot_hold_are_rejected(train, package):
+    error = train("logger=own_package.notes:unsupported").error
+    assert error.startswith("The options of logger=own_package.notes:unsupported, Unsupported, cannot be keys of a ")
+
+
+def test_the_recorded_command_line_is_that_which_was_given(own_run):
+    overrides = yaml.safe_load((own_run / ".hydra" / "overrides.yaml").read_text())
+    assert f"logger={OWN}" in overrides
+
+
+# Failures
+
+
+def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, package, tmp_path):
+    ours = ["logger=own_package.notes:Failing", "checkpoint.every_frames=32", "hydra.run.dir=run"]
+    outcome = train(*tiny, *ours)
+    assert outcome.code == 1
+    assert "no such note" in outcome.err
+    assert "own_package/notes.py" in outcome.err  # its traceback
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["error"]) == ("failed", "KeyError: 'no such note'")
+    assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
+    outcome = train("resume=run", "logger=csv", "total_frames=96", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64", "96"]
+
+
+def test_a_logger_that_raises_at_the_end_fails_the_run_after_all_is_saved(train, tiny, package, tmp_path):
+    outcome = train(*tiny, "logger=own_package.notes:FailingAtTheEnd", "hydra.run.dir=run")
+    assert "the notes are stuck" in outcome.err
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["frames"]) == ("failed", 64)
+    assert (tmp_path / "run" / found["checkpoint"]).is_dir()
+    assert len(metrics(tmp_path / "run")) == 2
+
+
+# Resuming, evaluating and checking
+
+
+def commands(train: Callable, evaluate: Callable, check: Callable, run: Path) -> dict[str, Callable]:
+    """The commands that read a saved configuration, with further arguments."""
+    return {
+        "resume": lambda *given: train(*given, f"resume={run}", "total_frames=96"),
+        "auto": lambda *given: train(*given, "resume=auto", "total_frames=96", f"hydra.run.dir={run}"),
+        "evaluate": lambda *given: evaluate(run, *given),
+        "check": lambda *given: check("--not-finite", run / "checkpoints" / "frames_000000000064", *given),
+    }
+
+
+@pytest.fixture
+def check(recurrl_check, tmp_path):
+    return lambda *arguments: recurrl_check(*arguments, cwd=tmp_path)
+
+
+def test_no_command_imports_code_that_only_a_run_names(train, evaluate, check, own_run, package):
+    for name, command in commands(train, evaluate, check, own_run).items():
+        outcome = command()
+        assert f"names code that would be imported and executed: {OWN}. If you trust it, " in outcome.error, name
+        advice = f"logger.name={OWN}" if name in ("resume", "auto") else "add --trust-packages"
+        assert advice in outcome.error, name
+        assert not package.exists(), name
+
+
+def test_no_command_imports_code_that_only_a_lone_checkpoint_names(train, evaluate, own_run, package, tmp_path):
+    shutil.copytree(own_run / "checkpoints" / "frames_000000000064", tmp_path / "mine")
+    for outcome in (evaluate("mine"), train("resume=mine", "total_frames=96")):
+        assert f"{tmp_path / 'mine'}" in outcome.error or outcome.error.startswith("mine names code")
+        assert OWN in outcome.error
+    assert not package.exists()
+
+
+KEYS = ["cell.name", "encoder.name", "algorithm.name", "collector.name", "buffer.name", "env.source"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, OWN) for key in KEYS),
+        ("env.id", "own_package.notes:Some-v0"),
+        ("env.packages", ["own_package.notes"]),
+        ("env.kwargs", {"wrapper": [{"entry": OWN}]}),
+        ("env.mask", [OWN]),
+        ("logger.extra", OWN),
+        ("logger.name", "own_package.notes:Notes.close:x"),
+        ("nonesuch", OWN),
+    ],
+    ids=str,
+)
+def test_code_is_found_wherever_a_saved_configuration_names_it(
+    train, evaluate, check, finished_run, package, tmp_path, key, value
+):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    values = settings(run)
+    group, _, name = key.rpartition(".")
+    (values[group] if group else values)[name] = value
+    (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
+    for name in ("resume", "evaluate"):
+        outcome = commands(train, evaluate, check, run)[name]()
+        assert outcome.code == 1
+        assert "Traceback" not in outcome.err
+        assert str(run / "config.yaml") in outcome.error, name
+        assert not package.exists(), name
+
+
+def test_a_run_is_used_again_once_its_code_is_trusted(train, evaluate, check, own_run, package, tmp_path):
+    assert evaluate(own_run, "--trust-packages").code == 0
+    assert package.exists()
+    assert check("--not-finite", own_run / "checkpoints", "--trust-packages").code == 1  # no batch was saved
+    outcome = train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", "hydra.run.dir=next")
+    assert outcome.code == 0, outcome.err
+    assert settings(tmp_path / "next")["logger"] == settings(own_run)["logger"]
+    assert "notes 0.25" in (tmp_path / "next" / "notes.txt").read_text()
+
+
+def test_a_requeued_job_names_its_code_again(train, tiny, package, tmp_path):
+    ours = [*tiny, f"logger={OWN}", "logger.share=0.75", "resume=auto", "hydra.run.dir=run"]
+    assert train(*ours).code == 0
+    outcome = train(*ours, "total_frames=96")
+    assert outcome.code == 0, outcome.err
+    assert settings(tmp_path / "run")["logger"]["share"] == 0.75
+
+
+def test_from_another_folder_the_missing_package_is_named(recurrl_train, recurrl_evaluate, own_run, package, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    for outcome in (
+        recurrl_evaluate(own_run, "--trust-packages", cwd=tmp_path / "elsewhere"),
+        recurrl_train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", cwd=tmp_path / "elsewhere"),
+    ):
+        assert "there is no module own_package. Install its package, or run from the folder it is in." in outcome.error
+    assert not package.exists()
+
+
+def test_a_run_that_names_other_code_than_the_command_line_is_not_trusted(train, own_run, package):
+    error = train(f"resume={own_run}", "total_frames=96", "env.packages=[own_package]").error
+    assert f"names code that would be imported and executed: {OWN}." in error
+
+
+def test_recurrl_check_takes_choices_of_ones_own(check, tiny, package, tmp_path):
+    outcome = check(*tiny, f"logger={OWN}", "logger.share=0.75")
+    assert outcome.code == 0, outcome.err
+    assert check(*tiny, f"logger={OWN}", "logger.sahre=1").error.startswith("Unknown configuration key 'logger.sahre'.")
+    assert "Did you mean cell=gru?" in check(*tiny, "cell=gruu").error

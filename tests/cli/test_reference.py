@@ -1,0 +1,23 @@
+"""docs/configuration.md, the tables of all keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recurrl.cli.reference import reference
+from recurrl.config.keys import packaged_keys
+from recurrl.config.plugins import GROUPS, key_of
+
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_documentation_of_the_keys_is_up_to_date():
+    assert DOCS.read_text(encoding="utf-8") == reference(), "python -m recurrl.cli.reference > docs/configuration.md"
+
+
+def test_it_has_every_key_once_a_choice():
+    rows = [line for line in reference().splitlines() if line.startswith("| `")]
+    sections = {key.partition(".")[0] for key in packaged_keys() if "." in key}
+    names = {f"{group}.name" for group in GROUPS} - {key_of("env")}
+    for key in packaged_keys() - sections - names:
+        assert [row for row in rows if row.startswith(f"| `{key}` | ")], key

@@ -1,0 +1,139 @@
+"""Every option has help, a range or choices, and rejects other values with all of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from options_found import OPTIONS, Option
+
+from recurrl.config.keys import RENAMED, packaged_keys
+from recurrl.config.options import (
+    BELOW_ONE,
+    FRACTION,
+    INDEX,
+    POSITIVE,
+    RATE,
+    SCALE,
+    SEED,
+    STEPS,
+    Range,
+    check_values,
+)
+from recurrl.errors import ConfigError
+
+WITHOUT_RANGE = {
+    "algorithm.group_size": "depends on env.num_envs",
+    "recompute.chunk_len": "depends on recompute and the backend",
+}
+FREE_TEXT = {
+    "env.id": "any registered environment",
+    "device": "checked with torch",
+    "resume": "a path",
+    "logger.project": "a name",
+    "logger.id": "a name",
+    "env.packages": "any package",
+    "logger.only": "an example's: any beginning of a metric",
+}
+NUMBERS = [option for option in OPTIONS if {int, float} & set(option.kinds)]
+RANGES = [option for option in NUMBERS if option.meaning.range is not None]
+STRINGS = [option for option in OPTIONS if str in option.kinds and option.field.name not in ("name", "source")]
+CHOICES = [option for option in STRINGS if option.meaning.choices]
+
+
+def is_list(option: Option) -> bool:
+    return "list" in str(option.field.type)
+
+
+def within(of: Range) -> list[float]:
+    """Numbers at the ends of a range."""
+    low = 1e-9 if of.above else of.low
+    high = 10**30 if of.high == math.inf else math.nextafter(of.high, 0) if of.below else of.high
+    return [low, high]
+
+
+def beyond(of: Range) -> list[float]:
+    """Numbers outside of a range, next to its ends and far away."""
+    low = of.low if of.above else of.low - 1
+    high = of.high if of.below else of.high + 1
+    return [low, high, -(10**30), *(() if of.integers else (math.nan, math.inf))]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=str)
+def test_every_option_has_a_help_text(option):
+    assert option.meaning.text
+    assert not option.meaning.text.endswith(".")
+
+
+def test_every_number_has_a_range_or_a_reason():
+    assert {option.key for option in NUMBERS} - {option.key for option in RANGES} == set(WITHOUT_RANGE)
+
+
+def test_every_string_has_choices_or_a_reason():
+    assert {option.key for option in STRINGS} - {option.key for option in CHOICES} == set(FREE_TEXT)
+
+
+@pytest.mark.parametrize("option", RANGES, ids=str)
+def test_a_number_out_of_range_is_rejected_with_the_whole_range(option):
+    place = "[0]" if is_list(option) else ""
+    for number in beyond(option.meaning.range):
+        with pytest.raises(ConfigError) as caught:
+            check_values(option.options([number] if place else number), option.key.removesuffix(option.field.name))
+        assert str(caught.value) == (
+            f"{option.key}{place}={number} is out of range. Give {option.meaning.range.words}."
+        )
+
+
+@pytest.mark.parametrize("option", RANGES, ids=str)
+def test_the_ends_of_a_range_and_null_are_accepted(option):
+    for number in within(option.meaning.range):
+        check_values(option.options([number, number] if is_list(option) else number))
+    check_values(option.options([] if is_list(option) else None))
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        (STEPS, "an integer from 1 to 1_000_000_000_000"),
+        (SEED, "an integer from 0 to 2_147_483_647"),
+        (INDEX, "an integer from 0"),
+        (FRACTION, "a number from 0 to 1"),
+        (RATE, "a number above 0 and at most 1"),
+        (SCALE, "a number above 0 and at most 1_000_000"),
+        (BELOW_ONE, "a number above 0 and below 1"),
+        (POSITIVE, "a finite number above 0"),
+    ],
+)
+def test_a_range_in_words(of, words):
+    assert of.words == words
+
+
+@pytest.mark.parametrize("option", CHOICES, ids=str)
+def test_an_unknown_choice_is_rejected_with_all_choices(option):
+    with pytest.raises(ConfigError) as caught:
+        check_values(option.options("nonesuch"), option.key.removesuffix(option.field.name))
+    assert str(caught.value) == (
+        f"{option.key}=nonesuch does not exist. Choose one of: {', '.join(option.meaning.choices)}."
+    )
+    for choice in option.meaning.choices:
+        check_values(option.options(choice))
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [(option, name) for option in CHOICES for name in option.meaning.removed], ids=str
+)
+def test_a_removed_choice_is_rejected_with_its_replacement(refused, option, name):
+    instead = option.meaning.removed[name]
+    assert refused(f"{option.key}={name}") == f"{option.key}={name} was removed. Choose {instead}."
+    assert name not in option.meaning.choices
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_leads_to_the_new_one(refused, old, new):
+    assert refused(f"{old}=1") == f"The configuration key {old!r} is now {new}. Give {new}=..."
+    assert new in packaged_keys()
+    assert old not in packaged_keys()
+
+
+def test_a_number_out_of_range_is_rejected_on_the_command_line(refused):
+    assert refused("algorithm.gamma=1.5") == "algorithm.gamma=1.5 is out of range. Give a number from 0 to 1."

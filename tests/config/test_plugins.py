@@ -1,0 +1,163 @@
+"""Choices of a user's own, ``package.module:Name``: found, or rejected with the reason."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+from recurrl.config import CellConfig
+from recurrl.config.options import option
+from recurrl.config.plugins import ROOMS, base_options, factory, names, options_class, own_values, values
+from recurrl.errors import ConfigError
+
+ELMAN = """
+from __future__ import annotations
+from dataclasses import dataclass
+from recurrl.config import CellConfig
+from recurrl.config.options import FRACTION, option
+
+@dataclass
+class ElmanConfig(CellConfig):
+    leak: float = option("how much of the state is replaced", FRACTION, default=1.0)
+
+class Elman:
+    def __init__(self, options: ElmanConfig) -> None: ...
+
+    @classmethod
+    def other(cls, options: ElmanConfig): ...
+
+def make(options: ElmanConfig): ...
+def without(options): ...
+def nothing(): ...
+def plain(options: int): ...
+def unknown(options: Nonesuch): ...
+def misspelt(options: ElmanConfig.Inner): ...
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Writes a module of ``own_package`` into the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / "own_package").mkdir(exist_ok=True)
+        (tmp_path / "own_package" / f"{name}.py").write_text(text, encoding="utf-8")
+
+    yield write
+    for name in [name for name in sys.modules if name.partition(".")[0] == "own_package"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["Elman", "Elman.other", "make"])
+def test_a_class_or_function_of_a_module_in_the_current_folder_is_found_with_its_options(package, name):
+    package("elman", ELMAN)
+    assert callable(factory("cell", f"own_package.elman:{name}"))
+    assert options_class("cell", f"own_package.elman:{name}").__name__ == "ElmanConfig"
+
+
+def test_a_module_in_the_current_folder_does_not_hide_an_installed_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "yaml.py").write_text("raise RuntimeError('hidden')")
+    assert factory("cell", "yaml:Dumper").__module__ == "yaml.dumper"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("own_package.elman:Elmann", "the module own_package.elman has no Elmann. It is at "),
+        ("own_package.elman:Elman.inner", "the module own_package.elman has no Elman.inner."),
+        ("own_package.lstm:LSTM", "there is no module own_package.lstm. Install its package, or run from the folder"),
+        ("nonesuch.elman:Elman", "there is no module nonesuch."),
+        ("own_package.broken:Cell", "importing own_package.broken fails with ZeroDivisionError: division by zero."),
+        ("own_package.unfinished:Cell", "importing own_package.unfinished fails with SyntaxError: "),
+        ("own_package.needy:Cell", " needs the module nonesuch_package, which is not installed. Install it."),
+        ("own_package.circular:Cell", "importing own_package.circular fails with ImportError: cannot import name"),
+        ("own_package.value:Cell", "importing own_package.value fails with ValueError: no."),
+        ("own_package.elman:without", "its options; it is not annotated. examples/extending"),
+        ("own_package.elman:nothing", "its options; it is not annotated."),
+        ("own_package.elman:plain", "derived from recurrl.config.CellConfig, its options; it is int."),
+        ("own_package.elman:unknown", "the parameters of its factory cannot be read: name 'Nonesuch' is not defined."),
+        ("own_package.elman:misspelt", "the parameters of its factory cannot be read: "),
+        ("own_package.elman:NUMBER", "the parameters of its factory cannot be read: "),
+        ("own_package/elman.py:Elman", "is not of the form package.module:Name"),
+        ("own_package.elman:", "is not of the form package.module:Name"),
+        (":Elman", "is not of the form package.module:Name"),
+        ("own package:Elman", "is not of the form package.module:Name"),
+        ("..elman:Elman", "is not of the form package.module:Name"),
+    ],
+)
+def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
+    package("elman", ELMAN)
+    package("broken", "1 / 0")
+    package("unfinished", "def make(")
+    package("needy", "import nonesuch_package")
+    package("circular", "from own_package.elman import Nonesuch")
+    package("value", "raise ValueError('no')")
+    with pytest.raises(ConfigError) as caught:
+        options_class("cell", name)
+    assert str(caught.value).startswith(f"cell={name}")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("group", [group for group in ROOMS if group != "cell"])
+def test_options_of_another_group_are_rejected(package, group):
+    package("elman", ELMAN)
+    with pytest.raises(ConfigError, match=f"derived from recurrl.config.{base_options(group).__name__}, its options"):
+        options_class(group, "own_package.elman:Elman")
+
+
+@pytest.mark.parametrize("group", ["backend", "recompute", "precision"])
+def test_a_group_without_factories_takes_no_choice_of_ones_own(group):
+    with pytest.raises(ConfigError, match=r"does not exist\. Choose one of: [^:]*$"):
+        options_class(group, "own_package.elman:Elman")
+
+
+def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(package):
+    package("elman", ELMAN)
+    assert own_values("cell", "own_package.elman:Elman") == {
+        **values("cell", "gru"),
+        "name": "own_package.elman:Elman",
+        "leak": 1.0,
+    }
+
+
+@pytest.mark.parametrize(("base", "name"), [("PPOConfig", "ppo"), ("GRPOConfig", "grpo"), ("ClippedConfig", "ppo")])
+def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(package, base, name):
+    package(
+        "mine",
+        f"from dataclasses import dataclass\nfrom recurrl.config import {base}\n"
+        "from recurrl.config.options import option\n"
+        f"@dataclass\nclass Mine({base}):\n    width: int = option('a width')\n"
+        "def make(options: Mine, policy): ...\n",
+    )
+    found = own_values("algorithm", "own_package.mine:make")
+    inherited = values("algorithm", name)
+    keys = {field.name for field in fields(options_class("algorithm", "own_package.mine:make"))}
+    assert found.keys() == keys
+    assert found["width"] == "???"
+    assert all(found[key] == inherited[key] for key in keys - {"name", "width"})
+
+
+def test_a_default_that_is_a_list_is_not_shared():
+    @dataclass
+    class Options(CellConfig):
+        sizes: list[int] = option("sizes", default=[1])
+
+    first, second = (Options(name="mine", hidden_size=1, num_layers=1) for _ in range(2))
+    first.sizes.append(2)
+    assert second.sizes == [1]
+
+
+@pytest.mark.parametrize("group", ROOMS)
+def test_an_unknown_choice_is_rejected_with_those_of_the_package(group):
+    with pytest.raises(ConfigError) as caught:
+        factory(group, "nonesuch")
+    assert ", ".join(names(group)) in str(caught.value)

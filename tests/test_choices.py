@@ -1,0 +1,105 @@
+"""The yamls of ``configs/``: each composes and is valid where it can run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+import recurrl.configs
+from recurrl.config.composed import typed
+from recurrl.config.plugins import GROUPS, names
+from recurrl.errors import ConfigError
+from recurrl.validation import check_config
+
+CONFIGS = Path(recurrl.configs.__path__[0])
+OPTIONS = [(group, path.stem) for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
+EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+NOT_ON_A_CPU = {("backend", "triton"), ("precision", "tf32"), ("precision", "tf32x3"), ("precision", "bf16")}
+
+
+@pytest.fixture(scope="session")
+def composed_options(compose) -> dict[tuple[str, str], object]:
+    """Each choice of each group, composed. One composition takes a third of a second, so each is of several groups."""
+    composed = {}
+    for row in zip_longest(*([pair for pair in OPTIONS if pair[0] == group] for group in GROUPS)):
+        pairs = [pair for pair in row if pair is not None]
+        needed = ["env.id=Acrobot-v1"] if ("env", "gym") in pairs else []
+        config = compose(*(f"{group}={option}" for group, option in pairs), *needed)
+        composed |= {(group, option): getattr(config, group) for group, option in pairs}
+    return composed
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_choice_of_every_group_composes_and_is_valid_where_it_can_run(
+    defaults, composed_options, group, option, monkeypatch
+):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    chosen = composed_options[group, option]
+    assert chosen.name == option
+    # GRPO needs whole episodes.
+    sizes = {"frames_per_batch": 16_000, "slice_len": 25, "total_frames": 16_000} if option == "grpo" else {}
+    config = replace(defaults, **{group: chosen}, **sizes)
+    for package in (*config.env.packages, *(["tensorboard"] if option == "tensorboard" else [])):
+        pytest.importorskip(package)
+    if (group, option) in NOT_ON_A_CPU:
+        with pytest.raises(ConfigError, match=f"{group}={option} "):
+            check_config(config)
+    else:
+        check_config(config)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_is_valid(compose, experiment):
+    config = compose(f"experiment={experiment}")
+    for package in config.env.packages:
+        pytest.importorskip(package)
+    # The device and precision are for the experiment's own machine.
+    check_config(replace(config, device="cpu", precision=replace(config.precision, name="ieee")))
+
+
+def test_a_users_own_experiment_composes(recurrl_train, tmp_path):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "long.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /cell: lstm\ntotal_frames: 2048\n", encoding="utf-8"
+    )
+    outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    composed = typed(OmegaConf.create(outcome.out))
+    assert (composed.cell.name, composed.total_frames) == ("lstm", 2048)
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "experiment"])
+def test_an_unknown_choice_is_rejected_with_those_that_exist(refused, group):
+    error = refused(f"{group}=nonesuch")
+    assert error.startswith(f"{group}=nonesuch does not exist. ")
+    listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
+    assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= set(listed)
+    own = "or package.module:Name for one of your own"
+    assert (own in listed) == (group not in ("experiment", "backend", "precision", "recompute"))
+
+
+def test_the_nearest_choice_is_suggested(refused):
+    assert "Did you mean cell=gru?" in refused("cell=gruu")
+    assert "Did you mean env=pendulum_no_velocity?" in refused("env=pendulum")
+
+
+def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(refused):
+    known = ", ".join(names("algorithm"))
+    assert refused("algorithm.name=nonesuch") == (
+        f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for one of your own."
+    )
+
+
+def test_several_choices_where_one_belongs_are_rejected(refused):
+    assert refused("recompute=[gru,lstm]").startswith(
+        "recompute=lstm does not exist. Choose one of: chunk, full, none."
+    )
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "experiment"])
+def test_a_group_without_a_choice_is_rejected(refused, group):
+    assert refused(f"{group}=null").startswith(f"{group}=null is not a valid choice.")
