@@ -109,7 +109,6 @@ def default_task() -> Task:
         total_frames=config.total_frames,
         reward_scale=config.env.reward_scale,
         normalize=config.env.normalize_observation,
-        normalize_reward=config.env.normalize_reward,
     )
 
 

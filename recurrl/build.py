@@ -27,13 +27,6 @@ from recurrl.runtime.seeds import seed_after, seed_process, seeds
 _DEFAULT_THREADS = torch.get_num_threads()
 
 
-BETAS = (0.9, 0.99)
-"""Of Adam. Once a task is solved, gradients are small. A slower average of their squares answers the first surprise
-with steps several times the learning rate, which undo what was learnt (Dohare et al. 2023, "Overcoming policy collapse
-in deep reinforcement learning").
-"""
-
-
 def set_process_state(config: TrainConfig) -> None:
     """Sets process-wide state, so that a sweep's jobs do not inherit it from one another."""
     seed_process(config.seed)
@@ -65,7 +58,7 @@ def make_learner(config: TrainConfig, policy: Policy) -> Learner:
         ConfigError: this version of torch cannot compile the loss.
     """
     make_buffer, env = factory("buffer", config.buffer.name), config.env
-    optimizer = torch.optim.Adam(list(policy.parameters()), lr=config.lr, betas=BETAS, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(list(policy.parameters()), lr=config.lr, eps=1e-5, fused=True)
     scaler = RewardScaler(env.num_envs, config.algorithm.gamma, env.reward_scale, env.normalize_reward)
     return Learner(
         policy,

@@ -33,7 +33,7 @@ class PolicyConfig:
     noise_correlation: float = option(
         "correlation of a continuous action's deviations from its mean at successive steps; more explores further, but "
         "updates are less stable. Actions of several parts are drawn independently",
-        Range("a number from 0 and below 1", lambda number: 0 <= number < 1),
+        Range(0, 1, below=True),
     )
     bounded_action: str = option(
         "how bounded continuous actions stay within their bounds: clip (a Gaussian that the environment clips) or tanh "

@@ -30,8 +30,9 @@ def make_env(
 ) -> TransformedEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
-    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for what it
-    passes from step to step. A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
+    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each entry that it
+    passes from step to step. A step of all copies, and a reset, take no longer than
+    :func:`recurrl.runtime.time_limit.time_limit` allows.
 
     Raises:
         ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.

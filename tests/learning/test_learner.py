@@ -64,7 +64,6 @@ def test_learning_rate_clip_range_and_entropy_follow_their_schedules(compose: Co
         "algorithm.clip_final_fraction=0.5",
         "algorithm.entropy_coeff=0.1",
         "algorithm.entropy_final_fraction=0",
-        "algorithm.normalize_advantage=minibatch",  # the unit of the entropy's weight is then 1
         progress=0.5,
     )
     assert metrics["optim/lr"] == pytest.approx(0.005)

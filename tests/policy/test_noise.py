@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurrl.collector import make_collector
+from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.policy.distributions import SquashedGaussian, diagonal_gaussian, displaced
 from recurrl.policy.noise import NOISE, CorrelatedNoise
-from recurrl.train import make_policy_for, set_process_state
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("cell.hidden_size=4", "policy.encoder_sizes=[4]", "env=pendulum_novel", "env.num_envs=64")
+SMALL = ("cell.hidden_size=4", "encoder.sizes=[4]", "env=pendulum_no_velocity", "env.num_envs=64")
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -79,4 +78,4 @@ def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leave
 
 
 def test_discrete_actions_have_no_noise(compose: Compose) -> None:
-    assert make_policy_for(compose("env=cartpole_novel")).carried_keys == ["recurrent_state"]
+    assert make_policy_for(compose("env=cartpole_no_velocity")).carried_keys == ["recurrent_state"]

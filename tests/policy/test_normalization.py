@@ -7,7 +7,7 @@ import torch
 
 from recurrl.errors import NonFiniteError
 from recurrl.learning.reward_scale import RewardScaler
-from recurrl.policy.normalization import ObservationNormalizer, RunningMoments
+from recurrl.policy.normalization import ObservationNormalizer, RunningMoments, RunningScale
 
 
 def test_moments_of_parts_equal_those_of_the_whole() -> None:

@@ -13,7 +13,7 @@ ONE_FRAME_A_BATCH = {**ONE_FRAME_A_MINIBATCH, "env.num_envs": 1, "frames_per_bat
     ("changes", "message"),
     [
         (
-            {"env.reward_scale": 0.1},
+            {"env.normalize_reward": True},
             "env.reward_scale=0.1 has no effect with env.normalize_reward=true, which divides it out again. Give "
             "env.reward_scale=1, or env.normalize_reward=false.",
         ),
@@ -38,6 +38,7 @@ def test_normalisation_that_cannot_do_what_was_asked_is_refused(refusal, changes
 @pytest.mark.parametrize(
     "changes",
     [
+        {"env.normalize_reward": True, "env.reward_scale": 1.0},
         {"env.normalize_reward": False, "env.reward_scale": 0.5},
         {"slice_len": 2, "minibatch_slices": 1, "algorithm.normalize_advantage": "minibatch"},
         {"slice_len": 1, "minibatch_slices": 2, "algorithm.normalize_advantage": "minibatch"},
