@@ -159,7 +159,7 @@ class TensorRollout:
 
     def _check_entries(self) -> list[NestedKey]:
         """The entries of a step that are stored, after checking that the fast rollout provides all of them."""
-        if set(self.state_keys) != set(self.policy.state_keys):
+        if set(self.state_keys) != set(self.policy.carried_keys):
             raise _NeedsTensorDictsError(
                 f"the environment carries the states {self.state_keys}, the policy has {self.policy.carried_keys}"
             )
