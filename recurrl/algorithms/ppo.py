@@ -16,6 +16,7 @@ from recurrl.keys import VALUE
 from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
 from recurrl.losses.ppo import PPOTerms
 from recurrl.policy import Policy
+from recurrl.policy.normalization import RunningScale
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
 KL_COEFF_FACTOR = 2.0
@@ -24,6 +25,10 @@ KL_TOLERANCE = 1.5
 
 class PPO(ClippedAlgorithm):
     """Generalised advantage estimation and PPO's losses.
+
+    ``entropy_coeff`` is in units of the advantages' running root mean square. A constant weight that keeps exploring
+    where advantages are large would drown them where they are small, and the bonus vanishes with them once nothing is
+    left to gain.
 
     Args:
         options: as configured.
@@ -37,9 +42,16 @@ class PPO(ClippedAlgorithm):
     def __init__(self, options: PPOConfig, policy: Policy, desired_kl: float) -> None:
         super().__init__(options, policy)
         self._desired_kl = desired_kl
+        self._advantage_scale = RunningScale().to(policy.device)
+        self._entropy_coeff = self.loss.terms.entropy_coeff.clone()
+
+    def begin_iteration(self, progress: float) -> None:
+        """Sets the clip range and the entropy coefficient."""
+        super().begin_iteration(progress)
+        self._entropy_coeff.copy_(self.loss.terms.entropy_coeff)
 
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes advantages and value targets."""
+        """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
         add_advantages(batch_NT, self.policy, reward_NT, self.options.gamma, self.options.lmbda)
         advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
         metrics = {
@@ -52,6 +64,9 @@ class PPO(ClippedAlgorithm):
         }
         if self.options.normalize_advantage == "batch":
             batch_NT.set(ADVANTAGE, standardized(advantage))
+        if self.options.normalize_advantage != "minibatch":
+            self._advantage_scale.update(batch_NT[ADVANTAGE])
+        self.loss.terms.entropy_coeff.copy_(self._entropy_coeff * self._advantage_scale.value)
         return metrics
 
     def end_iteration(self, kl: float) -> None:
@@ -64,11 +79,13 @@ class PPO(ClippedAlgorithm):
             self.loss.terms.kl_coeff /= KL_COEFF_FACTOR
 
     def state_dict(self) -> dict[str, Any]:
-        """The weight of a KL penalty."""
-        return {"kl_coeff": self.loss.terms.kl_coeff} if self.options.objective == "kl" else {}
+        """The advantages' running scale, and the weight of a KL penalty."""
+        kl = {"kl_coeff": self.loss.terms.kl_coeff} if self.options.objective == "kl" else {}
+        return {"advantage_scale": self._advantage_scale.state_dict(), **kl}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores it."""
+        """Restores them."""
+        self._advantage_scale.load_state_dict(state["advantage_scale"])
         if self.options.objective == "kl":
             self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
 

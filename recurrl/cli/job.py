@@ -116,7 +116,7 @@ def _not_learnt(report: Report) -> str:
         return ""
     return (
         f"; no better than random actions, {report.eval_return_mean_random:.1f} ± {report.eval_return_std_random:.1f}: "
-        "try env.normalize_reward=true with env.reward_scale=1, more total_frames, or algorithm.entropy_coeff=0.01"
+        "try env.normalize_reward=true with env.reward_scale=1, more total_frames, or algorithm.entropy_coeff=0.04"
     )
 
 

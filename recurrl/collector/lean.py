@@ -33,7 +33,7 @@ from recurrl.envs import EpisodeReturn, TensorEnv
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, path_of
 from recurrl.policy import Policy, PolicyModule
-from recurrl.policy.distributions import log_probs, sample
+from recurrl.policy.distributions import log_probs
 
 logger = logging.getLogger(__name__)
 _TRAJECTORY = ("collector", "traj_ids")
@@ -159,9 +159,9 @@ class TensorRollout:
 
     def _check_entries(self) -> list[NestedKey]:
         """The entries of a step that are stored, after checking that the fast rollout provides all of them."""
-        if set(self.state_keys) != set(self.policy.state_keys):
+        if set(self.state_keys) != set(self.policy.carried_keys):
             raise _NeedsTensorDictsError(
-                f"the environment carries the states {self.state_keys}, the policy has {self.policy.state_keys}"
+                f"the environment carries the states {self.state_keys}, the policy has {self.policy.carried_keys}"
             )
         observed = [*self.observation_keys, self.count_key, self.return_key]
         after = {_next(key) for key in (*observed, "reward", *self.env.done_keys)}
@@ -214,7 +214,7 @@ class TensorRollout:
     def act(self, now: Tensors) -> tuple[Distribution, Any]:
         """Samples actions, and adds the policy's outputs to ``now``, whose states are already reset."""
         distribution, value, state = self._step(_nested(now, self.observation_keys), now, None)
-        action = sample(distribution)
+        action, noise = self.policy.sample(distribution, now)
         if isinstance(action, Tensor):
             now[ACTION] = action
         else:
@@ -222,7 +222,7 @@ class TensorRollout:
         if value is not None:
             now[VALUE] = value
         for key in self.state_keys:
-            now["next", key] = state[key]
+            now["next", key] = noise[key] if key in noise else state[key]
         return distribution, action
 
     def _following(

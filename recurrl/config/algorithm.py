@@ -63,6 +63,9 @@ class ClippedConfig(AlgorithmConfig):
 class PPOConfig(ClippedConfig):
     """Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
 
+    entropy_coeff: float = option(
+        "weight of the entropy bonus, in units of the advantages' running root mean square", WEIGHT
+    )
     objective: str = option(
         "clip, kl (a penalty on the KL from the policy that collected) or plain", choices=("clip", "kl", "plain")
     )

@@ -13,7 +13,7 @@ from recurrl.config.collector import BufferConfig, CollectorConfig
 from recurrl.config.encoder import EncoderConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.logger import LoggerConfig
-from recurrl.config.options import COPIES, FRACTION, POSITIVE, RATE, SCALE, SEED, STEPS, WORKERS, option
+from recurrl.config.options import COPIES, FRACTION, POSITIVE, RATE, SCALE, SEED, STEPS, WORKERS, Range, option
 
 AUTO_DEVICE = "auto"
 
@@ -29,6 +29,11 @@ class PolicyConfig:
     residual: bool = option("add the cell's input to its output")
     initial_std: float = option(
         "standard deviation of continuous actions before training, in units of half the action range", SCALE
+    )
+    noise_correlation: float = option(
+        "correlation of a continuous action's deviations from its mean at successive steps; more explores further, but "
+        "updates are less stable. Actions of several parts are drawn independently",
+        Range(0, 1, below=True),
     )
     bounded_action: str = option(
         "how bounded continuous actions stay within their bounds: clip (a Gaussian that the environment clips) or tanh "

@@ -15,7 +15,7 @@ from recurrl.envs.episode_return import EpisodeReturn
 from recurrl.envs.faults import Faults
 from recurrl.envs.groups import Groups
 from recurrl.envs.source import source_of
-from recurrl.envs.states import check_states, recurrent_modules
+from recurrl.envs.states import check_states
 from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, OBSERVATION
@@ -30,8 +30,9 @@ def make_env(
 ) -> TransformedEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
-    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each of its recurrent
-    states. A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
+    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each entry that it
+    passes from step to step. A step of all copies, and a reset, take no longer than
+    :func:`recurrl.runtime.time_limit.time_limit` allows.
 
     Raises:
         ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.
@@ -43,7 +44,8 @@ def make_env(
         check_seeds(config, groups)
         env = source.make_groups(num_envs, groups)
     _check_made(env, config, num_envs)
-    primers = [module.make_tensordict_primer() for module in recurrent_modules(policy)]
+    modules: list[Any] = [] if policy is None else list(policy.modules())
+    primers = [module.make_tensordict_primer() for module in modules if hasattr(module, "make_tensordict_primer")]
     transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), EpisodeReturn(), *primers)
     made = TransformedEnv(_guarded(env, config), transforms)
     made.set_seed(seed)

@@ -13,6 +13,7 @@ from recurrl.keys import OBSERVATION
 from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
+from recurrl.policy.noise import CorrelatedNoise
 from recurrl.policy.policy import Policy
 from recurrl.policy.preprocessing import make_preprocessing
 from recurrl.policy.trunk import AddNorm, Trunk
@@ -43,7 +44,9 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
         if critic != "shared":
             own = cell if critic == "recurrent" else None
             critic_trunk = _make_trunk(config, observation, own, prefix="critic_")
-    return Policy(trunk, actor_head, critic_head, critic_trunk).to(torch.device(config.device))
+    size, correlation = getattr(actor_head, "noise_size", 0), config.policy.noise_correlation
+    noise = CorrelatedNoise(size, correlation) if size and correlation else None
+    return Policy(trunk, actor_head, critic_head, critic_trunk, noise).to(torch.device(config.device))
 
 
 def make_cell(options: CellConfig) -> Cell | None:

@@ -244,6 +244,19 @@ def sample(distribution: Distribution) -> Any:
     return distribution.rsample() if distribution.has_rsample else distribution.sample()
 
 
+def displaced(distribution: Any, noise: Tensor) -> Tensor:
+    """The action of a Gaussian, or a squashed one, that is ``noise`` standard deviations off its mean.
+
+    Args:
+        distribution: of actions ``[B, *event]``.
+        noise: with as many entries.
+    """
+    squashed = isinstance(distribution, SquashedGaussian)
+    normal = (distribution.base if squashed else distribution).base_dist
+    action: Tensor = normal.loc + normal.scale * noise.view_as(normal.loc)
+    return action.tanh() if squashed else action
+
+
 def act(distribution: Distribution, deterministic_action: bool) -> tuple[Any, Tensor]:
     """An action and its log-probability."""
     action = deterministic(distribution) if deterministic_action else sample(distribution)

@@ -32,10 +32,18 @@ class ActionHead(nn.Module):
         network: features to the distribution's parameters, one tensor or several.
         distribution: makes the distribution from them.
         masked: pass the observation's entry ``action_mask`` to ``distribution`` as ``mask``.
+        noise_size: entries of an action whose distribution is Gaussian; 0 for others.
     """
 
-    def __init__(self, network: nn.Module, distribution: Callable[..., Distribution], masked: bool = False) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        distribution: Callable[..., Distribution],
+        masked: bool = False,
+        noise_size: int = 0,
+    ) -> None:
         super().__init__()
+        self.noise_size = noise_size
         self.network = network
         self.distribution = distribution
         self.masked = masked
@@ -135,7 +143,7 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
         )
     distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
-    return ActionHead(network, partial(distribution, event_dims=len(action.shape)))
+    return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
 
 
 def _is_bounded_in_part(action: TensorSpec) -> bool:

@@ -105,3 +105,34 @@ class ObservationNormalizer(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Normalised observations, in the default floating-point type."""
         return ((observation.to(self.mean.dtype) - self.mean) * self.scale).clamp(-self.limit, self.limit)
+
+
+class RunningScale(nn.Module):
+    """An exponential moving average of the root mean square of samples; 1 until the first batch.
+
+    Args:
+        rate: weight of a new batch in the mean square.
+    """
+
+    square: Tensor
+    weight: Tensor
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("square", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, samples: Tensor) -> None:
+        """Takes a batch into account, unless it holds NaN or Inf: its gradient steps are skipped too."""
+        square = samples.double().square().mean()
+        rate = torch.where(square.isfinite(), self.rate, 0.0)
+        self.square.lerp_(square.nan_to_num(), rate)
+        self.weight.lerp_(torch.ones_like(self.weight), rate)
+
+    @property
+    def value(self) -> Tensor:
+        """The scale."""
+        # An average that starts at zero lacks this weight at first.
+        return torch.where(self.weight > 0, self.square / self.weight, 1.0).sqrt()

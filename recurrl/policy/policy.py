@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from recurrl.keys import OBSERVATION
-from recurrl.policy.distributions import act
+from recurrl.policy.distributions import deterministic as most_probable
+from recurrl.policy.distributions import displaced, sample
 from recurrl.policy.functions import as_function
+from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.trunk import NewState, State, Trunk
 from recurrl.recurrent.module.keys import IS_INIT
 
@@ -47,8 +49,10 @@ class Policy(nn.Module):
         actor_head: nn.Module,
         critic_head: nn.Module | None = None,
         critic_trunk: nn.Module | None = None,
+        noise: CorrelatedNoise | None = None,
     ) -> None:
         super().__init__()
+        self.noise = noise
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head
         self.critic_head = critic_head
@@ -78,6 +82,11 @@ class Policy(nn.Module):
         like = next(self.parameters())
         return {key: like.new_zeros(batch, *shape) for key, shape in self.state_shapes.items()}
 
+    @property
+    def carried_keys(self) -> list[NestedKey]:
+        """The entries that a step passes to the next: the recurrent states, and the noise of actions if correlated."""
+        return [*self.state_keys, *([] if self.noise is None else [NOISE])]
+
     def inputs(self, data: Mapping[Any, Any] | TensorDictBase) -> tuple[Any, State, Tensor | None]:
         """The observation, state and ``is_init`` of a batch, as :meth:`step` and :meth:`sequence` take them.
 
@@ -104,7 +113,27 @@ class Policy(nn.Module):
             state for the next step.
         """
         distribution, value, new_state = self.stepper()(observation, state, is_init_B)
-        return *act(distribution, deterministic), value, new_state
+        if deterministic:
+            action, noise = most_probable(distribution), {key: state[key] for key in (NOISE,) if key in state}
+        else:
+            action, noise = self.sample(distribution, state, is_init_B)
+        return action, distribution.log_prob(action), value, {**new_state, **noise}
+
+    def sample(self, distribution: Distribution, state: State, is_init_B: Tensor | None = None) -> tuple[Any, NewState]:
+        """A random action ``[B, ...]``, and the noise to pass to the next step, if it is correlated.
+
+        Args:
+            distribution: of the actions of a step.
+            state: as for :meth:`step`.
+            is_init_B: likewise.
+        """
+        if self.noise is None or NOISE not in state:
+            return sample(distribution), {}
+        last_B1X = state[NOISE]
+        if is_init_B is not None:
+            last_B1X = last_B1X.masked_fill(is_init_B.view(-1, 1, 1), 0.0)
+        noise_B1X = self.noise(last_B1X)
+        return displaced(distribution, noise_B1X), {NOISE: noise_B1X}
 
     def stepper(self) -> Callable[[Any, State, Tensor | None], Output]:
         """A function for many steps with the current parameters.

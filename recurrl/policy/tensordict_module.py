@@ -11,6 +11,7 @@ from torch.distributions import Distribution
 
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy.distributions import act
+from recurrl.policy.noise import NOISE
 from recurrl.policy.policy import Output, Policy
 from recurrl.recurrent import recurrent_mode
 from recurrl.recurrent.module.keys import IS_INIT
@@ -38,12 +39,14 @@ class PolicyModule(TensorDictModuleBase):
             distribution, value, new_state = self._sequence(tensordict)
             action, log_prob = act(distribution, deterministic)
         else:
-            inputs = self.policy.inputs(self._read(tensordict).reshape(-1))
-            action, log_prob, value, new_state = self.policy.step(*inputs, deterministic)
+            observation, state, is_init = self.policy.inputs(self._read(tensordict).reshape(-1))
+            if NOISE in tensordict:
+                state = {**state, NOISE: tensordict[NOISE].flatten(0, -3)}
+            action, log_prob, value, new_state = self.policy.step(observation, state, is_init, deterministic)
         batch, lead = tensordict.batch_size, log_prob.ndim
         written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: value}
         written |= {("next", key): state for key, state in new_state.items()}
-        for key in self.out_keys:
+        for key in (*self.out_keys, *([("next", NOISE)] if NOISE in new_state else [])):
             tensordict.set(key, written[key].reshape((*batch, *written[key].shape[lead:])))
         return tensordict
 

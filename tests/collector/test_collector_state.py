@@ -26,6 +26,7 @@ UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavabl
 CASES = {
     "cartpole": (),
     "pendulum": ("env=pendulum_no_velocity", "cell=lstm"),
+    "correlated noise": ("env=pendulum_no_velocity", "policy.noise_correlation=0.9"),
     "vector environment": ("env.vectorization=vector_entry_point", "env.max_episode_steps=9"),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),

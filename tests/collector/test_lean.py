@@ -69,10 +69,11 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
         (("env=cartpole_no_velocity", "env.max_episode_steps=17"), {"terminated", "truncated"}),
         ((NATIVE, "env.max_episode_steps=17"), {"terminated", "truncated"}),
         (("env=pendulum_no_velocity", "env.max_episode_steps=23"), {"truncated"}),
+        (("env=pendulum_no_velocity", "env.max_episode_steps=23", "policy.noise_correlation=0.9"), {"truncated"}),
         (DISCRETE, {"terminated", "truncated"}),
         (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
     ],
-    ids=["cartpole", "vector", "pendulum", "discrete", "in torch"],
+    ids=["cartpole", "vector", "pendulum", "correlated noise", "discrete", "in torch"],
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_batches_are_those_of_torchrls_collector_bit_for_bit(

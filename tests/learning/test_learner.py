@@ -63,6 +63,7 @@ def test_learning_rate_clip_range_and_entropy_follow_their_schedules(compose: Co
         "algorithm.clip_epsilon=0.4",
         "algorithm.clip_final_fraction=0.5",
         "algorithm.entropy_coeff=0.1",
+        "algorithm.normalize_advantage=minibatch",  # then the unit of the entropy bonus is 1
         "algorithm.entropy_final_fraction=0",
         progress=0.5,
     )

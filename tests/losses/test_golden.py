@@ -106,6 +106,7 @@ GOLDEN: dict[tuple[str, ...], dict[str, float]] = {
         "algorithm.critic_loss=smooth_l1",
         "algorithm.clip_value=0.25",
         "algorithm.normalize_advantage=minibatch",
+        "algorithm.entropy_coeff=0",
     ): {
         "loss_objective": -0.0357449677414,
         "loss_entropy": 0.0,

@@ -240,6 +240,50 @@ def test_a_kl_penaltys_weight_is_part_of_a_checkpoint(compose: Compose) -> None:
     assert loaded.loss.terms.kl_coeff == saved.loss.terms.kl_coeff == 2.0
 
 
+def collected(batch: TensorDict, value_scale: float) -> TensorDict:
+    """Rows as a collector hands them out, in which all episodes terminate at the end."""
+    ended = torch.zeros(B, T, 1, dtype=torch.bool)
+    ended[:, -1] = True
+    batch = batch.clone().set("state_value", batch["state_value"] * value_scale)
+    return batch.set("next", {"done": ended, "terminated": ended})
+
+
+@pytest.mark.parametrize(
+    ("normalize", "expected"), [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
+)
+def test_the_entropys_weight_is_in_units_of_the_advantages(
+    normalize: str, expected: list[float], compose: Compose
+) -> None:
+    reward = torch.randn(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for size in (1.0, 100.0):
+        overrides = ("algorithm.entropy_coeff=0.5", f"algorithm.normalize_advantage={normalize}")
+        algorithm, _, batch = make(compose, *overrides)
+        rows = collected(batch, size)
+        algorithm.begin_iteration(0.0)
+        algorithm.prepare(rows, size * reward)
+        unit = 1.0 if normalize != "none" else rows["advantage"].square().mean().sqrt().item() / size
+        found.append(algorithm.loss.terms.entropy_coeff.item() / unit)
+    assert found == pytest.approx(expected, rel=0.05 if normalize == "batch" else 1e-9)
+
+
+def test_without_advantages_there_is_no_entropy_bonus(compose: Compose) -> None:
+    algorithm, _, batch = make(compose, "algorithm.entropy_coeff=0.5")
+    algorithm.begin_iteration(0.0)
+    algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
+    assert algorithm.loss.terms.entropy_coeff == 0.0
+
+
+def test_the_advantages_scale_is_part_of_a_checkpoint(compose: Compose) -> None:
+    reward = torch.randn(B, T, dtype=torch.float64)
+    saved, loaded = (make(compose, "algorithm.entropy_coeff=0.5") for _ in range(2))
+    saved[0].prepare(collected(saved[2], 1.0), 10 * reward)
+    loaded[0].load_state_dict(saved[0].state_dict())
+    for algorithm, _, batch in (saved, loaded):
+        algorithm.prepare(collected(batch, 1.0), reward)
+    assert saved[0].loss.terms.entropy_coeff == loaded[0].loss.terms.entropy_coeff
+
+
 def test_standardized_advantages_have_mean_zero_and_deviation_one() -> None:
     found = standardized(torch.randn(7, 9, 1) * 5 + 3)
     assert found.mean().item() == pytest.approx(0, abs=1e-6)

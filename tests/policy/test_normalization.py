@@ -7,7 +7,7 @@ import torch
 
 from recurrl.errors import NonFiniteError
 from recurrl.learning.reward_scale import RewardScaler
-from recurrl.policy.normalization import ObservationNormalizer, RunningMoments
+from recurrl.policy.normalization import ObservationNormalizer, RunningMoments, RunningScale
 
 
 def test_moments_of_parts_equal_those_of_the_whole() -> None:
@@ -94,3 +94,21 @@ def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong: float
     with pytest.raises(NonFiniteError, match=r"the value .* of environment 1 and step 2 of the batch"):
         normalizer.observe(samples)
     assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())
+
+
+def test_a_running_scale_follows_what_is_seen_and_does_not_begin_at_zero() -> None:
+    scale = RunningScale()
+    assert scale.value == 1.0
+    scale.update(torch.tensor([3.0, -3.0]))
+    assert scale.value.item() == pytest.approx(3.0)
+    for _ in range(100):
+        scale.update(torch.tensor([0.5, -0.5]))
+    assert scale.value.item() == pytest.approx(0.5, rel=1e-2)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_batch_that_is_not_finite_leaves_the_running_scale_as_it_is(bad: float) -> None:
+    scale = RunningScale()
+    scale.update(torch.tensor([2.0]))
+    scale.update(torch.tensor([bad, 1.0]))
+    assert scale.value.item() == pytest.approx(2.0)

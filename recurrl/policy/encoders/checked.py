@@ -40,11 +40,11 @@ def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Mo
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         samples = _samples(observation, 3)
         with _named(f"{asked} cannot encode", observation):
-            together, alone = encoder(samples), encoder(_first(samples))
-    for features, batch in ((together, 3), (alone, 1)):
+            together, alone = encoder(samples), [encoder(_row(samples, row)) for row in range(3)]
+    for features, batch in ((together, 3), *((each, 1) for each in alone)):
         _check_features(asked, features, batch)
     require(
-        torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-3, equal_nan=True),
+        torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-3, equal_nan=True),
         f"{asked} returned different features for the same observation in another batch. It depends on the rest of the "
         "batch, as batch normalisation does, or on random numbers, as dropout does. Replace such layers, or call their "
         f"eval(). {_CONTRACT}",
@@ -93,7 +93,8 @@ def _samples(spec: TensorSpec, batch: int) -> Any:
     return spec.rand(torch.Size([batch]))
 
 
-def _first(samples: Any) -> Any:
+def _row(samples: Any, row: int) -> Any:
+    """One observation, as a batch."""
     if isinstance(samples, Tensor):
-        return samples[:1]
-    return {name: _first(entry) for name, entry in samples.items()}
+        return samples[row : row + 1]
+    return {name: _row(entry, row) for name, entry in samples.items()}

@@ -90,6 +90,7 @@ VECTOR = Unbounded((4,))
     ],
 )
 def test_a_broken_encoder_is_rejected_by_name(choice: str, spec: TensorSpec, expected: str) -> None:
+    torch.manual_seed(0)
     with pytest.raises(ConfigError, match=rf"^encoder\.name={__name__}:{choice} {expected}"):
         make_encoder(EncoderConfig(name=f"{__name__}:{choice}"), spec)
 

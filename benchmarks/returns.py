@@ -1,0 +1,355 @@
+"""Returns on the suite: one recipe, many tasks, seeds and cells.
+
+Each task is a yaml in benchmarks/suite. Every combination of task, cell and seed is a run of its own, in a folder of
+its own, as many at a time as there are cores. Finished runs are kept: the same command continues where it was stopped.
+The report has, per task, the interquartile mean over seeds with a 95% bootstrap interval, frames and seconds to the
+task's threshold, the published figure, the control without memory, and the return with the memory zeroed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml  # type: ignore[import-untyped]
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from benchmarks.command_line import publish
+from benchmarks.measuring import machine
+
+SUITE = Path(__file__).parent / "suite"
+CONTROL = "none"
+"""The cell without memory."""
+EVALUATIONS = 20
+"""Evaluations a run, from which its learning curve and its time to the threshold are read."""
+QUICK = ("cartpole_no_velocity", "pendulum_no_velocity", "memory_chain", "repeat_previous_easy", "cartpole")
+QUICK_SEEDS = 3
+RESAMPLES = 10_000
+INSTALLED_BY = {"popgym": "popgym", "minigrid": "minigrid", "box2d": "Box2D", "mujoco": "mujoco"}
+"""The module that shows whether an extra is installed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the suite.
+
+    Attributes:
+        name: of its yaml.
+        kind: ``classic``, ``memory`` or ``control``, which needs no memory.
+        overrides: what is given to ``recurrl-train``: the environment, and nothing about learning.
+        frames: of each run.
+        threshold: the return that counts as solved.
+        published: return, frames and source of the best figure known for it.
+        extra: of recurrl, which installs the environment.
+        text: the first line of the yaml.
+    """
+
+    name: str
+    kind: str
+    overrides: tuple[str, ...]
+    frames: int
+    threshold: float
+    published: Mapping[str, Any] = field(hash=False)
+    extra: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    task: Task
+    cell: str
+    seed: int
+
+    def folder(self, root: Path) -> Path:
+        """Where it writes."""
+        return root / self.task.name / self.cell / str(self.seed)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run came to.
+
+    Attributes:
+        final: the return of the last evaluation.
+        zeroed: likewise with the states zeroed at each step; NaN without a memory.
+        random: likewise of random actions.
+        curve: evaluation returns by frames.
+        seconds: of training, in total.
+    """
+
+    final: float
+    zeroed: float
+    random: float
+    curve: Mapping[int, float]
+    seconds: float
+
+    def frames_to(self, threshold: float) -> float:
+        """Frames at the first evaluation that reaches the threshold; infinite if none does."""
+        return min((frames for frames, value in self.curve.items() if value >= threshold), default=math.inf)
+
+    def seconds_to(self, threshold: float) -> float:
+        """Seconds of training until then."""
+        return self.seconds * self.frames_to(threshold) / max(self.curve)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of ``benchmark.py returns``."""
+    parser.add_argument("--tasks", help="names, separated by commas; default: all that are installed")
+    parser.add_argument("--seeds", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--cells", default="gru,none", help="gru, lstm, mingru, none; default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; default: all cores")
+    parser.add_argument("--quick", action="store_true", help="five tasks and three seeds, in about ten minutes")
+    parser.add_argument("--runs", type=Path, default=Path("outputs/returns"), help="folder of the runs: %(default)s")
+    parser.add_argument("--output", type=Path, help="folder for returns.md and returns.png; default: print only")
+    parser.add_argument("--report", action="store_true", help="start no runs; report those that are finished")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run, to compare another recipe")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Trains what is not finished yet, and reports."""
+    tasks = chosen(arguments.tasks.split(",") if arguments.tasks else None, arguments.quick)
+    seeds = QUICK_SEEDS if arguments.quick else arguments.seeds
+    jobs = [Job(task, cell, seed) for seed in range(seeds) for task in tasks for cell in arguments.cells.split(",")]
+    if not arguments.report:
+        failed = train(jobs, arguments.runs, arguments.jobs, arguments.overrides)
+        for job in failed:
+            sys.stderr.write(f"failed: {job.folder(arguments.runs)}, see error.log there\n")
+    results = {job: found for job in jobs if (found := result(job.folder(arguments.runs))) is not None}
+    text = report(results, arguments.overrides)
+    publish(text, arguments.output, "returns.md")
+    if arguments.output is not None:
+        draw(results, arguments.output / "returns.png")
+
+
+def suite() -> list[Task]:
+    """All tasks, in alphabetical order of their kinds and names."""
+    tasks = [_task(path) for path in sorted(SUITE.glob("*.yaml"))]
+    return sorted(tasks, key=lambda task: (("classic", "memory", "control").index(task.kind), task.name))
+
+
+def _task(path: Path) -> Task:
+    text = path.read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    return Task(
+        name=path.stem,
+        kind=values["kind"],
+        overrides=tuple(values["overrides"]),
+        frames=int(values["frames"]),
+        threshold=float(values["threshold"]),
+        published=values.get("published", {}),
+        extra=values.get("extra"),
+        text=text.partition("\n")[0].lstrip("# "),
+    )
+
+
+def chosen(names: Sequence[str] | None, quick: bool) -> list[Task]:
+    """The tasks to run: those named, or those whose environment is installed.
+
+    Raises:
+        SystemExit: there is no task of a name, with those there are.
+    """
+    tasks = suite()
+    if names is None:
+        return [task for task in tasks if _is_installed(task) and (not quick or task.name in QUICK)]
+    known = {task.name: task for task in tasks}
+    for name in names:
+        if name not in known:
+            sys.exit(f"--tasks {name}: there is no such task. Choose of: {', '.join(known)}.")
+    return [known[name] for name in names]
+
+
+def _is_installed(task: Task) -> bool:
+    if task.extra is None or importlib.util.find_spec(INSTALLED_BY[task.extra]) is not None:
+        return True
+    sys.stderr.write(f"{task.name} is left out; it needs pip install -e '.[{task.extra}]'\n")
+    return False
+
+
+def train(jobs: Sequence[Job], root: Path, workers: int, overrides: Sequence[str]) -> list[Job]:
+    """Runs the jobs that are not finished, so many at a time, and returns those that failed."""
+    waiting = [job for job in jobs if result(job.folder(root)) is None]
+    failed = []
+    with ThreadPoolExecutor(workers) as pool:
+        running = {pool.submit(_train_one, job, root, overrides): job for job in waiting}
+        try:
+            for done, future in enumerate(as_completed(running), len(jobs) - len(waiting) + 1):
+                job = running[future]
+                if not future.result():
+                    failed.append(job)
+                sys.stderr.write(f"\r{done}/{len(jobs)} runs, last {job.task.name} {job.cell} {job.seed}\033[K")
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    sys.stderr.write("\n")
+    return failed
+
+
+def _train_one(job: Job, root: Path, overrides: Sequence[str]) -> bool:
+    folder = job.folder(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "recurrl", *job.task.overrides]
+    command += [f"cell={job.cell}", f"seed={job.seed}", f"total_frames={job.task.frames}", "device=cpu"]
+    command += [f"evaluation.every_frames={job.task.frames // EVALUATIONS}", "evaluation.random=true"]
+    command += [*overrides, "resume=auto", f"hydra.run.dir={folder}"]
+    with (folder / "error.log").open("w", encoding="utf-8") as log:
+        return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
+
+
+def result(folder: Path) -> Result | None:
+    """What the run in a folder came to; None if it is not finished."""
+    summary = folder / "summary.json"
+    if not summary.exists():
+        return None
+    values = json.loads(summary.read_text(encoding="utf-8"))
+    if values["status"] != "completed":
+        return None
+    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    curve = {int(row["frames"]): float(row["eval/return_mean"]) for row in rows if row.get("eval/return_mean")}
+    zeroed, random = values["eval_return_mean_zeroed_state"], values["eval_return_mean_random"]
+    seconds = sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in rows)
+    zeroed = math.nan if zeroed is None else float(zeroed)
+    return Result(float(values["eval_return_mean"]), zeroed, float(random), curve, seconds)
+
+
+def interquartile_mean(values: Iterable[float]) -> float:
+    """The mean without the lowest and highest quarter, rounded down in number (Agarwal et al. 2021,
+    https://arxiv.org/abs/2108.13264).
+    """
+    ordered = np.sort(np.fromiter(values, float))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95% percentile bootstrap interval of the interquartile mean."""
+    drawn = np.sort(np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values))), axis=1)
+    cut = len(values) // 4
+    low, high = np.percentile(drawn[:, cut : len(values) - cut].mean(1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def report(results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
+    """The table, as Markdown."""
+    cells = list(dict.fromkeys(job.cell for job in results if job.cell != CONTROL))
+    given = f", with `{' '.join(overrides)}`" if overrides else ""
+    lines = [
+        "# Returns",
+        "",
+        f"Measured on {machine(torch.device('cpu'))}; one recipe for all tasks{given}. Written by "
+        "`python scripts/benchmark.py returns`, see `--help` for what each column is.",
+        "",
+        "Returns are interquartile means over seeds of the last evaluation, with 95% bootstrap intervals. *Solved* is "
+        "how many seeds reached the threshold in an evaluation; frames and seconds to it are medians over seeds.",
+        "",
+        "| task | frames | cell | seeds | return | threshold | solved | frames to it | seconds to it | without memory "
+        "| memory zeroed | random | published (frames) |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for task in suite():
+        for cell in cells:
+            lines += _row(task, cell, results)
+    return "\n".join(lines) + "\n"
+
+
+def _row(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:
+    found = _of(task, cell, results)
+    if not found:
+        return
+    control = [each.final for each in _of(task, CONTROL, results)]
+    finals = [each.final for each in found]
+    to_frames = [each.frames_to(task.threshold) for each in found]
+    published = task.published
+    cited = f"{published['return']:g} ({published['frames']:,}; {published['source']})" if published else "–"
+    yield (
+        "| "
+        + " | ".join(
+            [
+                task.name,
+                f"{task.frames:,}",
+                cell,
+                str(len(found)),
+                _with_interval(finals),
+                f"{task.threshold:g}",
+                f"{sum(map(math.isfinite, to_frames))} of {len(found)}",
+                _median(to_frames, ",.0f"),
+                _median([each.seconds_to(task.threshold) for each in found], ",.1f"),
+                _with_interval(control) if control else "–",
+                _rounded(interquartile_mean(each.zeroed for each in found)),
+                _rounded(interquartile_mean(each.random for each in found)),
+                cited,
+            ]
+        )
+        + " |"
+    )
+
+
+def _of(task: Task, cell: str, results: Mapping[Job, Result]) -> list[Result]:
+    return [found for job, found in results.items() if (job.task, job.cell) == (task, cell)]
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    low, high = interval(values)
+    return f"{_rounded(interquartile_mean(values))} ({_rounded(low)} to {_rounded(high)})"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _median(values: Sequence[float], form: str) -> str:
+    middle = statistics.median_high(values)
+    return format(middle, form) if math.isfinite(middle) else "–"
+
+
+def draw(results: Mapping[Job, Result], png: Path) -> None:
+    """Learning curves: per task the interquartile mean over seeds, and the range of the middle half."""
+    tasks = [task for task in suite() if any(job.task == task for job in results)]
+    columns = min(4, len(tasks))
+    rows = math.ceil(len(tasks) / columns)
+    figure = Figure(figsize=(3.4 * columns, 2.5 * rows + 0.4), dpi=120, layout="constrained")
+    axes = list(np.atleast_1d(figure.subplots(rows, columns)).flat)
+    for task, each in zip(tasks, axes, strict=False):
+        _draw_one(each, task, results)
+    for unused in axes[len(tasks) :]:
+        unused.set_axis_off()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.savefig(png)
+
+
+def _draw_one(axes: Axes, task: Task, results: Mapping[Job, Result]) -> None:
+    for number, cell in enumerate(dict.fromkeys(job.cell for job in results)):
+        found = _of(task, cell, results)
+        if not found:
+            continue
+        frames = sorted(set.intersection(*(set(each.curve) for each in found)))
+        values = np.array([[each.curve[at] for at in frames] for each in found])
+        colour = "0.6" if cell == CONTROL else f"C{number}"
+        low, high = np.percentile(values, (25, 75), axis=0)
+        label = "no memory" if cell == CONTROL else cell
+        axes.plot(frames, [interquartile_mean(column) for column in values.T], color=colour, label=label)
+        axes.fill_between(frames, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.axhline(task.threshold, color="0.3", linewidth=0.8, linestyle=":")
+    axes.set_title(task.name, fontsize=9)
+    axes.tick_params(labelsize=7)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.spines[["top", "right"]].set_visible(False)

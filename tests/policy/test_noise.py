@@ -1,0 +1,81 @@
+"""The noise of continuous actions: correlated from step to step, and of the policy's own distribution at each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.config import TrainConfig
+from recurrl.policy.distributions import SquashedGaussian, diagonal_gaussian, displaced
+from recurrl.policy.noise import NOISE, CorrelatedNoise
+
+Compose = Callable[..., TrainConfig]
+
+SMALL = ("cell.hidden_size=4", "encoder.sizes=[4]", "env=pendulum_no_velocity", "env.num_envs=64")
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack((a.flatten(), b.flatten())))[0, 1])
+
+
+def test_noise_has_unit_variance_from_the_first_step_on_and_the_given_correlation() -> None:
+    torch.manual_seed(0)
+    noise, steps = CorrelatedNoise(2, 0.8), [torch.zeros(20_000, 1, 2)]
+    for _ in range(3):
+        steps.append(noise(steps[-1]))
+    for step in steps[1:]:
+        assert step.std().item() == pytest.approx(1, abs=0.02)
+    assert correlation(steps[1], steps[2]) == pytest.approx(0.8, abs=0.02)
+    assert correlation(steps[1], steps[3]) == pytest.approx(0.64, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", [diagonal_gaussian, SquashedGaussian])
+def test_an_action_is_as_far_off_the_mean_as_the_noise_says(
+    kind: Callable[..., torch.distributions.Distribution],
+) -> None:
+    loc, noise = torch.tensor([[0.5, -0.5]]), torch.tensor([[[2.0, -1.0]]])
+    found = displaced(kind(loc, torch.tensor([[0.1, 0.2]])), noise)
+    expected = torch.tensor([[0.7, -0.7]])
+    torch.testing.assert_close(found, expected.tanh() if kind is SquashedGaussian else expected)
+
+
+@pytest.mark.parametrize("cell", ["gru", "none"])
+@pytest.mark.parametrize("expected", [0.9, 0.0])
+def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_end(
+    expected: float, cell: str, compose: Compose
+) -> None:
+    overrides = (f"policy.noise_correlation={expected}", f"cell={cell}", "env.max_episode_steps=20")
+    config = compose(*SMALL, *overrides, "frames_per_batch=5120", "slice_len=20")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    batch = next(iter(collector))
+    collector.shutdown()
+    distribution, _, _ = policy.sequence(*policy.inputs(batch))
+    torch.testing.assert_close(distribution.log_prob(batch["action"]), batch["action_log_prob"])
+    deviation = ((batch["action"] - distribution.mean) / distribution.stddev).detach().squeeze(-1)
+    starts = batch["is_init"].squeeze(-1)[:, 1:]
+    before, after = deviation[:, :-1], deviation[:, 1:]
+    assert deviation.std().item() == pytest.approx(1, abs=0.05)
+    assert correlation(before[~starts], after[~starts]) == pytest.approx(expected, abs=0.04)
+    assert correlation(before[starts], after[starts]) == pytest.approx(0, abs=0.25)
+
+
+def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leaves_it_as_it_is(compose: Compose) -> None:
+    policy = make_policy_for(compose(*SMALL, "policy.noise_correlation=0.9"))
+    state = {**policy.initial_state(2), NOISE: torch.full((2, 1, 1), 50.0)}
+    observation, is_init = torch.zeros(2, 2), torch.tensor([True, False])
+    _, _, _, after = policy.step(observation, state, is_init)
+    assert after[NOISE][0].abs().item() < 10
+    assert after[NOISE][1].item() == pytest.approx(45, abs=5)
+    action, _, _, after = policy.step(observation, state, is_init, deterministic=True)
+    assert torch.equal(after[NOISE], state[NOISE])
+    assert torch.equal(action, policy.step(observation, policy.initial_state(2), deterministic=True)[0])
+
+
+def test_discrete_actions_have_no_noise(compose: Compose) -> None:
+    assert make_policy_for(compose("env=cartpole_no_velocity")).carried_keys == ["recurrent_state"]
