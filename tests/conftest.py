@@ -215,7 +215,7 @@ def checked(untyped_defaults: DictConfig, no_environments: None) -> Callable[[di
     def checked(changes: dict[str, object]) -> TrainConfig:
         composed = deepcopy(untyped_defaults)
         for key, value in changes.items():
-            OmegaConf.update(composed, key, value, force_add=True)
+            OmegaConf.update(composed, key, value, merge=False, force_add=True)
         config = typed(composed)
         check_config(config)
         return config

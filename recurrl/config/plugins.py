@@ -88,16 +88,19 @@ def own_values(group: str, name: str) -> dict[str, Any]:
     """
     options = options_class(group, name)
     bases = {cls: base for base, cls in packaged(group).items()}
-    inherited = values(group, next((bases[cls] for cls in options.__mro__ if cls in bases), default_name(group)))
+    # The default environment hides entries of an observation that another need not have.
+    default = "gym" if group == "env" else default_name(group)
+    inherited = values(group, next((bases[cls] for cls in options.__mro__ if cls in bases), default))
     found = {}
     for field in fields(options):
         if field.default_factory is not MISSING:
             found[field.name] = field.default_factory()
         else:
             found[field.name] = inherited.get(field.name, "???") if field.default is MISSING else field.default
-    if group == "env":
-        found |= {"source": name, "id": name.rpartition(":")[2] if found["id"] == "???" else found["id"]}
-    return found | {"name": name}
+    if group != "env":
+        return found | {"name": name}
+    short = name.rpartition(":")[2]
+    return found | {"name": short, "source": name, "id": short if found["id"] == "???" else found["id"]}
 
 
 def is_own(name: str) -> bool:

@@ -31,7 +31,7 @@ def load_wrappers(
         name, arguments = wrapper_and_arguments(entry)
         asked = f"env.wrappers={name}"
         import_package(name.partition(":")[0], asked)
-        wrapper = load(name, "env.wrappers")
+        wrapper = load(name, f"env.wrappers={name}")
         if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
             raise ConfigError(
                 f"{asked} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."

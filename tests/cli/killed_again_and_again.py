@@ -27,7 +27,7 @@ from multiprocessing import context, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from recurrl import train
+from recurrl import evaluation
 from recurrl.checkpoint import files
 from recurrl.cli import train as train_command
 from recurrl.recurrent.auto import CACHE_VARIABLE, cache_file
@@ -75,8 +75,7 @@ def ends_itself(run: Path, number: int, where: str, calls: int, after: int) -> N
 
         os.fsync = counting_sync
     else:
-        for name in ("evaluate", "memory_metrics"):
-            setattr(train, name, partial(counting_steps, getattr(train, name), count))
+        evaluation.evaluate = partial(counting_steps, evaluation.evaluate, count)
 
 
 def counting_steps(evaluate: Callable[..., Any], count: Callable[[], None], *arguments: Any) -> Any:

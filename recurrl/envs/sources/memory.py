@@ -35,7 +35,7 @@ class Memory(Source):
             ConfigError: there is no such task.
         """
         found, tasks = self.options.id, tasks_of(globals())
-        task = load(found, "env.id") if is_own(found) else tasks.get(found)
+        task = load(found, f"env.id={found}") if is_own(found) else tasks.get(found)
         if not (inspect.isclass(task) and issubclass(task, MemoryTask)):
             raise ConfigError(
                 f"env.id={found} is not a memory task. Choose one of: {', '.join(tasks)}; or give module:Class, a "
