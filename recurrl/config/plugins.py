@@ -81,14 +81,15 @@ def own_values(group: str, name: str) -> dict[str, Any]:
     """The values of a user's own choice that has no yaml.
 
     An option without a default in its dataclass has the value of the package's choice whose options it derives from, or
-    else of the group's default; "???" if that has none.
+    else of the group's default (for environments: of ``gym``); "???" if that has none.
 
     Raises:
         ConfigError: there is no such choice, or its factory does not name its options.
     """
     options = options_class(group, name)
     bases = {cls: base for base, cls in packaged(group).items()}
-    inherited = values(group, next((bases[cls] for cls in options.__mro__ if cls in bases), default_name(group)))
+    bases[base_options(group)] = "gym" if group == "env" else default_name(group)
+    inherited = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases))
     found = {}
     for field in fields(options):
         if field.default_factory is not MISSING:
@@ -125,7 +126,7 @@ def unknown_choice(group: str, key: str, name: str, known: Sequence[str]) -> Con
 
 
 def factory(group: str, name: str) -> Callable[..., Any]:
-    """What makes the choice ``name`` of a group.
+    """The class or function that makes the choice ``name`` of a group.
 
     Raises:
         ConfigError: there is no such choice, module or name.
@@ -136,7 +137,7 @@ def factory(group: str, name: str) -> Callable[..., Any]:
 
 
 def load(target: str, asked: str) -> Any:
-    """What ``package.module:Name`` names. The current folder is searched too, after what is installed.
+    """The object that ``package.module:Name`` names. The current folder is searched too, after what is installed.
 
     Args:
         target: the module and the name in it.
