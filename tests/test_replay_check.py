@@ -107,7 +107,7 @@ def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_co
 
 def test_an_environment_without_an_init_tracker_is_caught(config: TrainConfig) -> None:
     policy = make(config)
-    env = gymnasium_source.make(config.env, 4)
+    env = gymnasium_source.make(config.env).make(4)
     primer = policy.trunk.core.make_tensordict_primer()
     # Without the entry the recurrent module does not run at all; here somebody has made it optional.
     ignoring = TensorDictSequential(TensorDictModule(no_marks, ["observation"], ["is_init"]), PolicyModule(policy))
@@ -126,7 +126,7 @@ def no_marks(observation: Tensor) -> Tensor:
 
 
 def test_an_environment_without_a_primer_is_refused(config: TrainConfig) -> None:
-    env = TransformedEnv(gymnasium_source.make(config.env, 4), InitTracker())
+    env = TransformedEnv(gymnasium_source.make(config.env).make(4), InitTracker())
     with pytest.raises(KeyError, match=f"needs the entries .*{STATE}.*get_primers_from_module"):
         PolicyModule(make(config))(env.reset())
 
