@@ -30,6 +30,8 @@ from recurrl.runtime.run_directory import (
     run_directory_of,
 )
 
+_NAMES = ("env.name", "resume")
+"""Keys whose value is never imported, whatever it looks like."""
 _MOST_BYTES = 2**20
 _MOST_DEPTH = 32
 _INTERPOLATION = "${"
@@ -92,7 +94,7 @@ def code_named(config: DictConfig, shipped: Collection[str]) -> dict[str, set[st
     if env_id in _MAKERS:
         found["env.id"] = {f"{env_id} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}"}
     found["env.packages"] = {text for text in map(str, _list(config, "env.packages")) if not _is_of(text, shipped)}
-    return {key: texts for key, texts in found.items() if texts and key != "resume"}
+    return {key: texts for key, texts in found.items() if texts and key not in _NAMES}
 
 
 def _wrappers(config: DictConfig, shipped: Collection[str]) -> Iterator[str]:

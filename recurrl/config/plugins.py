@@ -81,26 +81,24 @@ def own_values(group: str, name: str) -> dict[str, Any]:
     """The values of a user's own choice that has no yaml.
 
     An option without a default in its dataclass has the value of the package's choice whose options it derives from, or
-    else of the group's default; "???" if that has none.
+    else of the group's default (for environments: of ``gym``); "???" if that has none.
 
     Raises:
         ConfigError: there is no such choice, or its factory does not name its options.
     """
     options = options_class(group, name)
     bases = {cls: base for base, cls in packaged(group).items()}
-    # The default environment hides entries of an observation that another need not have.
-    default = "gym" if group == "env" else default_name(group)
-    inherited = values(group, next((bases[cls] for cls in options.__mro__ if cls in bases), default))
+    bases[base_options(group)] = "gym" if group == "env" else default_name(group)
+    inherited = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases))
     found = {}
     for field in fields(options):
         if field.default_factory is not MISSING:
             found[field.name] = field.default_factory()
         else:
             found[field.name] = inherited.get(field.name, "???") if field.default is MISSING else field.default
-    if group != "env":
-        return found | {"name": name}
-    short = name.rpartition(":")[2]
-    return found | {"name": short, "source": name, "id": short if found["id"] == "???" else found["id"]}
+    if group == "env":
+        found |= {"source": name, "id": name.rpartition(":")[2] if found["id"] == "???" else found["id"]}
+    return found | {"name": name}
 
 
 def is_own(name: str) -> bool:
@@ -128,7 +126,7 @@ def unknown_choice(group: str, key: str, name: str, known: Sequence[str]) -> Con
 
 
 def factory(group: str, name: str) -> Callable[..., Any]:
-    """What makes the choice ``name`` of a group.
+    """The class or function that makes the choice ``name`` of a group.
 
     Raises:
         ConfigError: there is no such choice, module or name.
@@ -139,7 +137,7 @@ def factory(group: str, name: str) -> Callable[..., Any]:
 
 
 def load(target: str, asked: str) -> Any:
-    """What ``package.module:Name`` names. The current folder is searched too, after what is installed.
+    """The object that ``package.module:Name`` names. The current folder is searched too, after what is installed.
 
     Args:
         target: the module and the name in it.

@@ -1,1 +1,1 @@
-"""What a run needs of its machine: files, signals, time limits, a lock on its directory."""
+"""Files, signals, time limits, resources, and the directory of a run with its lock."""

@@ -83,5 +83,5 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, ti
 def test_a_sweep_over_an_option_that_does_not_exist_is_refused_before_its_first_job(train, tiny, tmp_path):
     outcome = train("-m", *tiny, "cell=gru,nonesuch", "hydra.sweep.dir=sweep")
     assert outcome.code == 1
-    assert "cell=nonesuch does not exist" in outcome.error
+    assert outcome.error.startswith("cell=nonesuch does not exist.")
     assert not list(tmp_path.glob("sweep/*/summary.json"))

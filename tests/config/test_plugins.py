@@ -129,6 +129,14 @@ def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(pac
     }
 
 
+def test_a_source_of_ones_own_has_the_values_of_env_gym_and_its_name_as_the_id():
+    name = "my_package.corridor:Corridor"
+    found, inherited = own_values("env", name), values("env", "gym")
+    assert (found["name"], found["source"], found["id"]) == (name, name, "Corridor")
+    for key in ("mask", "num_envs", "reward_scale", "packages"):
+        assert found[key] == inherited[key]
+
+
 @pytest.mark.parametrize(("base", "name"), [("PPOConfig", "ppo"), ("GRPOConfig", "grpo"), ("ClippedConfig", "ppo")])
 def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(package, base, name):
     package(
