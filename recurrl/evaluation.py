@@ -145,7 +145,7 @@ def _random_numbers_restored() -> Iterator[None]:
 def _returns(
     config: EnvConfig, policy: Policy | None, episodes: int, seed: int, states: str, stopped: Callable[[], bool]
 ) -> list[float]:
-    """The returns of a policy, or of random actions if there is none."""
+    """The returns of a policy; without one, of random actions."""
     act = act_at_random if policy is None else _deterministic(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes

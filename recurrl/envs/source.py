@@ -90,7 +90,7 @@ def source_of(config: EnvConfig) -> Source:
     """The source that ``env.source`` names.
 
     Raises:
-        ConfigError: there is none, or it is not a :class:`Source`.
+        ConfigError: no such source exists, or it is not a :class:`Source`.
     """
     source = factory("env", config.source)(config)
     if not isinstance(source, Source):

@@ -20,8 +20,8 @@ class CorrelatedNoise(nn.Module):
     """The deviations of Gaussian actions from their means, in standard deviations, as an autoregressive process.
 
     Independent deviations cancel out within a few steps and never move a heavy system far from its start. These
-    persist, yet each is standard normal by itself, so log-probabilities, entropies and losses are those of the policy's
-    Gaussian (Hollenstein et al. 2024, https://arxiv.org/abs/2312.11091).
+    persist, yet each is marginally standard normal, so log-probabilities, entropies and losses are those of the
+    policy's Gaussian (Hollenstein et al. 2024, https://arxiv.org/abs/2312.11091).
 
     Args:
         size: entries of an action, X.

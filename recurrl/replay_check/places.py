@@ -16,7 +16,7 @@ def any_of(mask: Tensor) -> Tensor:
 
 
 def first(wrong_NT: Tensor) -> tuple[int, int] | None:
-    """Environment and step of the earliest true entry; None if there is none."""
+    """Environment and step of the earliest true entry; None if no entry is true."""
     found = wrong_NT.T.nonzero()
     return None if len(found) == 0 else (int(found[0, 1]), int(found[0, 0]))
 

@@ -15,8 +15,8 @@ from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, require
 
 _CONTRACT = (
-    "An encoder maps observations [B, ...] to floating-point features [B, width], each observation by itself; see "
-    "docs/extending.md."
+    "An encoder maps observations [B, ...] to floating-point features [B, width], independently of the rest of the "
+    "batch; see docs/extending.md."
 )
 
 
