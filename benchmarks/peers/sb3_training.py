@@ -70,7 +70,7 @@ class SuiteVecEnv(VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Stable-Baselines3 asks for the render mode, which there is none of."""
+        """Stable-Baselines3 asks for the render mode; there is none."""
         return [None] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
