@@ -57,7 +57,10 @@ MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
 
 FEWEST_ITERATIONS = 20
-"""A warning is due once its condition has held for this many iterations in a row, and for a quarter of the run."""
+"""A condition is plain once it has held for this many iterations in a row, and for half of the run.
+
+At its end a quarter is enough. During the run a reward that is hard to find may still be found.
+"""
 FEWEST_EPISODES = 10
 """The returns at first are those at the end of the iteration in which this many episodes have ended."""
 
@@ -92,7 +95,7 @@ class Diagnosis:
     """
 
     def __init__(self, iterations: int, max_grad_norm: float | None, continuous: int, initial_std: float) -> None:
-        self._needed = max(FEWEST_ITERATIONS, iterations // 4)
+        self._of_run = iterations
         self._max_grad_norm = max_grad_norm or 1.0
         normal = 0.5 * math.log(2 * math.pi * math.e) + math.log(LOWEST_STD * initial_std)
         self._lowest_entropy = continuous * normal if continuous else LOWEST_ENTROPY
@@ -130,12 +133,13 @@ class Diagnosis:
 
     def _plain(self, metrics: Metrics) -> dict[str, str]:
         """The conditions that have held for long enough, with their figures."""
+        needed = max(FEWEST_ITERATIONS, self._of_run // (4 if RANDOM_MEAN in metrics else 2))
         first = self._first or {MEAN: math.nan, STD: math.nan}
         returns = f"with returns of {_spread(metrics[MEAN], metrics[STD])}, at first {_spread(first[MEAN], first[STD])}"
         return {
             title: f"{figure}; for {self._held[title]} iterations, {returns}"
             for title, figure in self._conditions(metrics)
-            if self._held.get(title, 0) >= self._needed
+            if self._held.get(title, 0) >= needed
         }
 
     def _conditions(self, metrics: Metrics) -> Iterator[tuple[str, str]]:
