@@ -149,7 +149,7 @@ class Diagnosis:
             yield ENTROPY, f"{entropy:.2g} nats, below {self._lowest_entropy:.2g}"
         deviation = metrics.get("advantage/std", math.inf)
         if deviation < LOWEST_ADVANTAGE * self._largest_target:
-            yield ADVANTAGES, f"a standard deviation of {deviation:.2g}, where values reach {self._largest_target:.2g}"
+            yield ADVANTAGES, f"a standard deviation of {deviation:.2g}, where values reach {self._largest_target:.3g}"
         norm = metrics.get("optim/grad_norm", math.inf) if metrics["optim/steps"] else 0.0
         if norm < LOWEST_GRADIENT * self._max_grad_norm:
             yield GRADIENTS, f"a norm of {norm:.2g}"
@@ -193,4 +193,4 @@ def _memory_without_use(metrics: Metrics) -> dict[str, str]:
 
 
 def _spread(mean: float, std: float) -> str:
-    return f"{mean:.4g} ± {std:.2g}"
+    return f"{mean:.4g} ± {std:.3g}"
