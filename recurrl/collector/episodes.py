@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -43,11 +43,12 @@ class EpisodeStatistics:
 
     def metrics(self) -> dict[str, float]:
         """The metrics to log."""
+        mean = self.return_mean
         return {
-            "train/return_mean": self.return_mean,
+            "train/return_mean": mean,
             "train/episode_length_mean": _mean(self.lengths),
             "train/episodes": float(self.count),
-            "train/return_std": pstdev(self.returns) if self.returns else math.nan,
+            "train/return_std": math.sqrt(_mean([(each - mean) ** 2 for each in self.returns])),
             "train/truncated_fraction": _mean(self.truncated),
         }
 

@@ -163,7 +163,8 @@ class Diagnosis:
         if not self._first:
             return True
         variances = (each[STD] ** 2 / min(each[EPISODES], WINDOW) for each in (metrics, self._first))
-        return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(sum(variances))
+        rounding = 1e-9 * abs(self._first[MEAN])
+        return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(sum(variances)) + rounding
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, so that a resumed run warns like one that was not interrupted."""

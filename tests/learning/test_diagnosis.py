@@ -109,6 +109,12 @@ def test_it_is_no_fault_in_a_policy_that_has_learnt(title):
     assert warned(HEALTHY | ILL[title] | {"train/return_mean": 10.5}, 1, of) == [[title]]
 
 
+def test_returns_that_differ_by_rounding_alone_have_not_improved():
+    of, metrics = diagnosis(), HEALTHY | ILL[ADVANTAGES] | {"train/return_mean": 8.1, "train/return_std": 0.0}
+    warned(metrics, 19, of)
+    assert warned(metrics | {"train/return_mean": math.nextafter(8.1, 9.0)}, 1, of) == [[ADVANTAGES]]
+
+
 def test_without_episodes_nothing_is_known():
     nan = {name: math.nan for name in HEALTHY if name.startswith("train/")}
     metrics = HEALTHY | nan | {"train/episodes": 0.0} | ILL[ENTROPY]
