@@ -19,6 +19,8 @@ def train(console: Console, tmp_path: Path, *overrides: str) -> dict[str, Any]:
     outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["warnings"] == {}
+    assert "[WARNING]" not in outcome.out
     return summary
 
 
