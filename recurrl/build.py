@@ -11,7 +11,8 @@ import torch
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.collector.rollouts import RolloutCollector, Rollouts
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import TrainConfig
+from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
 from recurrl.keys import ACTION

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from recurrl.config import NATIVE
+from recurrl.config.env import NATIVE
 from recurrl.envs.faults import Fault, Faults, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of

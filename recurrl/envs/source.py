@@ -9,7 +9,7 @@ from typing import Any
 
 from torchrl.envs import EnvBase
 
-from recurrl.config import INLINE, EnvConfig
+from recurrl.config.env import INLINE, EnvConfig
 from recurrl.config.plugins import factory
 from recurrl.envs.groups import Groups
 from recurrl.errors import ConfigError

@@ -12,7 +12,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
-from recurrl.config import BURN_IN, REFRESH, ZERO
+from recurrl.config.run import BURN_IN, REFRESH, ZERO
 from recurrl.keys import OBSERVATION, VALUE
 from recurrl.learning.buffers.on_policy import segment_ends
 from recurrl.policy import Policy

@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 from torchrl.envs import EnvBase
 
-from recurrl.config import NATIVE
+from recurrl.config.env import NATIVE
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.faults import making
 from recurrl.envs.groups import Groups
