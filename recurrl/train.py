@@ -20,16 +20,13 @@ from recurrl.build import (
     set_process_state,
 )
 from recurrl.checkpoint import not_finite
-from recurrl.checkpoint.resuming import resume
 from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import Restarts
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.config import TrainConfig
-from recurrl.envs import recurrent_modules
 from recurrl.evaluation import Evaluator
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
-from recurrl.policy import Policy
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -83,7 +80,7 @@ def train(
         stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
         parts = checkpoint.components(learner, episodes=episodes, report=report, collector_state=collector)
         if start is not None:
-            resume(start, run_dir, parts, settings, report)
+            start.resume(run_dir, parts, settings, report)
             restarts.count = max(restarts.count, report.restarts)
         evaluator = Evaluator(
             config.env, policy, config.evaluation, config.seed, restart=restarts.after, stopped=lambda: request.made
@@ -139,7 +136,7 @@ def iterations(
         with report.timing("learn"), not_finite.batch_saved(run_dir, report.frames, batch, learner):
             metrics = learner.learn(batch, progress=config.progress(report.frames))
         report.compiled(learner.compile_time_s)
-        report.backend = backend_in_use(learner.policy)
+        report.backend = next((module.backend_in_use for module in learner.policy.recurrent_modules), None)
         episodes.update(batch)
         yield merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collector.metrics())
 
@@ -160,9 +157,3 @@ def is_due(config: TrainConfig, frames: int, every_frames: int | None) -> bool:
     if is_last(config, frames) or every_frames is None:
         return is_last(config, frames)
     return frames // every_frames > (frames - config.frames_per_batch) // every_frames
-
-
-def backend_in_use(policy: Policy) -> str | None:
-    """The recurrent backend that ran last; None for a policy without a cell."""
-    modules = recurrent_modules(policy)
-    return modules[0].backend_in_use if modules else None

@@ -10,13 +10,14 @@ import math
 
 import torch
 
-from recurrl import envs
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.keys import typed_value
 from recurrl.config.options import check_values
 from recurrl.config.plugins import GROUPS, check_name, factory, key_of
 from recurrl.config.run import BURN_IN, STORED
+from recurrl.envs.checks import check_rows
+from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling
 from recurrl.policy.build import make_cell
@@ -41,9 +42,9 @@ def check_config(config: TrainConfig) -> None:
     # In this order: later checks rely on the existence and range of values that earlier ones checked.
     for check in (_groups, _device, _recurrence, _batches, _normalization, _states, _workers):
         check(config)
-    envs.check(config.env)
+    source_of(config.env).check()
     if config.algorithm.members_of_a_group is not None:
-        envs.check_rows(config.env, config.steps_per_row)
+        check_rows(config.env, config.steps_per_row)
 
 
 def _groups(config: TrainConfig) -> None:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
-from recurrl.config.keys import FREE, WRAPPERS, check_key, key_paths, packaged_keys, paths_of
+from recurrl.config.keys import FREE, WRAPPERS, check_key, flat, key_paths, packaged_keys, paths_of
 from recurrl.config.plugins import ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import (
@@ -87,7 +87,7 @@ def code_named(config: DictConfig, shipped: Collection[str]) -> dict[str, set[st
         config: a configuration.
         shipped: packages of recurrl's own extras, which do not count; nor does Gymnasium's own code.
     """
-    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in _items(plain(config))}
+    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in flat(plain(config)).items()}
     found[WRAPPERS] = set(_wrappers(config, shipped))
     env_id = str(OmegaConf.select(config, "env.id"))
     found["env.id"] = {env_id} if ":" in env_id else set()
@@ -201,15 +201,6 @@ def _at(values: dict[str, Any], key: str) -> Any:
     group, _, name = key.partition(".")
     inner = values.get(group, {})
     return inner.get(name, {}) if name else inner
-
-
-def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted keys of nested dictionaries with their values."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _items(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _is_code(value: Any) -> bool:

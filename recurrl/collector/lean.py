@@ -29,7 +29,8 @@ from torchrl.envs import (
 )
 
 from recurrl.collector import collector_state
-from recurrl.envs import EpisodeReturn, TensorEnv
+from recurrl.envs import TensorEnv
+from recurrl.envs.episode_return import EpisodeReturn
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, path_of
 from recurrl.policy import Policy, PolicyModule

@@ -50,14 +50,20 @@ def key_of(group: str) -> str:
     return "env.source" if group == "env" else f"{group}.name"
 
 
-@cache
 def names(group: str) -> tuple[str, ...]:
-    """The package's own choices of a group, in alphabetical order."""
+    """The package's own factories of a group, in alphabetical order."""
     # By their files: importing the sources of environments would import torch.
-    folder, suffix = _CONFIGS / group, ".yaml"
-    if group == "env":
-        folder, suffix = files("recurrl") / "envs" / "sources", ".py"
-    found = (path.name for path in folder.iterdir())
+    return _stems("envs/sources", ".py") if group == "env" else yaml_names(group)
+
+
+def yaml_names(group: str) -> tuple[str, ...]:
+    """The package's own yamls of a group, in alphabetical order."""
+    return _stems(f"configs/{group}", ".yaml")
+
+
+@cache
+def _stems(folder: str, suffix: str) -> tuple[str, ...]:
+    found = (path.name for path in files("recurrl").joinpath(folder).iterdir())
     return tuple(sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix) and name[0] != "_"))
 
 

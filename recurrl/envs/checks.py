@@ -14,15 +14,6 @@ from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError
 
 
-def check(config: EnvConfig) -> None:
-    """Rejects an environment that cannot be made, before any is made.
-
-    Raises:
-        ConfigError: with what to do.
-    """
-    source_of(config).check()
-
-
 def check_rows(config: EnvConfig, steps_per_row: int) -> None:
     """Rejects rows that begin with a reset and may be shorter than an episode, whose later steps would never be seen.
 

@@ -11,7 +11,8 @@ from tensordict import TensorDictBase
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
-from recurrl.envs import check_seeds, make_env
+from recurrl.envs import make_env
+from recurrl.envs.checks import check_seeds
 from recurrl.envs.groups import Groups
 from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.evaluation import evaluate, random_metrics
