@@ -19,7 +19,6 @@ from recurrl.cli.saved_config import check_code, code_named, config_within, nami
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed, value_of
 from recurrl.config.keys import differences
-from recurrl.envs.packages import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
 from recurrl.runtime.atomic import atomic_write
@@ -50,9 +49,9 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
-    allowed = set().union(*code_named(composed, EXTRAS).values())
+    allowed = set().union(*code_named(composed).values())
     with naming(source_of(start)):
-        named = code_named(effective, EXTRAS)
+        named = code_named(effective)
     unnamed = {key: left for key, texts in named.items() if (left := texts - allowed)}
     again = shlex.join(_as_override(effective, key) for key in unnamed)
     check_code(unnamed, source_of(start), f"name it on this command line too: {again}")
@@ -135,7 +134,7 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
     """
     if not trust_packages:
         with naming(source):
-            named = code_named(config, EXTRAS)
+            named = code_named(config)
         check_code(named, source, "add --trust-packages")
     with naming(source):
         return typed(config)

@@ -8,7 +8,7 @@ derives from the group's own (``CellConfig`` for a cell). ``gru`` in the group `
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -38,6 +38,9 @@ ROOMS = {
 
 GROUPS = (*ROOMS, "backend", "recompute", "precision")
 """All groups of which a run has one choice."""
+
+EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}
+"""The extras of recurrl, by the package that registers environments."""
 
 _CONFIGS = files("recurrl.configs")
 _NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -165,15 +168,19 @@ def load(target: str, asked: str) -> Any:
 
 
 def import_own(module_name: str, asked: str) -> ModuleType:
-    """A module that the configuration names, installed or in the current folder.
+    """A module or package that the configuration names, installed or in the current folder.
 
     Args:
         module_name: its dotted name.
         asked: the key and value that name it, for the error.
 
     Raises:
-        ConfigError: it does not exist, or importing it fails.
+        ConfigError: it does not exist, or importing it fails; with the command that installs an extra of recurrl.
     """
+    top = module_name.partition(".")[0]
+    # An extra is never taken from the current folder: in a downloaded one, nobody expects such a file.
+    if top in EXTRAS and importlib.util.find_spec(top) is None:
+        raise ConfigError(f"{asked} needs the package {top}. Install it with: pip install 'recurrl[{EXTRAS[top]}]'")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, to hide no installed module
