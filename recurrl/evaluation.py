@@ -95,7 +95,12 @@ class Evaluator:
 
     def _metrics(self, seed: int, is_last: bool) -> dict[str, float]:
         given = (self.env, self.policy, self.options.episodes, seed)
-        metrics = evaluation_metrics(evaluate(*given, KEPT, self.stopped))
+        returns = evaluate(*given, KEPT, self.stopped)
+        metrics = {
+            "eval/return_mean": fmean(returns),
+            "eval/return_std": pstdev(returns),
+            "eval/episodes": float(len(returns)),
+        }
         if self.options.memory and is_last:
             metrics |= memory_metrics(*given, self.stopped)
         if self.options.random and is_last:
@@ -220,12 +225,3 @@ def random_metrics(
     torch.manual_seed(seed)
     returns = evaluate(config, None, episodes, seed, KEPT, stopped)
     return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": pstdev(returns)}
-
-
-def evaluation_metrics(returns: list[float]) -> dict[str, float]:
-    """The metrics of an evaluation."""
-    return {
-        "eval/return_mean": fmean(returns),
-        "eval/return_std": pstdev(returns),
-        "eval/episodes": float(len(returns)),
-    }
