@@ -1,7 +1,5 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Evaluation of a policy: complete episodes with its most probable actions."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

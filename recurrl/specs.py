@@ -1,7 +1,5 @@
 """The kinds of observations and actions that TorchRL's specs describe."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec

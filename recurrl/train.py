@@ -1,7 +1,5 @@
 """The training loop: collect, learn, save, evaluate, log."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -11,14 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrl import checkpoint
-from recurrl.build import (
-    describe,
-    make_collector,
-    make_learner,
-    make_policy_for,
-    make_replay_check,
-    set_process_state,
-)
+from recurrl.build import describe, make_collector, make_learner, make_policy_for, make_replay_check, set_process_state
 from recurrl.checkpoint import not_finite
 from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import Restarts

@@ -4,8 +4,6 @@ The values of a single key are in its field, see :mod:`recurrl.config.options`. 
 on the machine: a function for each subject.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

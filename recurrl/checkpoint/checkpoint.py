@@ -1,7 +1,5 @@
 """A checkpoint: the parts of a run that it holds, its metadata, and restoring a run or a policy from it."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

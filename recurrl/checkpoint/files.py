@@ -4,8 +4,6 @@ A checkpoint holds tensors and plain values and nothing that runs: states are st
 ``weights_only``. Nothing is removed but what :func:`write` made, and no symbolic link is followed on the way.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The checkpoints of a run: writing them, keeping some, and finding one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Prints a configuration with a comment on each key, in the words of its schema."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping

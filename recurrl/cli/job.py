@@ -1,7 +1,5 @@
 """One training run, from its composed configuration to its summary."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

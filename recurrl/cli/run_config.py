@@ -1,7 +1,5 @@
 """The configuration of a run: recorded in its directory, and merged with overrides when it resumes."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 from collections.abc import Mapping

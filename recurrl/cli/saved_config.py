@@ -1,7 +1,5 @@
 """Configurations that runs saved, read as what they may be: a stranger's, damaged, or another program's."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ It consists of the unfinished episodes: observations, recurrent states, step cou
 own state. If an environment does not expose its state, the resumed run begins new episodes, and logs that.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Mapping

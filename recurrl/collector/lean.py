@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce

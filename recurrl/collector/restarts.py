@@ -1,7 +1,5 @@
 """Restarts of collection after environments or workers have failed."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

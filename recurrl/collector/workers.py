@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps, W workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy

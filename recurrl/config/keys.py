@@ -1,7 +1,5 @@
 """The dotted keys of a configuration: their names, their values, and differences between two configurations."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -5,8 +5,6 @@ derives from the group's own (``CellConfig`` for a cell). ``gru`` in the group `
 ``recurrl.recurrent.cells.gru:make``.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """Checks of the configured environment, before it is trained in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

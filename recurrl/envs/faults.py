@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

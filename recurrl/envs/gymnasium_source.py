@@ -1,7 +1,5 @@
 """Sources that make single Gymnasium environments."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Collection
 from typing import Any

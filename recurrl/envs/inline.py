@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

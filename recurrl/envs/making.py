@@ -1,7 +1,5 @@
 """Builds environments: batched, seeded, within the time limit, with episode starts, states and returns marked."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
@@ -37,14 +35,7 @@ class Observations:
         zeros_N: an array of each entry for all environments, by key.
     """
 
-    def __init__(
-        self,
-        faults: Faults,
-        space: Space,
-        count: int,
-        action_space: Space,
-        batched: bool = False,
-    ) -> None:
+    def __init__(self, faults: Faults, space: Space, count: int, action_space: Space, batched: bool = False) -> None:
         zeros = Composite({OBSERVATION: spec_of(space, count)}, shape=[count]).zero()
         self.zeros_N = {key: values.numpy() for key, values in zeros.items(True, True)}
         self._faults, self.keys = faults, list(self.zeros_N)

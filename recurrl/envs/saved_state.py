@@ -5,8 +5,6 @@ Gymnasium has no API for this. The state is the attributes of the environment an
 the environment cannot be saved, and the reason names the attribute.
 """
 
-from __future__ import annotations
-
 import enum
 import random
 from collections import deque

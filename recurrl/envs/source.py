@@ -1,7 +1,5 @@
 """Sources of environments: the base of the choices of ``env.source``."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The Gymnasium spaces that policies support, and TorchRL's specs of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 

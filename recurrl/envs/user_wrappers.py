@@ -1,7 +1,5 @@
 """The Gymnasium wrappers that ``env.wrappers`` names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

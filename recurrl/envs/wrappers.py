@@ -4,8 +4,6 @@ A plain observation stays one. An observation of several entries, be they the en
 the previous action and reward, becomes a dict under the one key ``observation``; likewise actions of several parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 

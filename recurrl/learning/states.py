@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice, B burn-in steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

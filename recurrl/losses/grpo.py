@@ -6,8 +6,6 @@ https://arxiv.org/abs/2503.14476.
 Shape legend: B rows or slices, N environments, T steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shape legend: S slices, K steps of a slice.
 """
 
-from __future__ import annotations
-
 from inspect import signature
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Builds the policy from the configuration."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchrl.data import Composite, TensorSpec

@@ -3,8 +3,6 @@
 Shape legend: B batch (any number of dimensions), A action entries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

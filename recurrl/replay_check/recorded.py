@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps of a row, P pairs of observations around a reset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

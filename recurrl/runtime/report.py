@@ -1,7 +1,5 @@
 """The results of a run: ``summary.json``, for scripts."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """The learning curve of a run as an image, drawn from its ``metrics.csv``."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

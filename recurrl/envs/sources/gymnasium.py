@@ -1,7 +1,5 @@
 """Environments registered with Gymnasium: single ones, or the id's own vector environment."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Callable

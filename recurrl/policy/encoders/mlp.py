@@ -3,8 +3,6 @@
 Shape legend: B batch.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
