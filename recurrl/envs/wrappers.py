@@ -133,26 +133,29 @@ class AddedEntries(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment; nothing was done before."""
         observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
-        return self._with(observation, info, np.zeros_like(self._lowest), 0.0), info
+        return self._with(observation, info, None, 0.0), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment; ``action`` and its reward are the previous ones of the next observation."""
         observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
-        given: Any = spaces.flatten(self.env.action_space, action)
-        return self._with(observation, info, given, reward), reward, terminated, truncated, info
+        return self._with(observation, info, action, reward), reward, terminated, truncated, info
 
-    def _with(self, observation: Any, info: Any, action: Array, reward: Any) -> dict[str, Any]:
+    def _with(self, observation: Any, info: Any, action: Any, reward: Any) -> dict[str, Any]:
         entries = dict(_entries(self.env.observation_space, observation))
         if ACTION_MASK in self._names:
             entries[ACTION_MASK] = _mask_in(info)
         if PREVIOUS_ACTION in self._names:
-            entries[PREVIOUS_ACTION] = np.clip(action, self._lowest, self._highest).astype(np.float32)
+            entries[PREVIOUS_ACTION] = np.zeros_like(self._lowest) if action is None else self._received(action)
         if PREVIOUS_REWARD in self._names:
             number = as_array(reward)
             # Invalid rewards are rejected with the others.
             valid = number.size == 1 and number.dtype.kind in "biuf"
             entries[PREVIOUS_REWARD] = number.reshape(1).astype(np.float32) if valid else np.zeros(1, np.float32)
         return entries
+
+    def _received(self, action: Any) -> Array:
+        flat: Any = spaces.flatten(self.env.action_space, action)
+        return np.clip(flat, self._lowest, self._highest).astype(np.float32)
 
 
 def _mask_in(info: Any) -> Array:
