@@ -15,7 +15,15 @@ from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import Source
 from recurrl.envs.spaces import check_spaces, leaves
 from recurrl.envs.user_wrappers import load_wrappers, wrapped
-from recurrl.envs.wrappers import ActionsInUnits, AddedEntries, HideObservations, SeededEpisodes, under_one_key
+from recurrl.envs.wrappers import (
+    ActionsInUnits,
+    AddedEntries,
+    HideObservations,
+    SeededEpisodes,
+    TuplesAsDicts,
+    has_tuples,
+    under_one_key,
+)
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
 
@@ -72,6 +80,8 @@ class GymnasiumSource(Source):
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), spaces.Space):
                 raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
+        if has_tuples(env.observation_space) or has_tuples(env.action_space):
+            env = TuplesAsDicts(env)
         check_spaces(options.id, env.observation_space, env.action_space)
         if options.mask:
             env = HideObservations(env, options.mask)
