@@ -99,7 +99,7 @@ def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainCo
 
 
 def _keep_schedules(effective: DictConfig, before: Mapping[str, Any]) -> None:
-    """A run that is resumed with other total_frames keeps its schedules, which would jump back up else."""
+    """A run that is resumed with other total_frames keeps its schedules, which would otherwise jump back up."""
     asked = any(override.partition("=")[0] == "schedule_frames" for override in given_overrides())
     had = before.get("total_frames")
     if not asked and before.get("schedule_frames") is None and OmegaConf.select(effective, "total_frames") != had:
@@ -115,7 +115,7 @@ def _schedules_line(config: TrainConfig) -> str:
 
 
 def config_of(saved: checkpoint.Checkpoint) -> DictConfig:
-    """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
+    """The configuration in the directory of a checkpoint's run; of a checkpoint elsewhere, the one within it."""
     return config_within(saved.settings, saved.path) if saved.is_alone else saved_config(saved.path)
 
 

@@ -183,7 +183,7 @@ def _config(values: Any) -> DictConfig:
     if not isinstance(values, dict) or not values:
         raise ValueError("it is not a mapping of keys to values")
     for value in _leaves(values):
-        # What it refers to may be an environment variable, and what comes of it is logged.
+        # It may refer to an environment variable, whose value would be logged.
         if isinstance(value, str) and _INTERPOLATION in value:
             raise ValueError(f"it contains the interpolation {value[:60]!r} instead of a value")
     for group in _GROUPS:
