@@ -94,15 +94,10 @@ def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, actio
         ConfigError: an action mask does not fit the actions, or only some entries of an action to squash are bounded.
     """
     mask = observation.get(ACTION_MASK, None) if isinstance(observation, Composite) else None
-    if not isinstance(action, Composite):
-        if mask is not None:
-            _check_mask(mask, action)
-        return _make_head(options, width, action, masked=mask is not None)
     if mask is not None:
-        raise ConfigError(
-            f"The environment gives an action mask, but its actions are {action}. Masks need a single discrete or "
-            "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
-        )
+        _check_mask(mask, action)
+    if not isinstance(action, Composite):
+        return _make_head(options, width, action, masked=mask is not None)
     parts = action.items(include_nested=True, leaves_only=True)
     return JointHead({key: _make_head(options, width, spec) for key, spec in parts})
 
@@ -110,8 +105,8 @@ def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, actio
 def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
     if isinstance(action, Binary) or not isinstance(action, Categorical):
         raise ConfigError(
-            f"The environment gives an action mask, but its action is {action}. Masks need discrete or multi-discrete "
-            "actions. Remove action_mask from the environment's observation."
+            f"The environment gives an action mask, but its action is {action}. Masks need a single discrete or "
+            "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
         )
     size = sum(choices(action) or (int(action.space.n),))
     if tuple(mask.shape) != (size,):
