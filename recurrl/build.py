@@ -14,6 +14,7 @@ from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
 from recurrl.keys import ACTION
+from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.reward_scale import RewardScaler
@@ -71,6 +72,12 @@ def make_learner(config: TrainConfig, policy: Policy) -> Learner:
         max_skipped_steps=config.max_skipped_steps,
         compiles=config.compile,
     )
+
+
+def make_diagnosis(config: TrainConfig, policy: Policy) -> Diagnosis:
+    """The diagnosis of a run that does not learn."""
+    continuous = sum(getattr(module, "noise_size", 0) for module in policy.modules())
+    return Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
 
 
 def make_rollouts(config: TrainConfig, policy: Policy, frames: int = 0) -> Rollouts:

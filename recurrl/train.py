@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from recurrl import checkpoint
-from recurrl.build import describe, make_collector, make_learner, make_policy_for, make_replay_check, set_process_state
+from recurrl.build import (
+    describe,
+    make_collector,
+    make_diagnosis,
+    make_learner,
+    make_policy_for,
+    make_replay_check,
+    set_process_state,
+)
 from recurrl.checkpoint import not_finite
 from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import Restarts
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.config import TrainConfig
 from recurrl.evaluation import Evaluator
+from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
 from recurrl.runtime.garbage import start_up_spared
@@ -57,7 +66,7 @@ def train(
     """
     set_process_state(config)
     policy = make_policy_for(config)
-    learner, episodes = make_learner(config, policy), EpisodeStatistics()
+    learner, episodes, diagnosis = make_learner(config, policy), EpisodeStatistics(), make_diagnosis(config, policy)
     logger.info(describe(config, policy))
     report.has_begun = True
 
@@ -69,7 +78,9 @@ def train(
         collector = make_collector(config, policy, report.frames, restarts)
         # Failed environments may also fail to close, which must not hide the first error.
         stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
-        parts = checkpoint.components(learner, episodes=episodes, report=report, collector_state=collector)
+        parts = checkpoint.components(
+            learner, episodes=episodes, diagnosis=diagnosis, report=report, collector_state=collector
+        )
         if start is not None:
             start.resume(run_dir, parts, settings, report)
             restarts.count = max(restarts.count, report.restarts)
@@ -84,7 +95,7 @@ def train(
         stack.enter_context(start_up_spared())
         # If the evaluation after a checkpoint was interrupted, its iteration is not logged yet.
         unlogged = [start.metrics] if start is not None and start.evaluation is None else []
-        for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, collector, report)):
+        for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, diagnosis, collector, report)):
             path = None if start is None else start.path_in(run_dir, report.frames)
             if path is None and is_saved(config, report.frames, request.made):
                 path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
@@ -100,6 +111,7 @@ def train(
             trackers.log(report.frames, metrics)
             progress.update(report.frames, metrics)
             report.take(metrics)
+            report.warnings = diagnosis.warnings(metrics)
             if path is not None:
                 checkpoint.add_evaluation(path, evaluation)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
@@ -113,6 +125,7 @@ def iterations(
     run_dir: Path,
     learner: Learner,
     episodes: EpisodeStatistics,
+    diagnosis: Diagnosis,
     collector: RolloutCollector,
     report: Report,
 ) -> Iterator[dict[str, float]]:
@@ -129,7 +142,10 @@ def iterations(
         report.compiled(learner.compile_time_s)
         report.backend = next((module.backend_in_use for module in learner.policy.recurrent_modules), None)
         episodes.update(batch)
-        yield merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collector.metrics())
+        metrics = merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collector.metrics())
+        for warning in diagnosis.take(metrics):
+            logger.warning("After %d frames: %s", report.frames, warning)
+        yield metrics
 
 
 def is_saved(config: TrainConfig, frames: int, ending: bool) -> bool:

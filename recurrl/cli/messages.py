@@ -12,7 +12,6 @@ RENAMED_CHOICES = {
     "env/cartpole_novel": "cartpole_no_velocity",
     "env/pendulum_novel": "pendulum_no_velocity",
     "env/mountaincar_continuous_novel": "mountaincar_continuous_no_velocity",
-    "experiment/pendulum_novel": "pendulum_no_velocity",
 }
 
 

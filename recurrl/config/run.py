@@ -57,7 +57,7 @@ class EvaluationConfig:
     episodes: int = option("number of deterministic episodes", COPIES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
     memory: bool = option("at the end, also with states zeroed at each step and with those of another episode")
-    random: bool = option("at the end, also with random actions; the last line says so if the policy is no better")
+    random: bool = option("at the end, also with random actions; a warning if the policy is no better")
 
 
 @dataclass

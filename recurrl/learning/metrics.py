@@ -12,6 +12,8 @@ from recurrl.errors import require
 Value = TypeVar("Value", float, Tensor)
 
 SKIPPED = "optim/skipped_steps"
+WINDOW = 100
+"""The number of episodes that the means and deviations of returns and lengths are taken over."""
 
 
 def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:

@@ -40,6 +40,7 @@ class Report:
         restarts: restarts of environments after faults.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
+        warnings: of a run that does not learn, by title.
     """
 
     started: float
@@ -67,6 +68,7 @@ class Report:
     restarts: int = 0
     backend: str | None = None
     checkpoint: str | None = None
+    warnings: dict[str, str] = field(default_factory=dict)
     _iteration: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -112,15 +114,6 @@ class Report:
             self.eval_episodes = int(metrics["eval/episodes"])
             mean, best = metrics["eval/return_mean"], self.best_eval_return_mean
             self.best_eval_return_mean = mean if best is None else max(best, mean)
-
-    @property
-    def no_better_than_random(self) -> bool:
-        """True if the last evaluation beats random actions by less than a standard error of the difference."""
-        mean, random = self.eval_return_mean, self.eval_return_mean_random
-        if mean is None or random is None:
-            return False
-        deviation = math.hypot(self.eval_return_std or 0.0, self.eval_return_std_random or 0.0)
-        return mean <= random + deviation / math.sqrt(self.eval_episodes or 1)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the totals that a resumed run continues from."""
