@@ -1,7 +1,5 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,7 +9,8 @@ import torch
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.collector.rollouts import RolloutCollector, Rollouts
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import TrainConfig
+from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
 from recurrl.keys import ACTION

@@ -1,7 +1,5 @@
 """The training loop: collect, learn, save, evaluate, log."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -21,17 +19,14 @@ from recurrl.build import (
     set_process_state,
 )
 from recurrl.checkpoint import not_finite
-from recurrl.checkpoint.resuming import resume
 from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import Restarts
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.config import TrainConfig
-from recurrl.envs import recurrent_modules
 from recurrl.evaluation import Evaluator
 from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
-from recurrl.policy import Policy
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -87,7 +82,7 @@ def train(
             learner, episodes=episodes, diagnosis=diagnosis, report=report, collector_state=collector
         )
         if start is not None:
-            resume(start, run_dir, parts, settings, report)
+            start.resume(run_dir, parts, settings, report)
             restarts.count = max(restarts.count, report.restarts)
         evaluator = Evaluator(
             config.env, policy, config.evaluation, config.seed, restart=restarts.after, stopped=lambda: request.made
@@ -145,7 +140,7 @@ def iterations(
         with report.timing("learn"), not_finite.batch_saved(run_dir, report.frames, batch, learner):
             metrics = learner.learn(batch, progress=config.progress(report.frames))
         report.compiled(learner.compile_time_s)
-        report.backend = backend_in_use(learner.policy)
+        report.backend = next((module.backend_in_use for module in learner.policy.recurrent_modules), None)
         episodes.update(batch)
         metrics = merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collector.metrics())
         for warning in diagnosis.take(metrics):
@@ -169,9 +164,3 @@ def is_due(config: TrainConfig, frames: int, every_frames: int | None) -> bool:
     if is_last(config, frames) or every_frames is None:
         return is_last(config, frames)
     return frames // every_frames > (frames - config.frames_per_batch) // every_frames
-
-
-def backend_in_use(policy: Policy) -> str | None:
-    """The recurrent backend that ran last; None for a policy without a cell."""
-    modules = recurrent_modules(policy)
-    return modules[0].backend_in_use if modules else None

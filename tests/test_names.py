@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import recurrl.configs
-from recurrl.config import NO_CELL
+from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import GROUPS, ROOMS, base_options, default_name, factory, names, options_class, values
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import AUTO, RECOMPUTE, backend_names, load_backend

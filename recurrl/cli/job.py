@@ -1,7 +1,5 @@
 """One training run, from its composed configuration to its summary."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -15,12 +13,11 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
-from recurrl.runtime.report import Report
+from recurrl.runtime.report import Report, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 from recurrl.runtime.run_directory import SUMMARY, read_text
 from recurrl.runtime.signals import stop_request
 from recurrl.runtime.time_limit import time_limit
-from recurrl.tracking.summary import write_summary
 from recurrl.train import train
 from recurrl.validation import check_config
 

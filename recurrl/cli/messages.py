@@ -1,7 +1,5 @@
 """Errors that end a command, in words of our own where Hydra's would not help."""
 
-from __future__ import annotations
-
 import re
 
 from hydra.errors import HydraException, MissingConfigException

@@ -3,8 +3,6 @@
 Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from recurrl.config.algorithm import AlgorithmConfig

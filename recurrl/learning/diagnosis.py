@@ -1,7 +1,5 @@
 """Warnings that a run does not learn: the figure that shows it, and what to try."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Metrics of the parts of an iteration."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
