@@ -12,8 +12,8 @@ from recurrl.recurrent.backends import AUTO
 from recurrl.recurrent.cell import is_parallel_in_time
 from recurrl.recurrent.gated import is_hand_written
 
-BACKENDS = (AUTO, "scan", "triton")
-"""Backends that can be compiled; ``auto`` then means ``scan``."""
+BACKENDS = (AUTO, "native", "scan", "triton")
+"""Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` where there is none."""
 
 
 def check(config: TrainConfig) -> None:
@@ -32,7 +32,7 @@ def check(config: TrainConfig) -> None:
         f"episodes start. Choose one of: {', '.join(BACKENDS)}; or leave compile out.",
     )
     require(
-        config.recompute.name == "none" or config.backend.name == "triton",
+        config.recompute.name == "none" or config.backend.name in ("native", "triton"),
         f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
         "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
     )

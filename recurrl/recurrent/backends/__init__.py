@@ -93,8 +93,8 @@ def refusal(name: str, cell: Cell, options: Options, device: torch.device | None
         )
     if name != AUTO:
         return load_backend(name).supports(cell, options, device)
-    reasons = [load_backend(candidate).supports(cell, options, device) for candidate in _candidates(device)]
-    return None if None in reasons else reasons[0]
+    reasons = {each: load_backend(each).supports(cell, options, device) for each in _candidates(device)}
+    return None if None in reasons.values() else reasons["scan"]
 
 
 def refusal_on_device(name: str, cell: Cell, options: Options, device: torch.device) -> str | None:
@@ -119,10 +119,7 @@ def candidates(cell: Cell, options: Options, device: torch.device) -> list[str]:
 
 
 def _candidates(device: torch.device | None) -> tuple[str, ...]:
-    # The only backend that compiles without graph breaks.
-    if torch.compiler.is_compiling():
-        return ("scan",)
     # triton is left out until it has been run on a GPU.
     if device is None or device.type == "cuda":
         return ("pad", "scan")
-    return ("scan", "pad")
+    return ("native", "scan", "pad")

@@ -52,7 +52,7 @@ class RecurrentModule(TensorDictModuleBase):
         bidirectional: also run each segment backwards, D = 2.
         python_based: avoid torch's fused kernels, so that ``torch.vmap`` works on the module in step mode and on its
             submodule anywhere.
-        recurrent_backend: ``auto``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence mode.
+        recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence mode.
         recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``.
         recurrent_recompute: ``none``; ``full`` to save memory by recomputing the forward pass in the backward pass;
             ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
@@ -125,6 +125,8 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_matmul_precision = recurrent_matmul_precision
         # Imported here, because torch.compile cannot import during tracing.
         backends.load_backend("scan" if recurrent_backend == backends.AUTO else recurrent_backend)
+        if recurrent_backend == backends.AUTO:
+            backends.load_backend("native")
         if recurrent_backend == "scan":
             prepare_for_compile(next(layers.parameters()).device)
         self.backend_in_use: str | None = None
@@ -286,9 +288,9 @@ class RecurrentModule(TensorDictModuleBase):
         name, options = self.recurrent_backend, self.options
         if name == backends.AUTO:
             name = self.chooser.choose(self.cell, self.layers, x_BTI, segments, options)
-        elif name == "scan" and in_transform():
+        elif name in ("native", "scan") and in_transform():
             raise ValueError(
-                "backend=scan is not possible inside torch.vmap and other torch.func transforms, which cannot "
+                f"backend={name} is not possible inside torch.vmap and other torch.func transforms, which cannot "
                 "transform its hand-written derivative. Choose backend=reference, or backend=pad with "
                 "python_based=True."
             )
