@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from recurrl.config import TrainConfig
+from recurrl.config.plugins import is_own
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling
 from recurrl.policy.build import make_cell
@@ -27,12 +28,12 @@ def check(config: TrainConfig) -> None:
     if cell is None:
         return
     require(
-        config.backend.name in BACKENDS,
+        config.backend.name in BACKENDS or is_own(config.backend.name),
         f"compile=true is not possible with backend={config.backend.name}, whose control flow depends on where "
         f"episodes start. Choose one of: {', '.join(BACKENDS)}; or leave compile out.",
     )
     require(
-        config.recompute.name == "none" or config.backend.name in ("native", "triton"),
+        config.recompute.name == "none" or config.backend.name not in (AUTO, "scan"),
         f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
         "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
     )

@@ -6,7 +6,7 @@ import torch
 
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, require
-from recurrl.policy.build import make_cell
+from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import Options, refusal
 
 
@@ -19,7 +19,7 @@ def check(config: TrainConfig) -> None:
             chunk_len=config.recompute.chunk_len,
             precision=config.precision.name,
         )
-        reason = refusal(config.backend.name, cell, options, torch.device(config.device))
+        reason = refusal(make_backend(config.backend), cell, options, torch.device(config.device))
         if reason is not None:
             raise ConfigError(reason)
     require(

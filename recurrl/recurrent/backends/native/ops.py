@@ -52,16 +52,20 @@ def _run(
     stored_BTH: list[Tensor],
     **memory: Any,
 ) -> None:
-    """Runs the kernel forwards or backwards on a layer's memory."""
+    """Runs the kernel forwards or backwards on a layer's memory.
+
+    Raises:
+        ValueError: a stored state does not have the layer's size; the kernel would read beyond it.
+    """
+    rows, steps, hidden = *starts_BT.shape, w_hh.shape[1]
+    stored_BTH = [stored.to(w_hh) for stored in stored_BTH]
+    for state in (*memory["states"], *stored_BTH):
+        if state.shape != (rows, steps, hidden):
+            raise ValueError(f"backend=native needs states [{rows}, {steps}, {hidden}]; there is {list(state.shape)}.")
     if len({stored.stride() for stored in stored_BTH}) > 1 or stored_BTH[0].stride(2) != 1:
         stored_BTH = [stored.contiguous() for stored in stored_BTH]
-    w_hh, b_hh, starts_BT = (
-        w_hh.contiguous(),
-        None if b_hh is None else b_hh.contiguous(),
-        starts_BT.bool().contiguous(),
-    )
-    rows, steps = starts_BT.shape
-    hidden = w_hh.shape[1]
+    w_hh, starts_BT = w_hh.contiguous(), starts_BT.bool().contiguous()
+    b_hh = None if b_hh is None else b_hh.contiguous()
     layer = _Layer(rows, steps, hidden)
     layer.stored_row, layer.stored_step, _ = stored_BTH[0].stride()
     for name, value in {"w_hh": w_hh, "b_hh": b_hh, "starts": starts_BT, "stored": stored_BTH, **memory}.items():
