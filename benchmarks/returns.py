@@ -36,6 +36,11 @@ from benchmarks.measuring import machine
 SUITE = Path(__file__).parent / "suite"
 CONTROL = "none"
 """The cell without memory."""
+PEER = "sb3_contrib"
+"""In place of a cell: a run of sb3-contrib's RecurrentPPO, for the tasks that have settings for it."""
+PEER_SEEDS = 3
+PEER_SECONDS = 150
+"""A run of the peer ends at the threshold, or after so much time."""
 EVALUATIONS = 20
 """Evaluations a run, from which its learning curve and its time to the threshold are read."""
 QUICK = ("cartpole_no_velocity", "pendulum_no_velocity", "memory_chain", "repeat_previous_easy", "cartpole")
@@ -56,6 +61,7 @@ class Task:
         frames: of each run.
         threshold: the return that counts as solved.
         published: return, frames and source of the best figure known for it.
+        sb3_contrib: the settings of sb3-contrib's users for it; None if it is not compared with sb3-contrib.
         extra: of recurrl, which installs the environment.
         text: the first line of the yaml.
     """
@@ -66,6 +72,7 @@ class Task:
     frames: int
     threshold: float
     published: Mapping[str, Any] = field(hash=False)
+    sb3_contrib: Mapping[str, Any] | None = field(hash=False)
     extra: str | None
     text: str
 
@@ -90,7 +97,7 @@ class Result:
     Attributes:
         final: the return of the last evaluation.
         zeroed: likewise with the states zeroed at each step; NaN without a memory.
-        random: likewise of random actions.
+        random: likewise of random actions; NaN if it was not measured.
         curve: evaluation returns by frames.
         seconds: of training, in total.
     """
@@ -114,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``benchmark.py returns``."""
     parser.add_argument("--tasks", help="names, separated by commas; default: all that are installed")
     parser.add_argument("--seeds", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--cells", default="gru,none", help="gru, lstm, mingru, none; default: %(default)s")
+    parser.add_argument("--cells", default="gru,none", help="gru, lstm, mingru, none, sb3_contrib: %(default)s")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; default: all cores")
     parser.add_argument("--quick", action="store_true", help="five tasks and three seeds, in about ten minutes")
     parser.add_argument("--runs", type=Path, default=Path("outputs/returns"), help="folder of the runs: %(default)s")
@@ -127,7 +134,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Trains what is not finished yet, and reports."""
     tasks = chosen(arguments.tasks.split(",") if arguments.tasks else None, arguments.quick)
     seeds = QUICK_SEEDS if arguments.quick else arguments.seeds
-    jobs = [Job(task, cell, seed) for seed in range(seeds) for task in tasks for cell in arguments.cells.split(",")]
+    cells = arguments.cells.split(",")
+    jobs = [Job(task, cell, seed) for seed in range(seeds) for task in tasks for cell in cells]
+    jobs = [job for job in jobs if job.cell != PEER or (job.task.sb3_contrib is not None and job.seed < PEER_SEEDS)]
     if not arguments.report:
         failed = train(jobs, arguments.runs, arguments.jobs, arguments.overrides)
         for job in failed:
@@ -155,6 +164,7 @@ def _task(path: Path) -> Task:
         frames=int(values["frames"]),
         threshold=float(values["threshold"]),
         published=values.get("published", {}),
+        sb3_contrib=values.get("sb3_contrib"),
         extra=values.get("extra"),
         text=text.partition("\n")[0].lstrip("# "),
     )
@@ -205,10 +215,15 @@ def train(jobs: Sequence[Job], root: Path, workers: int, overrides: Sequence[str
 def _train_one(job: Job, root: Path, overrides: Sequence[str]) -> bool:
     folder = job.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "recurrl", *job.task.overrides]
-    command += [f"cell={job.cell}", f"seed={job.seed}", f"total_frames={job.task.frames}", "device=cpu"]
-    command += [f"evaluation.every_frames={job.task.frames // EVALUATIONS}", "evaluation.random=true"]
-    command += [*overrides, "resume=auto", f"hydra.run.dir={folder}"]
+    every = job.task.frames // EVALUATIONS
+    if job.cell == PEER:
+        given = (job.task.name, job.seed, every, folder, PEER_SECONDS)
+        command = [sys.executable, "-m", "benchmarks.peers.sb3_training", *map(str, given)]
+    else:
+        command = [sys.executable, "-m", "recurrl", *job.task.overrides]
+        command += [f"cell={job.cell}", f"seed={job.seed}", f"total_frames={job.task.frames}", "device=cpu"]
+        command += [f"evaluation.every_frames={every}", "evaluation.random=true"]
+        command += [*overrides, "resume=auto", f"hydra.run.dir={folder}"]
     with (folder / "error.log").open("w", encoding="utf-8") as log:
         return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
 
@@ -224,10 +239,10 @@ def result(folder: Path) -> Result | None:
     with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     curve = {int(row["frames"]): float(row["eval/return_mean"]) for row in rows if row.get("eval/return_mean")}
-    zeroed, random = values["eval_return_mean_zeroed_state"], values["eval_return_mean_random"]
     seconds = sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in rows)
-    zeroed = math.nan if zeroed is None else float(zeroed)
-    return Result(float(values["eval_return_mean"]), zeroed, float(random), curve, seconds)
+    measured = (values.get(f"eval_return_mean{of}") for of in ("", "_zeroed_state", "_random"))
+    final, zeroed, random = (math.nan if value is None else float(value) for value in measured)
+    return Result(final, zeroed, random, curve, seconds)
 
 
 def interquartile_mean(values: Iterable[float]) -> float:
@@ -249,7 +264,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def report(results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
     """The table, as Markdown."""
-    cells = list(dict.fromkeys(job.cell for job in results if job.cell != CONTROL))
+    cells = list(dict.fromkeys(job.cell for job in results if job.cell not in (CONTROL, PEER)))
     given = f", with `{' '.join(overrides)}`" if overrides else ""
     lines = [
         "# Returns",
@@ -267,7 +282,41 @@ def report(results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
     for task in suite():
         for cell in cells:
             lines += _row(task, cell, results)
+    peers = [line for task in suite() for cell in cells for line in _against_peer(task, cell, results)]
+    if peers:
+        lines += [
+            "",
+            "## Time to a return, against sb3-contrib's RecurrentPPO",
+            "",
+            "Medians over seeds of frames, and of seconds of collection and learning, until an evaluation "
+            f"reached the threshold. sb3-contrib has the settings that rl-zoo publishes for the task, or its defaults; "
+            f"its runs ended at the threshold or after {PEER_SECONDS} s.",
+            "",
+            "| task | threshold | cell | seeds | frames | seconds | peer: seeds | solved | frames | seconds | ratio |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
+            *peers,
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _against_peer(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:
+    ours, theirs = _of(task, cell, results), _of(task, PEER, results)
+    if not ours or not theirs:
+        return
+    numbers = [
+        ([each.frames_to(task.threshold) for each in runs], [each.seconds_to(task.threshold) for each in runs])
+        for runs in (ours, theirs)
+    ]
+    (frames, seconds), (their_frames, their_seconds) = numbers
+    solved = sum(map(math.isfinite, their_frames))
+    ratio = statistics.median_high(
+        [taken if math.isfinite(taken) else run.seconds for taken, run in zip(their_seconds, theirs, strict=True)]
+    ) / statistics.median_high(seconds)
+    yield (
+        f"| {task.name} | {task.threshold:g} | {cell} | {len(ours)} | {_median(frames, ',.0f')} | "
+        f"{_median(seconds, ',.1f')} | {len(theirs)} | {solved} of {len(theirs)} | {_median(their_frames, ',.0f')} | "
+        f"{_median(their_seconds, ',.1f')} | {'' if solved > len(theirs) / 2 else '> '}{ratio:.1f} |"
+    )
 
 
 def _row(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:

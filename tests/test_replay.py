@@ -19,7 +19,7 @@ from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = (
+OPTIONS = (
     "cell.hidden_size=12",
     "encoder.sizes=[16]",
     "env.num_envs=6",
@@ -43,8 +43,8 @@ def make(config: TrainConfig) -> tuple[Policy, Any]:
 @pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity"])
 @pytest.mark.parametrize("backend", ["reference", "pad", "scan", "triton"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, compose: Compose) -> None:
-    config = compose(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *SMALL)
+def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, small: Compose) -> None:
+    config = small(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *OPTIONS)
     policy, collector = make(config)
     buffer = SliceBuffer(config.buffer, config.slice_len, config.minibatch_slices)
     resets = mid_slice = 0
@@ -67,9 +67,9 @@ def assert_replays(policy: Policy, minibatch: Any) -> None:
     torch.testing.assert_close(value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
 
 
-def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(compose: Compose) -> None:
+def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small: Compose) -> None:
     """The test above can fail."""
-    config = compose(*SMALL)
+    config = small(*OPTIONS)
     policy, collector = make(config)
     batch = next(iter(collector))
     collector.shutdown()
@@ -81,10 +81,10 @@ def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(compose: Compose) -
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_the_first_update_is_the_same_for_every_backend(cell: str, compose: Compose) -> None:
+def test_the_first_update_is_the_same_for_every_backend(cell: str, small: Compose) -> None:
     losses, weights = {}, {}
     for backend in ("reference", "pad", "scan", "triton"):
-        config = compose(f"cell={cell}", f"backend={backend}", "epochs=1", *SMALL)
+        config = small(f"cell={cell}", f"backend={backend}", "epochs=1", *OPTIONS)
         set_process_state(config)
         policy = make_policy_for(config)
         collector = make_collector(config, policy)
@@ -97,8 +97,8 @@ def test_the_first_update_is_the_same_for_every_backend(cell: str, compose: Comp
         torch.testing.assert_close(weights[backend], weights["reference"], rtol=0, atol=1e-5)
 
 
-def test_the_collector_acts_with_the_weights_as_they_are_now(compose: Compose) -> None:
-    config = compose(*SMALL, "lr=0.05")
+def test_the_collector_acts_with_the_weights_as_they_are_now(small: Compose) -> None:
+    config = small(*OPTIONS, "lr=0.05")
     policy, collector = make(config)
     batches = iter(collector)
     learner = make_learner(config, policy)

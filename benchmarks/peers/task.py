@@ -8,7 +8,7 @@ from typing import Any, Protocol
 HIDDEN = (1, 3)
 """The velocities of CartPole-v1."""
 VISIBLE = (0, 2)
-OBSERVATION_SIZE, ACTIONS, LONGEST_EPISODE = 2, 2, 500
+OBSERVATION_SIZE, ACTIONS = 2, 2
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,6 @@ class Task:
         steps: steps per environment and iteration.
         minibatches: gradient steps per epoch, each on whole rows.
         hidden: size of the layer and of the cell.
-        lr: initial learning rate.
-        lr_final_fraction: fraction of it reached after ``total_frames``, by linear decay.
-        clip_final_fraction: the same for the clip range.
-        total_frames: length of the schedules; None if they are constant.
-        reward_scale: factor applied to rewards.
-        normalize: normalise observations by running statistics, if the loop supports it.
-        normalize_reward: normalise rewards by the standard deviation of their discounted sum.
     """
 
     cell: str
@@ -42,12 +35,6 @@ class Task:
     lmbda: float
     clip: float
     seed: int
-    lr_final_fraction: float = 1.0
-    clip_final_fraction: float = 1.0
-    total_frames: int | None = None
-    reward_scale: float = 1.0
-    normalize: bool = False
-    normalize_reward: bool = False
 
     @property
     def frames(self) -> int:
@@ -66,12 +53,8 @@ class Loop(Protocol):
         """Trains on the collected frames."""
         ...
 
-    def evaluate(self, episodes: int) -> float:
-        """Mean unscaled return over this many episodes with deterministic actions."""
-        ...
 
-
-def masked_cartpole(reward_scale: float = 1.0) -> Any:
+def masked_cartpole() -> Any:
     """One environment, built from Gymnasium's wrappers."""
     import gymnasium
     import numpy as np
@@ -81,7 +64,4 @@ def masked_cartpole(reward_scale: float = 1.0) -> Any:
     assert isinstance(env.observation_space, gymnasium.spaces.Box)
     low, high = env.observation_space.low[visible], env.observation_space.high[visible]
     space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-    env = gymnasium.wrappers.TransformObservation(env, lambda observation: observation[visible], space)
-    if reward_scale == 1:
-        return env
-    return gymnasium.wrappers.TransformReward(env, lambda reward: reward_scale * float(reward))
+    return gymnasium.wrappers.TransformObservation(env, lambda observation: observation[visible], space)

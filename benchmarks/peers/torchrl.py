@@ -13,21 +13,18 @@ from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.envs import (
     Compose,
     EnvBase,
-    ExplorationType,
     GymWrapper,
     InitTracker,
     RewardSum,
     SerialEnv,
     StepCounter,
     TransformedEnv,
-    set_exploration_type,
 )
 from torchrl.modules import GRUModule, LSTMModule, OneHotCategorical, set_recurrent_mode
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from benchmarks.peers.task import ACTIONS, LONGEST_EPISODE, OBSERVATION_SIZE, Task, masked_cartpole
-from recurrl.losses.schedule import annealed
+from benchmarks.peers.task import ACTIONS, OBSERVATION_SIZE, Task, masked_cartpole
 
 CELLS = {"gru": GRUModule, "lstm": LSTMModule}
 
@@ -50,9 +47,8 @@ class TorchRLLoop:
         critic = Sequential(trunk, TensorDictModule(nn.Linear(task.hidden, 1), ["features"], ["state_value"]))
 
         self.rnn, self.actor = rnn, actor
-        env = self.make_env(task.envs, task.reward_scale)
+        env = self.make_env(task.envs)
         env.set_seed(task.seed)
-        self.frames = 0
         self.batches = iter(Collector(env, actor, frames_per_batch=task.frames, total_frames=-1, trust_policy=True))
         self.advantage = GAE(
             gamma=task.gamma,
@@ -68,26 +64,21 @@ class TorchRLLoop:
             batch_size=task.envs // task.minibatches,
         )
 
-    def make_env(self, count: int, reward_scale: float = 1.0) -> EnvBase:
+    def make_env(self, count: int) -> EnvBase:
         """This many environments, stepped serially."""
 
         def make_one() -> EnvBase:
             transforms = Compose(InitTracker(), self.rnn.make_tensordict_primer())
-            return TransformedEnv(GymWrapper(masked_cartpole(reward_scale)), transforms)
+            return TransformedEnv(GymWrapper(masked_cartpole()), transforms)
 
         return TransformedEnv(SerialEnv(count, make_one), Compose(StepCounter(), RewardSum()))
 
     def collect(self) -> None:
         """Collects one batch of rows."""
         self.batch: TensorDictBase = next(self.batches)
-        self.frames += self.task.frames
 
     def learn(self) -> None:
         """Computes advantages with the critic, then trains on minibatches of whole rows."""
-        if self.task.total_frames is not None:
-            done = min(self.frames / self.task.total_frames, 1.0)
-            for group in self.optimizer.param_groups:
-                group["lr"] = annealed(self.task.lr, self.task.lr_final_fraction, done)
         with set_recurrent_mode(True):
             with torch.no_grad():
                 self.advantage(self.batch)
@@ -99,16 +90,6 @@ class TorchRLLoop:
                 nn.utils.clip_grad_norm_(self.loss.parameters(), 0.5)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-
-    @torch.no_grad()
-    def evaluate(self, episodes: int) -> float:
-        """Evaluates the first episode of each environment."""
-        env = self.make_env(episodes)
-        with set_exploration_type(ExplorationType.DETERMINISTIC):
-            rows = env.rollout(LONGEST_EPISODE, self.actor, break_when_any_done=False)
-        env.close()
-        first = rows["next", "done"].long().argmax(1, keepdim=True)
-        return float(rows["next", "episode_reward"].gather(1, first).mean())
 
 
 def make(task: Task) -> TorchRLLoop:

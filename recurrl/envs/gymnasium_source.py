@@ -23,6 +23,8 @@ from recurrl.envs.wrappers import (
     MaskFromInfo,
     PreviousStep,
     SeededEpisodes,
+    TuplesAsDicts,
+    has_tuples,
     under_one_key,
 )
 from recurrl.errors import ConfigError
@@ -80,6 +82,8 @@ class GymnasiumSource(Source):
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), spaces.Space):
                 raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
+        if has_tuples(env.observation_space) or has_tuples(env.action_space):
+            env = TuplesAsDicts(env)
         check_spaces(options.id, env.observation_space, env.action_space)
         if options.mask:
             env = HideObservations(env, options.mask)

@@ -14,9 +14,9 @@ from recurrl.errors import ConfigError
 
 OBSERVATIONS = (
     "vectors, images (bytes, or numbers from 0 to 1), Discrete, MultiDiscrete and MultiBinary observations, and dicts "
-    "of these"
+    "and tuples of these"
 )
-ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dicts of these"
+ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dicts and tuples of these"
 
 
 def check_spaces(env_id: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:

@@ -100,6 +100,55 @@ def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
     return spaces.Box(units_low.astype(dtype), units_high.astype(dtype), dtype=dtype.type), to_env
 
 
+class TuplesAsDicts(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Names the parts of tuples in observations and actions ``0``, ``1``, and so on."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.observation_space, self.action_space = _named(env.observation_space), _named(env.action_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As the environment."""
+        observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
+        return _with_names(self.env.observation_space, observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the environment."""
+        returned = unpacked("step", self.env.step(_without_names(self.env.action_space, action)))
+        return _with_names(self.env.observation_space, returned[0]), *returned[1:]
+
+
+def has_tuples(space: Space) -> bool:
+    """True if a tuple is part of the space."""
+    return isinstance(space, spaces.Tuple) or (isinstance(space, spaces.Dict) and any(map(has_tuples, space.values())))
+
+
+def _named(space: Space) -> Space:
+    if isinstance(space, spaces.Tuple):
+        space = spaces.Dict({str(i): part for i, part in enumerate(space.spaces)})
+    return spaces.Dict({key: _named(part) for key, part in space.items()}) if isinstance(space, spaces.Dict) else space
+
+
+def _with_names(space: Space, value: Any) -> Any:
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, Sequence) or len(value) != len(space.spaces):
+            raise Fault(
+                f"returned an observation that is not a tuple of {len(space.spaces)}, as its space is: {value}."
+            )
+        return {str(i): _with_names(part, value[i]) for i, part in enumerate(space.spaces)}
+    if isinstance(space, spaces.Dict) and isinstance(value, Mapping):
+        return {key: _with_names(space[key], part) if key in space.spaces else part for key, part in value.items()}
+    return value
+
+
+def _without_names(space: Space, value: Any) -> Any:
+    if isinstance(space, spaces.Tuple):
+        return tuple(_without_names(part, value[str(i)]) for i, part in enumerate(space.spaces))
+    if isinstance(space, spaces.Dict):
+        return {key: _without_names(part, value[key]) for key, part in space.spaces.items()}
+    return value
+
+
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds ``info["action_mask"]`` to the observation as the entry ``action_mask``, one number per choice.
 

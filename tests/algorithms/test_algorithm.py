@@ -18,10 +18,7 @@ from recurrl.learning.metrics import merged
 from recurrl.losses import Losses
 from recurrl.losses.ppo import PPOTerms
 
-SMALL = (
-    *("cell.hidden_size=8", "encoder.sizes=[8]", "env.num_envs=4", "frames_per_batch=64", "slice_len=8", "epochs=1"),
-    "minibatch_slices=2",
-)
+OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=1", "minibatch_slices=2")
 Change = Callable[[Losses, Mapping[str, Any]], Losses]
 
 
@@ -36,8 +33,8 @@ class Changed(PPOTerms):
         return self.change(super().forward(distribution, value, data), data)
 
 
-def learn(compose: Callable[..., TrainConfig], prepare: Callable[[Learner], object]) -> dict[str, float]:
-    config = compose(*SMALL)
+def learn(small: Callable[..., TrainConfig], prepare: Callable[[Learner], object]) -> dict[str, float]:
+    config = small(*OPTIONS)
     set_process_state(config)
     policy = make_policy_for(config)
     collector, learner = make_collector(config, policy), make_learner(config, policy)
@@ -90,18 +87,18 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "message"), FAULTS.values(), ids=FAULTS)
 def test_a_loss_that_breaks_the_interface_is_refused(
-    change: Change, message: str, compose: Callable[..., TrainConfig]
+    change: Change, message: str, small: Callable[..., TrainConfig]
 ) -> None:
     def prepare(learner: Learner) -> None:
         learner.algorithm.loss.terms = Changed(change)
 
     with pytest.raises(ConfigError, match=message):
-        learn(compose, prepare)
+        learn(small, prepare)
 
 
-def test_a_key_that_the_rollout_does_not_have_is_refused(compose: Callable[..., TrainConfig]) -> None:
+def test_a_key_that_the_rollout_does_not_have_is_refused(small: Callable[..., TrainConfig]) -> None:
     with pytest.raises(ConfigError, match="algorithm=ppo names the keys nonesuch, which the rollout does not have"):
-        learn(compose, lambda learner: learner.algorithm.keys.append("nonesuch"))
+        learn(small, lambda learner: learner.algorithm.keys.append("nonesuch"))
 
 
 def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,8 +68,35 @@ def test_the_table_has_a_row_for_each_task_and_cell_with_its_control():
     assert "40.0 (40.0 to 40.0)" in cells
 
 
+def test_the_time_to_a_return_is_compared_with_that_of_a_peer_also_if_it_never_reaches_it():
+    task = next(task for task in suite() if task.name == "cartpole_no_velocity")
+    ours = Result(final=500.0, zeroed=20.0, random=10.0, curve={1000: 100.0, 2000: 480.0}, seconds=8.0)
+    solved = Result(final=480.0, zeroed=math.nan, random=math.nan, curve={4000: 480.0}, seconds=80.0)
+    unsolved = Result(final=90.0, zeroed=math.nan, random=math.nan, curve={4000: 90.0}, seconds=150.0)
+
+    def row(*theirs: Result) -> str:
+        peers = {Job(task, returns.PEER, seed): each for seed, each in enumerate(theirs)}
+        return report({Job(task, "gru", 0): ours, **peers}, []).splitlines()[-1]
+
+    assert row(solved, solved, unsolved).endswith("| gru | 1 | 2,000 | 8.0 | 3 | 2 of 3 | 4,000 | 80.0 | 10.0 |")
+    assert row(solved, unsolved, unsolved).endswith("| gru | 1 | 2,000 | 8.0 | 3 | 1 of 3 | – | – | > 18.8 |")
+
+
 @pytest.mark.slow
-def test_runs_that_are_finished_are_kept_and_those_that_were_stopped_go_on(tmp_path: Path, capsys):
+@pytest.mark.parametrize("name", [task.name for task in suite() if task.sb3_contrib is not None])
+def test_a_peer_trains_on_a_task_of_the_suite(name: str, tmp_path: Path):
+    """Needs ``pip install sb3-contrib``."""
+    run = Job(next(task for task in suite() if task.name == name), returns.PEER, 0).folder(tmp_path)
+    command = [sys.executable, "-m", "benchmarks.peers.sb3_training", name, "0", "256", str(run), "1"]
+    subprocess.run(command, check=True, timeout=300)
+    found = result(run)
+    assert found is not None
+    assert list(found.curve.values())[-1] == found.final
+    assert 1 < found.seconds < 60
+
+
+@pytest.mark.slow
+def test_runs_that_are_finished_are_kept_and_those_that_were_stopped_are_resumed(tmp_path: Path, capsys):
     import argparse
 
     parser = argparse.ArgumentParser()

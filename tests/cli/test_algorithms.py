@@ -1,4 +1,4 @@
-"""``recurrl-train algorithm=...``: each algorithm and variant trains, goes on from its checkpoint, and is evaluated."""
+"""``recurrl-train algorithm=...``: each algorithm and variant trains, resumes from its checkpoint, and is evaluated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
-def test_each_algorithm_trains_goes_on_and_is_evaluated(train, evaluate, tiny, tmp_path, overrides):
+def test_each_algorithm_trains_resumes_and_is_evaluated(train, evaluate, tiny, tmp_path, overrides):
     # Pendulum, because members of a group never have the same return there.
     env = ("env=pendulum_no_velocity", "env.num_envs=4", "env.max_episode_steps=8")
     first = train(*tiny, *env, *overrides, "hydra.run.dir=first")

@@ -41,7 +41,7 @@ def test_a_users_own_folder_of_yamls_is_heeded(check, tiny, tmp_path):
     assert outcome.out.startswith("replay check: 16 frames "), outcome.err
 
 
-def test_a_wrong_environment_is_refused_with_a_sentence(check, tiny, stale):
+def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale):
     outcome = check(*tiny, *stale)
     assert outcome.code == 1
     assert outcome.out == ""

@@ -109,7 +109,7 @@ def full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], Non
     return full_after
 
 
-def test_a_summary_that_cannot_be_written_makes_the_run_fail_with_a_sentence(train, tiny, full_after):
+def test_a_summary_that_cannot_be_written_fails_the_run_with_an_error_message(train, tiny, full_after):
     full_after(job, "write_summary", 0)
     outcome = train(*tiny)
     assert outcome.code == 1
@@ -130,7 +130,7 @@ def test_of_a_run_that_failed_the_error_is_what_is_said_and_the_summary_comes_se
     assert "summary.json cannot be written: [Errno 28]" in outcome.err
 
 
-def test_a_run_directory_that_cannot_be_made_is_refused_with_a_sentence(train, tiny, tmp_path):
+def test_a_run_directory_that_cannot_be_made_is_refused_with_an_error_message(train, tiny, tmp_path):
     (tmp_path / "file").touch()
     outcome = train(*tiny, f"hydra.run.dir={tmp_path}/file/run")
     assert outcome.code == 1
@@ -141,7 +141,7 @@ def test_a_run_directory_that_cannot_be_made_is_refused_with_a_sentence(train, t
     assert "Traceback" not in outcome.err
 
 
-def test_what_a_killed_process_left_half_written_is_removed_when_the_run_goes_on(train, tiny, tmp_path):
+def test_what_a_killed_process_left_half_written_is_removed_when_the_run_resumes(train, tiny, tmp_path):
     (tmp_path / "run").mkdir()
     unfinished(tmp_path / "run" / "metrics.csv").write_text("fra")
     assert train(*tiny, "resume=auto", "hydra.run.dir=run").code == 0

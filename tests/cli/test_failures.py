@@ -31,14 +31,14 @@ def fails_in_iteration(monkeypatch, number: int, error: BaseException) -> None:
     monkeypatch.setattr(Learner, "learn", failing)
 
 
-def test_a_refused_run_says_one_sentence(train):
+def test_a_refused_run_prints_one_error_message(train):
     outcome = train("recompute=full", "backend=pad")
     assert outcome.code == 1
     assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
 
 
 @pytest.mark.slow
-def test_a_refused_run_says_one_sentence_in_a_process_of_its_own(console, tmp_path):
+def test_a_refused_run_prints_one_error_message_in_its_own_process(console, tmp_path):
     outcome = console("recurrl-train", "recompute=full", "backend=pad", cwd=tmp_path)
     assert outcome.code == 1
     assert outcome.err.splitlines() == [f"error: {REFUSAL}"]

@@ -1,4 +1,4 @@
-"""Runs that are asked to end, and runs that go on where they were ended."""
+"""Runs that are asked to end, and runs that resume."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_second_signal_ends_the_run_at_once(train, tiny, tmp_path, signalled):
     assert (found["status"], found["frames"], found["checkpoint"]) == ("interrupted", 0, None)
 
 
-def test_a_run_with_resume_auto_starts_anew_and_goes_on_when_it_is_started_again(train, tiny, tmp_path, signalled):
+def test_a_run_with_resume_auto_starts_from_scratch_once_and_then_resumes(train, tiny, tmp_path, signalled):
     arguments = (*tiny, "total_frames=96", "resume=auto", "hydra.run.dir=run")
     signalled(signal.SIGTERM)
     assert train(*arguments).code == 143
@@ -71,7 +71,7 @@ def test_a_run_with_resume_auto_starts_anew_and_goes_on_when_it_is_started_again
     assert settings(run)["resume"] == "auto"
 
 
-def test_a_run_with_resume_auto_that_was_killed_before_its_first_checkpoint_starts_anew(
+def test_a_run_with_resume_auto_killed_before_its_first_checkpoint_starts_from_scratch(
     train, tiny, tmp_path, signalled
 ):
     arguments = (*tiny, "resume=auto", "hydra.run.dir=run")

@@ -22,7 +22,7 @@ def ended(train, tiny, register, tmp_path):
     return outcome, tmp_path / "run" / "not_finite" / "frames_000000000000"
 
 
-def test_the_run_ends_with_a_sentence_that_says_how_to_see_why(ended, tmp_path):
+def test_the_run_ends_with_an_error_message_that_says_how_to_see_why(ended, tmp_path):
     outcome, kept = ended
     assert outcome.code == 1
     assert "gradient steps had a non-finite loss or gradient" in outcome.error

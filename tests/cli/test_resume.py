@@ -18,13 +18,13 @@ from recurrl.cli.evaluate_run import evaluate_run
 
 @pytest.fixture(scope="module")
 def resumed_run(in_a_folder, recurrl_train, finished_run) -> Path:
-    """A run of 128 frames that goes on from the finished one of 64."""
+    """A run of 128 frames that continues the finished one of 64."""
     folder, outcome = in_a_folder(recurrl_train, f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     return folder / "run"
 
 
-def test_a_resumed_run_goes_on_from_the_frames_of_the_run_before(resumed_run):
+def test_a_resumed_run_continues_from_the_frames_of_the_run_before(resumed_run):
     assert [row["frames"] for row in metrics(resumed_run)] == ["96", "128"]
     found = summary(resumed_run)
     assert (found["status"], found["frames"]) == ("completed", 128)
@@ -77,9 +77,7 @@ def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path
     assert (found["eval_return_mean"], found["best_eval_return_mean"]) == (2.0, 5.0)
 
 
-def test_a_checkpoint_that_lies_alone_holds_all_it_takes_to_go_on_and_to_be_evaluated(
-    train, evaluate, finished_run, tmp_path
-):
+def test_a_checkpoint_alone_is_enough_to_resume_and_to_evaluate(train, evaluate, finished_run, tmp_path):
     shutil.copytree(finished_run / "checkpoints" / "frames_000000000032", tmp_path / "mine")
     outcome = train("resume=mine", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
@@ -155,7 +153,7 @@ def test_a_resumed_run_counts_the_episodes_of_the_run_before(resumed_run, finish
     assert float(metrics(resumed_run)[0]["train/episodes"]) >= before
 
 
-def test_a_resumed_run_goes_on_from_the_weights_that_were_learnt(train, finished_run, tmp_path, compose, tiny):
+def test_a_resumed_run_continues_from_the_weights_that_were_learnt(train, finished_run, tmp_path, compose, tiny):
     outcome = train(f"resume={finished_run}", "total_frames=96", "lr=1e-9", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     config = compose(*tiny, "cell=lstm")

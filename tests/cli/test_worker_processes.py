@@ -57,7 +57,7 @@ class Run(NamedTuple):
         raise AssertionError(f"The run does not learn: {self.process.communicate()}")
 
     def workers(self) -> list[int]:
-        """The processes that collect, in their order; Python's own helper is none of them."""
+        """The processes that collect, in their order; without Python's own helper."""
         found = []
         for pid in sorted(self.members()):
             command = (Path("/proc") / str(pid) / "cmdline").read_text()
@@ -128,7 +128,7 @@ def test_ctrl_c_in_the_terminal_reaches_all_processes_and_ends_the_run_after_the
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
-def test_a_worker_that_is_killed_ends_the_run_with_a_sentence_and_leaves_nothing(collector, start):
+def test_a_killed_worker_ends_the_run_with_an_error_message_and_leaves_nothing(collector, start):
     run = start(f"collector={collector}")
     run.wait_until_it_learns()
     os.kill(run.workers()[1], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Collection that goes on in another process as if nothing had happened."""
+"""Collection that continues in another process as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recurrl.envs.saved_state import UnsavableError
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("env.num_envs=4", "frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
+OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
 UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
 CASES = {
     "cartpole": (),
@@ -93,8 +93,8 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
         *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in OF_WORKERS.items()),
     ],
 )
-def test_a_restored_collector_goes_on_as_one_that_was_never_saved(overrides: tuple[str, ...], compose: Compose) -> None:
-    config = compose(*SMALL, *overrides)
+def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides: tuple[str, ...], small: Compose) -> None:
+    config = small(*OPTIONS, *overrides)
     expected = Parts(config).batches(4, saves=False)
     parts = Parts(config)
     for found, whole in zip(parts.batches(2) + parts.batches(2), expected, strict=True):
@@ -120,10 +120,10 @@ WITHOUT_STATE = {
         for name, case in WITHOUT_STATE.items()
     ],
 )
-def test_episodes_that_cannot_be_saved_begin_anew_as_none_did_before_and_that_is_said(
-    overrides: tuple[str, ...], why: str, compose: Compose, caplog: pytest.LogCaptureFixture
+def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(
+    overrides: tuple[str, ...], why: str, small: Compose, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts = Parts(compose(*SMALL, *overrides))
+    parts = Parts(small(*OPTIONS, *overrides))
     begun: list[list[float]] = []
     for _ in range(3):
         (found,) = parts.batches(1)
@@ -135,10 +135,10 @@ def test_episodes_that_cannot_be_saved_begin_anew_as_none_did_before_and_that_is
 
 
 @pytest.mark.slow
-def test_workers_draw_on_where_they_were_although_their_episodes_begin_anew(compose: Compose) -> None:
+def test_workers_keep_their_random_numbers_although_their_episodes_start_over(small: Compose) -> None:
     # The policy has no memory and sees the same at every step: actions tell of random numbers alone.
     blind = ("cell=none", "env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
-    config = compose(*SMALL, *blind, "+env.kwargs.blind=true", "collector=multi_sync")
+    config = small(*OPTIONS, *blind, "+env.kwargs.blind=true", "collector=multi_sync")
     _, expected = Parts(config).batches(2)
     parts = Parts(config)
     _, found = parts.batches(1) + parts.batches(1)
@@ -146,26 +146,26 @@ def test_workers_draw_on_where_they_were_although_their_episodes_begin_anew(comp
     assert len(found["action"].unique(dim=0)) == 4
 
 
-def test_the_state_of_another_number_of_environments_does_not_fit(compose: Compose) -> None:
-    parts = Parts(compose(*SMALL))
+def test_the_state_of_another_number_of_environments_does_not_fit(small: Compose) -> None:
+    parts = Parts(small(*OPTIONS))
     parts.batches(1)
-    parts.config = compose(*SMALL, "env.num_envs=8")
+    parts.config = small(*OPTIONS, "env.num_envs=8")
     with pytest.raises(UnsavableError, match="4 environments were saved, but there are now 8"):
         parts.batches(1)
 
 
 @pytest.mark.slow
-def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_either(compose: Compose) -> None:
-    parts = Parts(compose(*SMALL, "collector=multi_sync"))
+def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_either(small: Compose) -> None:
+    parts = Parts(small(*OPTIONS, "collector=multi_sync"))
     parts.batches(1)
-    parts.config = compose(*SMALL, "collector=multi_sync", "env.num_envs=8")
+    parts.config = small(*OPTIONS, "collector=multi_sync", "env.num_envs=8")
     with pytest.raises(UnsavableError, match="2 environments were saved, but there are now 4"):
         parts.batches(1)
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(compose: Compose) -> None:
-    with Parts(compose(*SMALL, "collector=multi_sync")).collector() as collector:
+def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(small: Compose) -> None:
+    with Parts(small(*OPTIONS, "collector=multi_sync")).collector() as collector:
         next(iter(collector))
         os.kill(collector.procs[1].pid, signal.SIGKILL)
         with pytest.raises(WorkerFaultError, match=r"Worker 1 of 2 \(environments 2 to 3\) was killed by SIGKILL"):
@@ -173,10 +173,10 @@ def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(compose: 
 
 
 @pytest.mark.slow
-def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_goes_on_in_new_environments(
-    compose: Compose, caplog: pytest.LogCaptureFixture
+def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues_in_new_environments(
+    small: Compose, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parts = Parts(compose(*SMALL, "collector=multi_sync", "collector.on_fault=restart"))
+    parts = Parts(small(*OPTIONS, "collector=multi_sync", "collector.on_fault=restart"))
     with parts.collector() as collector:
         batches = iter(collector)
         parts.frames += next(batches).numel()
@@ -190,8 +190,8 @@ def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_goes_on_i
     assert "Unfinished episodes are restarted: they had failed" in caplog.text
 
 
-def test_restarts_before_a_resume_count(compose: Compose) -> None:
-    parts = Parts(compose(*SMALL, "collector.on_fault=restart"))
+def test_restarts_before_a_resume_count(small: Compose) -> None:
+    parts = Parts(small(*OPTIONS, "collector.on_fault=restart"))
     with parts.collector() as collector:
         parts.frames += next(iter(collector)).numel()
         collector._restarts.count = 2

@@ -24,7 +24,7 @@ from recurrl.policy import Policy
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
+OPTIONS = ("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
 NATIVE = "env.vectorization=vector_entry_point"
 DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
 """Discrete observations; most episodes terminate, a few are truncated."""
@@ -77,9 +77,9 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_batches_are_those_of_torchrls_collector_bit_for_bit(
-    cell: str, env: tuple[str, ...], ends: set[str], compose: Compose
+    cell: str, env: tuple[str, ...], ends: set[str], small: Compose
 ) -> None:
-    config = compose(f"cell={cell}", "cell.num_layers=2", *SMALL, *env)
+    config = small(f"cell={cell}", "cell.num_layers=2", *OPTIONS, *env)
     expected, found = batches(config, Collector), batches(config, LeanCollector)
     for ours, theirs in zip(found, expected, strict=True):
         assert_identical(ours, theirs)
@@ -89,24 +89,24 @@ def test_batches_are_those_of_torchrls_collector_bit_for_bit(
 @pytest.mark.parametrize(
     "options", [{"reset_at_each_iter": True}, {"set_truncated": True}, {"track_traj_ids": True}], ids=str
 )
-def test_options_of_torchrls_collector_do_the_same(options: dict[str, bool], compose: Compose) -> None:
-    config = compose(*SMALL, "env.max_episode_steps=17")
+def test_options_of_torchrls_collector_do_the_same(options: dict[str, bool], small: Compose) -> None:
+    config = small(*OPTIONS, "env.max_episode_steps=17")
     for ours, theirs in zip(
         batches(config, LeanCollector, **options), batches(config, Collector, **options), strict=True
     ):
         assert_identical(ours, theirs)
 
 
-def test_a_reset_between_two_batches_does_the_same(compose: Compose) -> None:
-    config = compose(*SMALL, "env.max_episode_steps=17")
+def test_a_reset_between_two_batches_does_the_same(small: Compose) -> None:
+    config = small(*OPTIONS, "env.max_episode_steps=17")
     between = [batches(config, kind, lambda collector: collector.reset()) for kind in (LeanCollector, Collector)]
     for ours, theirs in zip(*between, strict=True):
         assert theirs["is_init"][:, 0].all()
         assert_identical(ours, theirs)
 
 
-def test_either_way_goes_on_where_the_other_ended(compose: Compose) -> None:
-    config = compose(*SMALL, "cell=lstm", "env.max_episode_steps=17")
+def test_either_way_continues_where_the_other_ended(small: Compose) -> None:
+    config = small(*OPTIONS, "cell=lstm", "env.max_episode_steps=17")
     ways = cycle(["for once", None])
 
     def other_way(collector: LeanCollector) -> None:
@@ -116,8 +116,8 @@ def test_either_way_goes_on_where_the_other_ended(compose: Compose) -> None:
         assert_identical(ours, theirs)
 
 
-def test_hooks_on_the_policys_networks_are_called(compose: Compose) -> None:
-    collector, policy = make(compose(*SMALL), LeanCollector)
+def test_hooks_on_the_policys_networks_are_called(small: Compose) -> None:
+    collector, policy = make(small(*OPTIONS), LeanCollector)
     called: list[str] = []
     networks = {"encoder": policy.trunk.encoder[-1], "actor": policy.actor_head.network, "critic": policy.critic_head}
     for name, network in networks.items():
@@ -127,8 +127,8 @@ def test_hooks_on_the_policys_networks_are_called(compose: Compose) -> None:
     assert called == [*networks] * 40
 
 
-def test_a_policy_whose_probabilities_are_no_numbers_ends_the_collection(compose: Compose) -> None:
-    collector, policy = make(compose(*SMALL), LeanCollector)
+def test_a_policy_whose_probabilities_are_no_numbers_ends_the_collection(small: Compose) -> None:
+    collector, policy = make(small(*OPTIONS), LeanCollector)
     with torch.no_grad():
         policy.actor_head.network.bias[0] = float("nan")
     with pytest.raises(NonFiniteError, match="produced non-finite action probabilities"):
@@ -157,8 +157,8 @@ class Cautious(Policy):
         return super().step(*arguments[:3], deterministic=True)
 
 
-def test_a_policy_with_a_step_of_its_own_is_called_by_it(compose: Compose) -> None:
-    config = compose(*SMALL)
+def test_a_policy_with_a_step_of_its_own_is_called_by_it(small: Compose) -> None:
+    config = small(*OPTIONS)
     policy = make_policy_for(config)
     policy.__class__ = Cautious
     collector = single.make(config.collector, make_rollouts(config, policy))
@@ -182,11 +182,11 @@ def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     overrides: list[str],
     change_env: Callable[[TransformedEnv], TransformedEnv] | None,
     reason: str,
-    compose: Compose,
+    small: Compose,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = compose(*SMALL, *overrides)
+    config = small(*OPTIONS, *overrides)
     if change_env is not None:
         monkeypatch.setattr(single, "make_env", lambda *arguments: change_env(make_env(*arguments)))
     policy = make_policy_for(config)
@@ -201,8 +201,8 @@ def test_what_it_does_not_know_takes_torchrls_way_and_is_said(
     collector.shutdown()
 
 
-def test_the_fast_way_is_said_too(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fast_way_is_said_too(small: Compose, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="recurrl"):
-        collector, _ = make(compose(*SMALL), LeanCollector)
+        collector, _ = make(small(*OPTIONS), LeanCollector)
     collector.shutdown()
     assert "Collection steps on plain tensors." in caplog.messages

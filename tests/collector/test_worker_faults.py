@@ -1,4 +1,4 @@
-"""Environments and workers that fail while they collect: what is said, and runs that go on all the same."""
+"""Environments and workers that fail while they collect: messages, and runs that continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recurrl.runtime.time_limit import time_limit
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
+OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 FAULTS = [
     ("single", "raising"),
@@ -32,9 +32,9 @@ FAULTS = [
 ]
 
 
-def failing(compose: Compose, *overrides: str, **how: object) -> tuple[TrainConfig, Policy]:
+def failing(small: Compose, *overrides: str, **how: object) -> tuple[TrainConfig, Policy]:
     """The configuration of environments that fail so, and a policy for them."""
-    config = compose(*SMALL, *FAILING, *overrides)
+    config = small(*OPTIONS, *FAILING, *overrides)
     set_process_state(config)
     config.env.kwargs = {"at": 10**9}
     policy = make_policy_for(config)
@@ -43,8 +43,8 @@ def failing(compose: Compose, *overrides: str, **how: object) -> tuple[TrainConf
 
 
 @pytest.mark.parametrize("at", [0, 12], ids=["in the first reset", "in a step"])
-def test_an_environment_that_hangs_is_named(at: int, compose: Compose) -> None:
-    config, policy = failing(compose, at=at, by="hanging")
+def test_an_environment_that_hangs_is_named(at: int, small: Compose) -> None:
+    config, policy = failing(small, at=at, by="hanging")
     where = "at step 0, raised TimeLimitError in reset" if at == 0 else r"at step \d+, raised TimeLimitError in step"
     with (
         time_limit(0.2),
@@ -56,10 +56,8 @@ def test_an_environment_that_hangs_is_named(at: int, compose: Compose) -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_time_in_which_the_process_was_stopped_does_not_count(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, policy = failing(compose, at=0, by="hanging")
+def test_time_in_which_the_process_was_stopped_does_not_count(small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, policy = failing(small, at=0, by="hanging")
     # As after Ctrl-Z: the first alarm comes long after it was due, the second one on time.
     times = [0.0, 1000.0, 1000.15]
     monkeypatch.setattr("recurrl.runtime.time_limit.time", SimpleNamespace(monotonic=lambda: times.pop(0)))
@@ -69,12 +67,12 @@ def test_time_in_which_the_process_was_stopped_does_not_count(
 
 
 @pytest.mark.parametrize(("collector", "by"), FAULTS)
-def test_collection_goes_on_after_a_fault_in_new_environments(
-    collector: str, by: str, compose: Compose, tmp_path: Path
+def test_collection_continues_after_a_fault_in_new_environments(
+    collector: str, by: str, small: Compose, tmp_path: Path
 ) -> None:
     seconds = 1.0 if collector == "single" else 3.0
     choices = (f"collector={collector}", "collector.on_fault=restart", f"collector.timeout_s={seconds}")
-    config, policy = failing(compose, *choices, at=30, by=by, marker=str(tmp_path / "failed"))
+    config, policy = failing(small, *choices, at=30, by=by, marker=str(tmp_path / "failed"))
     with time_limit(seconds):
         found = make_collector(config, policy)
         assert isinstance(found, RestartingCollector)
@@ -94,8 +92,8 @@ def test_collection_goes_on_after_a_fault_in_new_environments(
     assert (tmp_path / "failed").exists()
 
 
-def test_environments_that_always_fail_end_the_run(compose: Compose, caplog: pytest.LogCaptureFixture) -> None:
-    config, policy = failing(compose, "collector.on_fault=restart", at=10, by="raising")
+def test_environments_that_always_fail_end_the_run(small: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    config, policy = failing(small, "collector.on_fault=restart", at=10, by="raising")
     with pytest.raises(RunError, match=r"After 3 restarts in a row without a batch: Environment 0 of 4 .*ArmError"):
         next(iter(make_collector(config, policy)))
     assert caplog.text.count("New environments") == 3

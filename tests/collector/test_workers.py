@@ -22,7 +22,7 @@ from recurrl.policy import VALUE, Policy
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("env.num_envs=4", "frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
+OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
 
@@ -42,9 +42,9 @@ def make_policy(config: TrainConfig) -> Policy:
 
 @pytest.mark.slow
 def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_a_single_collector(
-    compose: Compose,
+    small: Compose,
 ) -> None:
-    config = compose(*SMALL, "collector=multi_sync")
+    config = small(*OPTIONS, "collector=multi_sync")
     policy = make_policy(config)
     collector = make_collector(config, policy)
     try:
@@ -56,15 +56,15 @@ def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_
             value_everything(policy, iteration + 1.0)
     finally:
         collector.shutdown()
-    alone = compose(*SMALL, "collector=single")
+    alone = small(*OPTIONS, "collector=single")
     single = make_collector(alone, make_policy(alone))
     assert torch.equal(next(iter(single))["observation"][:, 0], first)
     single.shutdown()
 
 
 @pytest.mark.slow
-def test_asynchronous_workers_are_a_few_updates_behind_and_it_is_said_how_many(compose: Compose) -> None:
-    config = compose(*SMALL, "collector=multi_async")
+def test_asynchronous_workers_are_a_few_updates_behind_and_it_is_said_how_many(small: Compose) -> None:
+    config = small(*OPTIONS, "collector=multi_async")
     policy = make_policy(config)
     collector = make_collector(config, policy)
     behind = []
@@ -92,10 +92,10 @@ def test_asynchronous_workers_are_a_few_updates_behind_and_it_is_said_how_many(c
 )
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
 def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
-    collector: str, at: int, says: str, compose: Compose
+    collector: str, at: int, says: str, small: Compose
 ) -> None:
-    config = compose(*SMALL, *FAILING, f"collector={collector}", "collector.num_workers=2")
-    policy = make_policy_for(compose(*SMALL, *FAILING, "+env.kwargs.at=100"))
+    config = small(*OPTIONS, *FAILING, f"collector={collector}", "collector.num_workers=2")
+    policy = make_policy_for(small(*OPTIONS, *FAILING, "+env.kwargs.at=100"))
     config.env.kwargs = {"at": at}
     with pytest.raises(EnvironmentFaultError, match=says) as caught:
         for _ in islice(make_collector(config, policy), 20):

@@ -24,6 +24,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "binary": spaces.MultiBinary(3),
     "dict": spaces.Dict({"at": FLOATS, "symbol": spaces.Discrete(3)}),
     "nested": spaces.Dict({"inner": spaces.Dict({"at": FLOATS, "bits": spaces.MultiBinary(2)}), "n": FLOATS}),
+    "tuple": spaces.Tuple([FLOATS, spaces.Discrete(3)]),
     "mask": spaces.Dict({"at": FLOATS, "action_mask": spaces.MultiBinary(4)}),
 }
 ACTIONS: dict[str, spaces.Space[Any]] = {
@@ -33,6 +34,7 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
     "bounded": spaces.Box(np.float32([-0.3, -4]), np.float32([0.9, 8])),
     "half-bounded": spaces.Box(np.float32([-0.3, -np.inf, 2]), np.float32([np.inf, np.inf, 2])),
     "dict": spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1, (1,), np.float32)}),
+    "tuple": spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,), np.float32)]),
 }
 
 
@@ -83,7 +85,7 @@ def faults_of(observation: str, place: str) -> list[str]:
         found += ["observation float"]
     else:
         found += [*(f"observation {name}" for name in NOT_FINITE), "observation bytes"]
-    if observation in ("dict", "nested", "mask"):
+    if observation in ("dict", "nested", "tuple", "mask"):
         found += [f"observation {name}" for name in OF_DICTS]
     if observation == "mask":
         found += ["mask nothing", "mask high", "mask shape"]
@@ -177,7 +179,12 @@ class Hostile(gymnasium.Env[Any, Any]):
         return replaced[self.what]
 
     def _show(self, spoils: bool) -> Any:
-        shown = _leaf(self.observation_space)
+        if isinstance(self.observation_space, spaces.Tuple):
+            shown = self._spoilt(dict(zip(("at", "more"), map(_leaf, self.observation_space), strict=True)), spoils)
+            return tuple(shown.values()) if isinstance(shown, dict) else shown
+        return self._spoilt(_leaf(self.observation_space), spoils)
+
+    def _spoilt(self, shown: Any, spoils: bool) -> Any:
         if "action_mask" in shown if isinstance(shown, dict) else False:
             shown["action_mask"][::2] = 1
         if not spoils or self.kind not in ("observation", "mask"):
@@ -188,7 +195,7 @@ class Hostile(gymnasium.Env[Any, Any]):
         if self.what in OF_DICTS:
             part = shown.get("inner", shown)
             if self.what == "extra":
-                part["more"] = 0
+                part["extra"] = 0
             else:
                 del part["at"]
             return shown if self.what != "not a dict" else [0.0]

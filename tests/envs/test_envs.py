@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -154,7 +155,8 @@ BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
     [
         (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
         (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
-        (spaces.Tuple([BOX, BOX]), DISCRETE, "unsupported observations Tuple.*: a Tuple"),
+        (spaces.Tuple([BOX, spaces.Text(3)]), DISCRETE, r"unsupported observations Text.* \(entry 1\): a Text"),
+        (spaces.Tuple([]), DISCRETE, "an empty dict"),
         (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),
         (spaces.Dict(), DISCRETE, "an empty dict"),
         (spaces.Discrete(3, start=1), DISCRETE, "it does not start at zero"),
@@ -166,7 +168,7 @@ BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
         (BOX, spaces.Box(-1, 1, (0,)), r"its shape \(0,\) has no entries"),
         (BOX, spaces.Box(-1, 1, ()), r"it has no dimensions; give it the shape \(1,\)"),
         (None, DISCRETE, "has no observation_space. Set one in its constructor"),
-        (BOX, spaces.Dict({"a": spaces.Tuple([BOX])}), r"unsupported actions Tuple.* \(entry a\): a Tuple"),
+        (BOX, spaces.Dict({"a": spaces.Tuple([spaces.Text(3)])}), r"unsupported actions Text.* \(entry a.0\): a Text"),
     ],
 )
 def test_spaces_the_policy_cannot_handle_are_rejected(
@@ -176,6 +178,36 @@ def test_spaces_the_policy_cannot_handle_are_rejected(
     config.kwargs = {"observation": observation, "action": action}
     with pytest.raises(ConfigError, match=message):
         make_env(config, 1, seed=0)
+
+
+class InTuples(Odd):
+    """Observes a tuple, and does as it is told in tuples."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        return self._seen(), float(action[1]["push"][0][0]), False, False, {}
+
+    def _seen(self) -> Any:
+        return np.float32([1, 2, 3]), {"inner": (np.int64(1), np.float32([4, 5, 6]))}
+
+
+def test_the_parts_of_tuples_are_named_by_their_places(odd_env: str, compose: Compose) -> None:
+    gymnasium.registry[odd_env].entry_point = InTuples
+    config = compose("env=gym", f"env.id={odd_env}").env
+    config.kwargs = {
+        "observation": spaces.Tuple([BOX, spaces.Dict({"inner": spaces.Tuple([DISCRETE, BOX])})]),
+        "action": spaces.Tuple([DISCRETE, spaces.Dict({"push": spaces.Tuple([spaces.Box(0, 4, (1,), np.float32)])})]),
+    }
+    env = make_env(config, 2, seed=0)
+    start = env.reset()
+    assert start["observation", "0"].tolist() == [[1, 2, 3]] * 2
+    assert start["observation", "1", "inner", "0"].tolist() == [1, 1]
+    assert start["observation", "1", "inner", "1"].tolist() == [[4, 5, 6]] * 2
+    action = TensorDict({"0": torch.ones(2, dtype=torch.int64), "1": {"push": {"0": torch.ones(2, 1)}}}, [2])
+    assert env.step(start.set("action", action))["next", "reward"].tolist() == [[4.0], [4.0]]
 
 
 @pytest.mark.parametrize("mask", [[7], [0, 1, 2, 3]])

@@ -46,7 +46,7 @@ def t_maze(env: TMaze, i: int) -> Any:
 
 
 def memory_chain(env: MemoryChain, i: int) -> Any:
-    """One environment as bsuite's text has it: the clock goes on after the observation is made."""
+    """One environment as bsuite's text has it: the clock ticks after the observation is made."""
     context, query, clock = env.context[i].tolist(), int(env.query[i]), 0
 
     def step(action: int) -> tuple[list[float], float, bool]:

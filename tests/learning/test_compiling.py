@@ -117,7 +117,7 @@ def test_the_seconds_of_compiling_are_taken_out_of_learning_once() -> None:
     assert report.learn_time_s == pytest.approx(30.0, abs=1.0)
 
 
-def test_a_torch_that_cannot_compile_a_scan_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_compile_a_scan_is_an_error_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.ensure_scan_backward", lambda _: False)
     monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.scan_unavailable_reason", lambda _: "its sums are off")
     with pytest.raises(ConfigError) as refused:

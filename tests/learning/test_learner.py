@@ -28,19 +28,11 @@ from recurrl.train import is_due, is_last
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = (
-    "cell.hidden_size=8",
-    "encoder.sizes=[8]",
-    "env.num_envs=4",
-    "frames_per_batch=64",
-    "slice_len=8",
-    "minibatch_slices=4",
-    "epochs=3",
-)
+OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
 
 
-def learn(compose: Compose, *overrides: str, progress: float = 0.0) -> tuple[Learner, dict[str, float]]:
-    config = compose(*SMALL, *overrides)
+def learn(small: Compose, *overrides: str, progress: float = 0.0) -> tuple[Learner, dict[str, float]]:
+    config = small(*OPTIONS, *overrides)
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
@@ -55,9 +47,9 @@ def test_a_schedule_is_linear_from_the_start_to_the_final_fraction(progress: flo
     assert annealed(2.0, 0.1, progress) == pytest.approx(expected)
 
 
-def test_learning_rate_clip_range_and_entropy_follow_their_schedules(compose: Compose) -> None:
+def test_learning_rate_clip_range_and_entropy_follow_their_schedules(small: Compose) -> None:
     learner, metrics = learn(
-        compose,
+        small,
         "lr=0.01",
         "lr_final_fraction=0",
         "algorithm.clip_epsilon=0.4",
@@ -72,48 +64,48 @@ def test_learning_rate_clip_range_and_entropy_follow_their_schedules(compose: Co
     assert learner.algorithm.loss.terms.entropy_coeff.item() == pytest.approx(0.05)
 
 
-def test_every_minibatch_of_every_epoch_is_a_step(compose: Compose) -> None:
-    _, metrics = learn(compose)
+def test_every_minibatch_of_every_epoch_is_a_step(small: Compose) -> None:
+    _, metrics = learn(small)
     assert metrics["optim/steps"] == 3 * (64 // 8 // 4)
 
 
-def test_target_kl_stops_the_epochs(compose: Compose) -> None:
-    _, metrics = learn(compose, "lr=0.1", "algorithm.target_kl=1e-6")
+def test_target_kl_stops_the_epochs(small: Compose) -> None:
+    _, metrics = learn(small, "lr=0.1", "algorithm.target_kl=1e-6")
     assert metrics["optim/steps"] < 3 * (64 // 8 // 4)
 
 
-def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_rises_where_they_do_not(compose: Compose) -> None:
+def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_rises_where_they_do_not(small: Compose) -> None:
     options = ("lr_schedule=adaptive", "lr=1e-3", "lr_final_fraction=0.1")
     steps = 3 * (64 // 8 // 4)
-    _, cautious = learn(compose, *options, "desired_kl=1e-12", progress=0.5)
-    _, bold = learn(compose, *options, "desired_kl=0.5", progress=0.5)
+    _, cautious = learn(small, *options, "desired_kl=1e-12", progress=0.5)
+    _, bold = learn(small, *options, "desired_kl=0.5", progress=0.5)
     assert cautious["optim/lr"] == pytest.approx(1e-3 / 1.5 ** (steps - 1))
     assert bold["optim/lr"] == pytest.approx(1e-3 * 1.5 ** (steps - 1))
 
 
-def test_a_schedule_continues_with_a_loaded_optimizer(compose: Compose) -> None:
-    learner, _ = learn(compose, "lr=0.01", "lr_final_fraction=0")
+def test_a_schedule_continues_with_a_loaded_optimizer(small: Compose) -> None:
+    learner, _ = learn(small, "lr=0.01", "lr_final_fraction=0")
     learner.optimizer.load_state_dict(learner.optimizer.state_dict())
     learner.learning_rate.begin_iteration(0.75)
     assert learner.optimizer.param_groups[0]["lr"] == learner.learning_rate.value == pytest.approx(0.0025)
 
 
-def test_an_adaptive_learning_rate_stays_within_its_bounds(compose: Compose) -> None:
+def test_an_adaptive_learning_rate_stays_within_its_bounds(small: Compose) -> None:
     options = ("lr_schedule=adaptive", "epochs=12")
-    assert learn(compose, *options, "lr=2e-5", "desired_kl=1e-12")[1]["optim/lr"] == 1e-5
-    assert learn(compose, *options, "lr=5e-3", "desired_kl=100")[1]["optim/lr"] == 1e-2
+    assert learn(small, *options, "lr=2e-5", "desired_kl=1e-12")[1]["optim/lr"] == 1e-5
+    assert learn(small, *options, "lr=5e-3", "desired_kl=100")[1]["optim/lr"] == 1e-2
 
 
-def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_all_minibatches(compose: Compose) -> None:
-    learner, metrics = learn(compose, "algorithm.normalize_advantage=batch")
+def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_all_minibatches(small: Compose) -> None:
+    learner, metrics = learn(small, "algorithm.normalize_advantage=batch")
     advantages = torch.cat([minibatch["advantage"] for minibatch in learner.buffer.epoch()])
     assert advantages.mean().item() == pytest.approx(0, abs=1e-5)
     assert advantages.std().item() == pytest.approx(1, abs=1e-5)
     assert metrics["advantage/std"] != pytest.approx(1, abs=1e-2)
 
 
-def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(compose: Compose) -> None:
-    learner, metrics = learn(compose, "algorithm.clip_value=0.5")  # so that the buffer holds the stored values
+def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(small: Compose) -> None:
+    learner, metrics = learn(small, "algorithm.clip_value=0.5")  # so that the buffer holds the stored values
     slices = list(learner.buffer.epoch())
     value, target = (torch.cat([s[key] for s in slices]) for key in ("state_value", "value_target"))
     assert metrics["value/mean"] == pytest.approx(value.mean().item(), rel=1e-4)
@@ -156,11 +148,11 @@ STARTS_OVER = {
 
 @pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
 def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_collection_starts_over(
-    override: str, compose: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+    override: str, small: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
-    config = compose(
-        *(*SMALL, "env=gym", f"env.id={register(Unsavable)}", "env.normalize_reward=true", override),
+    config = small(
+        *(*OPTIONS, "env=gym", f"env.id={register(Unsavable)}", "env.normalize_reward=true", override),
         *(["algorithm.group_size=2"] if "grpo" in override else []),
     )
     set_process_state(config)
@@ -183,8 +175,8 @@ def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_co
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
 
 
-def test_grpo_learns_without_a_critic_and_logs_its_groups(compose: Compose) -> None:
-    learner, metrics = learn(compose, *GRPO, "algorithm.kl_to_ref_coeff=0.1", "epochs=1", "minibatch_slices=8")
+def test_grpo_learns_without_a_critic_and_logs_its_groups(small: Compose) -> None:
+    learner, metrics = learn(small, *GRPO, "algorithm.kl_to_ref_coeff=0.1", "epochs=1", "minibatch_slices=8")
     assert not any("critic" in name for name, _ in learner.policy.named_parameters())
     assert not {"state_value", "value_target"} & set(next(learner.buffer.epoch()).keys())
     assert metrics["group/groups"] >= 2
@@ -194,13 +186,13 @@ def test_grpo_learns_without_a_critic_and_logs_its_groups(compose: Compose) -> N
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(compose: Compose) -> None:
+def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small: Compose) -> None:
     # Episodes of one step, each with the same reward.
     options = (*GRPO, "env=cartpole_no_velocity", "env.max_episode_steps=1")
-    config = compose(*SMALL, *options)
+    config = small(*OPTIONS, *options)
     set_process_state(config)
     before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}
-    learner, metrics = learn(compose, *options)
+    learner, metrics = learn(small, *options)
     assert (metrics["group/dropped"], metrics["group/groups"], metrics["optim/steps"]) == (32, 32, 0)
     assert all(torch.equal(p, before[name]) for name, p in learner.policy.named_parameters())
 
@@ -209,9 +201,9 @@ def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(compose: Comp
     ("every", "refreshed"), [("null", [True, False, False, False]), ("2", [True, False, True, False])]
 )
 def test_the_reference_policy_is_refreshed_every_so_many_iterations(
-    every: str, refreshed: list[bool], compose: Compose
+    every: str, refreshed: list[bool], small: Compose
 ) -> None:
-    config = compose(*SMALL, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_updates={every}")
+    config = small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_updates={every}")
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
@@ -226,11 +218,11 @@ def test_the_reference_policy_is_refreshed_every_so_many_iterations(
     assert found == refreshed
 
 
-def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path: Path) -> None:
+def test_the_reference_policy_is_part_of_a_checkpoint(small: Compose, tmp_path: Path) -> None:
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
-    trained, _ = learn(compose, *options)
+    trained, _ = learn(small, *options)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
-    config = compose(*SMALL, *options, "seed=1")
+    config = small(*OPTIONS, *options, "seed=1")
     set_process_state(config)
     loaded = make_learner(config, make_policy_for(config))
     checkpoint.Checkpoint(path).load(checkpoint.components(loaded))
@@ -241,36 +233,36 @@ def test_the_reference_policy_is_part_of_a_checkpoint(compose: Compose, tmp_path
     assert not all(torch.equal(found["reference"][name], p) for name, p in first.items())
 
 
-def test_the_gradient_is_scaled_to_its_limit(compose: Compose) -> None:
-    learner, _ = learn(compose, "algorithm.max_grad_norm=1e-3")
+def test_the_gradient_is_scaled_to_its_limit(small: Compose) -> None:
+    learner, _ = learn(small, "algorithm.max_grad_norm=1e-3")
     norm = torch.stack([p.grad.norm() for p in learner.policy.parameters() if p.grad is not None]).norm()
     assert norm.item() <= 1e-3 * (1 + 1e-4)
 
 
-def test_the_first_step_has_the_policy_of_the_rollout(compose: Compose) -> None:
-    _, metrics = learn(compose, "epochs=1", "minibatch_slices=8")
+def test_the_first_step_has_the_policy_of_the_rollout(small: Compose) -> None:
+    _, metrics = learn(small, "epochs=1", "minibatch_slices=8")
     assert metrics["policy/kl_approx"] == pytest.approx(0, abs=1e-6)
     assert metrics["policy/effective_sample_size"] == pytest.approx(1, abs=1e-5)
     assert metrics["policy/clip_fraction"] == 0
 
 
-def test_every_parameter_learns(compose: Compose) -> None:
-    config = compose(*SMALL)
+def test_every_parameter_learns(small: Compose) -> None:
+    config = small(*OPTIONS)
     set_process_state(config)
     before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}
-    learner, _ = learn(compose)
+    learner, _ = learn(small)
     unchanged = [name for name, p in learner.policy.named_parameters() if torch.equal(p, before[name])]
     assert unchanged == []
 
 
-def test_observation_statistics_change_after_the_update(compose: Compose) -> None:
-    learner, _ = learn(compose)
+def test_observation_statistics_change_after_the_update(small: Compose) -> None:
+    learner, _ = learn(small)
     counts = [buffer for name, buffer in learner.policy.named_buffers() if name.endswith("count")]
     assert [count.item() for count in counts] == [64]
 
 
-def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end(compose: Compose) -> None:
-    config = compose(*SMALL, "total_frames=400")
+def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end(small: Compose) -> None:
+    config = small(*OPTIONS, "total_frames=400")
     frames = [64 * i for i in range(1, 7)]
     assert [is_due(config, f, 128) for f in frames] == [False, True, False, True, False, True]
     assert [is_due(config, f, 100) for f in frames] == [False, True, False, True, True, True]
@@ -297,16 +289,16 @@ def _spoilt(learner: Learner, monkeypatch: pytest.MonkeyPatch, steps: int) -> No
     monkeypatch.setattr(learner.algorithm.loss, "forward", spoilt)
 
 
-def _batch(compose: Compose, learner: Learner) -> TensorDictBase:
-    collector = make_collector(compose(*SMALL), learner.policy)
+def _batch(small: Compose, learner: Learner) -> TensorDictBase:
+    collector = make_collector(small(*OPTIONS), learner.policy)
     batch = next(iter(collector))
     collector.shutdown()
     return batch
 
 
-def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(compose: Compose, monkeypatch) -> None:
-    learner, _ = learn(compose, "epochs=1", "minibatch_slices=4")
-    before, batch = _weights(learner), _batch(compose, learner)
+def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small: Compose, monkeypatch) -> None:
+    learner, _ = learn(small, "epochs=1", "minibatch_slices=4")
+    before, batch = _weights(learner), _batch(small, learner)
     _spoilt(learner, monkeypatch, steps=1)
     metrics = learner.learn(batch, progress=0.5)
     assert metrics["optim/skipped_steps"] == 1
@@ -318,29 +310,29 @@ def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(compose: Comp
 
 
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_nothing(
-    compose: Compose, monkeypatch
+    small: Compose, monkeypatch
 ) -> None:
-    learner, _ = learn(compose, "max_skipped_steps=3", "minibatch_slices=2")
-    before, batch = _weights(learner), _batch(compose, learner)
+    learner, _ = learn(small, "max_skipped_steps=3", "minibatch_slices=2")
+    before, batch = _weights(learner), _batch(small, learner)
     _spoilt(learner, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="gradient steps had a non-finite loss or gradient and were"):
         learner.learn(batch, progress=0.5)
     assert torch.equal(_weights(learner), before)
 
 
-def test_steps_that_were_skipped_in_a_row_count_on_in_a_run_that_goes_on(compose, monkeypatch, tmp_path) -> None:
+def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path) -> None:
     # Four steps an iteration.
     options = ("max_skipped_steps=5", "minibatch_slices=2", "epochs=1")
-    first, _ = learn(compose, *options)
+    first, _ = learn(small, *options)
     _spoilt(first, monkeypatch, steps=100)
-    first.learn(_batch(compose, first), progress=0.5)
+    first.learn(_batch(small, first), progress=0.5)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
-    config = compose(*SMALL, *options)
+    config = small(*OPTIONS, *options)
     second = make_learner(config, make_policy_for(config))
     checkpoint.Checkpoint(path).load(checkpoint.components(second))
     _spoilt(second, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="the last 8 gradient steps"):
-        second.learn(_batch(compose, second), progress=0.5)
+        second.learn(_batch(small, second), progress=0.5)
 
 
 class Plus(PPOTerms):
@@ -351,8 +343,8 @@ class Plus(PPOTerms):
         return Losses({**losses.terms, "foo": 3 * value.mean()}, {**losses.metrics, "policy/bar": value.detach().max()})
 
 
-def test_a_new_term_of_a_loss_is_minimised_and_logged_without_further_ado(compose: Compose) -> None:
-    config = compose(*SMALL, "epochs=1")
+def test_a_new_term_of_a_loss_is_minimised_and_logged_without_further_ado(small: Compose) -> None:
+    config = small(*OPTIONS, "epochs=1")
     gradients, metrics = [], []
     for new in (False, True):
         set_process_state(config)

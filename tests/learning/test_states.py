@@ -23,7 +23,7 @@ from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 Compose = Callable[..., TrainConfig]
 States = dict[str, Tensor]
 
-TINY = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference", "device=cpu")
+NARROW = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference")
 
 
 class Rows(NamedTuple):
@@ -39,11 +39,11 @@ class Rows(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["gru", "lstm", "my_package.fast_weight_cell:FastWeight"])
-def policy(request: pytest.FixtureRequest, compose: Compose) -> Iterator[tuple[TrainConfig, Policy]]:
+def policy(request: pytest.FixtureRequest, small: Compose) -> Iterator[tuple[TrainConfig, Policy]]:
     """A policy in float64, far from its initial zeros."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    config = compose(*TINY)
+    config = small(*NARROW)
     config.cell = options_class("cell", request.param)(name=request.param, hidden_size=5, num_layers=2)
     policy = make_policy_for(config).double()
     with torch.no_grad():
@@ -219,10 +219,7 @@ def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
         torch.testing.assert_close(rows.batch[key][:, 0], before[key][:, 0], rtol=0, atol=0)
 
 
-SMALL = (
-    *("cell.hidden_size=8", "encoder.sizes=[8]", "env.num_envs=4", "frames_per_batch=128", "slice_len=8"),
-    *("minibatch_slices=16", "epochs=2", "backend=pad", "device=cpu"),
-)
+OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backend=pad")
 MODES = {state: (f"state={state}", *(["burn_in_len=4"] if state == "burn_in" else [])) for state in STATE_POLICIES}
 
 
@@ -235,10 +232,10 @@ def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
     return policy, batch
 
 
-def test_each_state_policy_learns_something_else(compose: Compose) -> None:
+def test_each_state_policy_learns_something_else(small: Compose) -> None:
     weights, drifts = {}, {}
     for state, overrides in MODES.items():
-        config = compose(*SMALL, *overrides)
+        config = small(*OPTIONS, *overrides)
         policy, batch = collected(config)
         drifts[state] = make_learner(config, policy).learn(batch, progress=0.0)["state/drift"]
         weights[state] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
@@ -247,8 +244,8 @@ def test_each_state_policy_learns_something_else(compose: Compose) -> None:
     assert drifts["zero"] > drifts["stored"]
 
 
-def test_the_norm_of_each_state_is_logged_as_it_was_collected(compose: Compose) -> None:
-    config = compose(*SMALL, "cell=lstm", *MODES["refresh"])
+def test_the_norm_of_each_state_is_logged_as_it_was_collected(small: Compose) -> None:
+    config = small(*OPTIONS, "cell=lstm", *MODES["refresh"])
     policy, batch = collected(config)
     before = batch.clone()
     metrics = make_learner(config, policy).learn(batch, progress=0.0)
@@ -259,8 +256,8 @@ def test_the_norm_of_each_state_is_logged_as_it_was_collected(compose: Compose) 
         assert metrics[f"state/recurrent_state_{name}_norm"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_states_are_refreshed_before_each_epoch(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = compose(*SMALL, *MODES["refresh"], "epochs=3")
+def test_states_are_refreshed_before_each_epoch(small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(*OPTIONS, *MODES["refresh"], "epochs=3")
     policy, batch = collected(config)
     learner = make_learner(config, policy)
     refresh, seen = learner.states.refresh, []
@@ -277,8 +274,8 @@ def test_states_are_refreshed_before_each_epoch(compose: Compose, monkeypatch: p
 
 
 @pytest.mark.parametrize("state", STATE_POLICIES)
-def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(state: str, compose: Compose) -> None:
-    config = compose(*SMALL, *MODES[state])
+def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(state: str, small: Compose) -> None:
+    config = small(*OPTIONS, *MODES[state])
     policy, batch = collected(config)
     learner = make_learner(config, policy)
     learner.states.take(batch)
@@ -310,8 +307,8 @@ def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_
     assert states.drift(minibatch)["state/drift"] == pytest.approx((difference / recorded) ** 0.5)
 
 
-def test_a_policy_without_memory_has_no_drift(compose: Compose) -> None:
-    config = compose(*SMALL, "cell=none")
+def test_a_policy_without_memory_has_no_drift(small: Compose) -> None:
+    config = small(*OPTIONS, "cell=none")
     policy, batch = collected(config)
     assert "state/drift" not in make_learner(config, policy).learn(batch, progress=0.0)
 

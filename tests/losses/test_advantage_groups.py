@@ -142,7 +142,7 @@ def test_steps_that_only_one_member_has_left_have_no_advantage(kind: str) -> Non
     assert (advantage[1, 1:] == 0).all() == (kind == "process")  # an outcome is that of all steps of its episode
 
 
-def test_rows_that_go_on_with_an_episode_are_refused() -> None:
+def test_rows_that_continue_an_episode_are_refused() -> None:
     batch = rows_of([[0], [1]], steps=3)
     with pytest.raises(ValueError, match="rows that begin with a reset"):
         add_group_advantages(batch, torch.ones(2, 3), 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)

@@ -25,12 +25,12 @@ from recurrl.recurrent import RecurrentModule
 Compose = Callable[..., TrainConfig]
 
 B, T = 4, 6
-SMALL = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference", "device=cpu")
+OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference")
 
 
-def make(compose: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
+def make(small: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
     """Algorithm, policy and a fixed batch, with ratios within and without the clip range."""
-    config = compose(*SMALL, *overrides)
+    config = small(*OPTIONS, *overrides)
     torch.manual_seed(0)
     policy = make_policy_for(config).double()
     for parameter in policy.parameters():
@@ -107,9 +107,9 @@ def by_formula(policy: Policy, batch: TensorDict, config: Any) -> dict[str, Tens
     ids=lambda overrides: " ".join(o.removeprefix("algorithm.") for o in overrides) or "defaults",
 )
 def test_each_objective_and_its_gradient_equal_the_formula(
-    overrides: tuple[str, ...], objective: str, compose: Compose
+    overrides: tuple[str, ...], objective: str, small: Compose
 ) -> None:
-    algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", *overrides)
+    algorithm, policy, batch = make(small, f"algorithm.objective={objective}", *overrides)
     output = flat(algorithm.loss(batch))
     expected = by_formula(policy, batch, algorithm.options)
     for name, value in expected.items():
@@ -134,10 +134,8 @@ def gradients(output: Any, policy: Policy) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("objective", ["clip", "kl", "plain"])
-def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused(
-    objective: str, compose: Compose
-) -> None:
-    algorithm, policy, batch = make(compose, f"algorithm.objective={objective}", "env=cartpole_no_velocity")
+def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused(objective: str, small: Compose) -> None:
+    algorithm, policy, batch = make(small, f"algorithm.objective={objective}", "env=cartpole_no_velocity")
     policy.actor_head.distribution = lambda logits: Normal(logits, 1.0)
     batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match="A loss needs one per step"):
@@ -145,10 +143,8 @@ def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused(
 
 
 @pytest.mark.parametrize("objective", ["clip", "kl", "plain"])
-def test_encoder_and_cell_run_once_a_minibatch(
-    objective: str, compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    algorithm, policy, batch = make(compose, f"algorithm.objective={objective}")
+def test_encoder_and_cell_run_once_a_minibatch(objective: str, small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, policy, batch = make(small, f"algorithm.objective={objective}")
     calls: list[nn.Parameter | str] = []
     linear, run = functional.linear, RecurrentModule.run
     monkeypatch.setattr(functional, "linear", lambda x, w, b: (calls.append(w), linear(x, w, b))[1])
@@ -173,9 +169,9 @@ class Critic(TensorDictModuleBase):
 
 
 @pytest.mark.parametrize("options", [{}, {"objective": "kl"}, {"objective": "plain", "clip_value": 0.25}], ids=str)
-def test_the_loss_module_gives_the_losses_of_the_tensors(options: dict[str, Any], compose: Compose) -> None:
+def test_the_loss_module_gives_the_losses_of_the_tensors(options: dict[str, Any], small: Compose) -> None:
     overrides = [f"algorithm.{name}={value}" for name, value in options.items()]
-    algorithm, policy, batch = make(compose, "algorithm.entropy_coeff=0.25", *overrides)
+    algorithm, policy, batch = make(small, "algorithm.entropy_coeff=0.25", *overrides)
     module = PPOLoss(PolicyModule(policy), Critic(policy), entropy_coeff=0.25, **options)
     output, expected = module(batch), algorithm.loss(batch)
     assert set(output.keys()) == set(module.out_keys)
@@ -194,10 +190,10 @@ def test_the_loss_module_gives_the_losses_of_the_tensors(options: dict[str, Any]
 @pytest.mark.parametrize("distance", ["l2", "smooth_l1"])
 @pytest.mark.parametrize("clip_value", [None, 0.25])
 def test_losses_and_gradients_are_those_of_torchrl(
-    discrete: bool, normalize: str, distance: str, clip_value: float | None, compose: Compose
+    discrete: bool, normalize: str, distance: str, clip_value: float | None, small: Compose
 ) -> None:
     algorithm, policy, batch = make(
-        compose,
+        small,
         f"env={'cartpole' if discrete else 'pendulum'}_no_velocity",
         "algorithm.clip_epsilon=0.125",
         "algorithm.entropy_coeff=0.25",
@@ -224,8 +220,8 @@ def test_losses_and_gradients_are_those_of_torchrl(
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-def test_a_kl_penalty_is_doubled_above_its_target_and_halved_below(compose: Compose) -> None:
-    algorithm, _, _ = make(compose, "algorithm.objective=kl", "algorithm.kl_coeff=1", "desired_kl=0.01")
+def test_a_kl_penalty_is_doubled_above_its_target_and_halved_below(small: Compose) -> None:
+    algorithm, _, _ = make(small, "algorithm.objective=kl", "algorithm.kl_coeff=1", "desired_kl=0.01")
     found = []
     for kl in (0.016, 0.014, 0.007, 0.006):
         algorithm.end_iteration(kl)
@@ -233,8 +229,8 @@ def test_a_kl_penalty_is_doubled_above_its_target_and_halved_below(compose: Comp
     assert found == [2.0, 2.0, 2.0, 1.0]
 
 
-def test_a_kl_penaltys_weight_is_part_of_a_checkpoint(compose: Compose) -> None:
-    saved, loaded = (make(compose, "algorithm.objective=kl")[0] for _ in range(2))
+def test_a_kl_penaltys_weight_is_part_of_a_checkpoint(small: Compose) -> None:
+    saved, loaded = (make(small, "algorithm.objective=kl")[0] for _ in range(2))
     saved.end_iteration(1.0)
     loaded.load_state_dict(saved.state_dict())
     assert loaded.loss.terms.kl_coeff == saved.loss.terms.kl_coeff == 2.0
@@ -252,13 +248,13 @@ def collected(batch: TensorDict, value_scale: float) -> TensorDict:
     ("normalize", "expected"), [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
 )
 def test_the_entropys_weight_is_in_units_of_the_advantages(
-    normalize: str, expected: list[float], compose: Compose
+    normalize: str, expected: list[float], small: Compose
 ) -> None:
     reward = torch.randn(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = []
     for size in (1.0, 100.0):
         overrides = ("algorithm.entropy_coeff=0.5", f"algorithm.normalize_advantage={normalize}")
-        algorithm, _, batch = make(compose, *overrides)
+        algorithm, _, batch = make(small, *overrides)
         rows = collected(batch, size)
         algorithm.begin_iteration(0.0)
         algorithm.prepare(rows, size * reward)
@@ -267,16 +263,16 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(
     assert found == pytest.approx(expected, rel=0.05 if normalize == "batch" else 1e-9)
 
 
-def test_without_advantages_there_is_no_entropy_bonus(compose: Compose) -> None:
-    algorithm, _, batch = make(compose, "algorithm.entropy_coeff=0.5")
+def test_without_advantages_there_is_no_entropy_bonus(small: Compose) -> None:
+    algorithm, _, batch = make(small, "algorithm.entropy_coeff=0.5")
     algorithm.begin_iteration(0.0)
     algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
     assert algorithm.loss.terms.entropy_coeff == 0.0
 
 
-def test_the_advantages_scale_is_part_of_a_checkpoint(compose: Compose) -> None:
+def test_the_advantages_scale_is_part_of_a_checkpoint(small: Compose) -> None:
     reward = torch.randn(B, T, dtype=torch.float64)
-    saved, loaded = (make(compose, "algorithm.entropy_coeff=0.5") for _ in range(2))
+    saved, loaded = (make(small, "algorithm.entropy_coeff=0.5") for _ in range(2))
     saved[0].prepare(collected(saved[2], 1.0), 10 * reward)
     loaded[0].load_state_dict(saved[0].state_dict())
     for algorithm, _, batch in (saved, loaded):

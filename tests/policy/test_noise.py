@@ -15,7 +15,7 @@ from recurrl.policy.noise import NOISE, CorrelatedNoise
 
 Compose = Callable[..., TrainConfig]
 
-SMALL = ("cell.hidden_size=4", "encoder.sizes=[4]", "env=pendulum_no_velocity", "env.num_envs=64")
+OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "env=pendulum_no_velocity", "env.num_envs=64")
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
@@ -46,10 +46,10 @@ def test_an_action_is_as_far_off_the_mean_as_the_noise_says(
 @pytest.mark.parametrize("cell", ["gru", "none"])
 @pytest.mark.parametrize("expected", [0.9, 0.0])
 def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_end(
-    expected: float, cell: str, compose: Compose
+    expected: float, cell: str, small: Compose
 ) -> None:
     overrides = (f"policy.noise_correlation={expected}", f"cell={cell}", "env.max_episode_steps=20")
-    config = compose(*SMALL, *overrides, "frames_per_batch=5120", "slice_len=20")
+    config = small(*OPTIONS, *overrides, "frames_per_batch=5120", "slice_len=20")
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
@@ -65,8 +65,8 @@ def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_en
     assert correlation(before[starts], after[starts]) == pytest.approx(0, abs=0.25)
 
 
-def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leaves_it_as_it_is(compose: Compose) -> None:
-    policy = make_policy_for(compose(*SMALL, "policy.noise_correlation=0.9"))
+def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leaves_it_as_it_is(small: Compose) -> None:
+    policy = make_policy_for(small(*OPTIONS, "policy.noise_correlation=0.9"))
     state = {**policy.initial_state(2), NOISE: torch.full((2, 1, 1), 50.0)}
     observation, is_init = torch.zeros(2, 2), torch.tensor([True, False])
     _, _, _, after = policy.step(observation, state, is_init)
@@ -77,5 +77,5 @@ def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leave
     assert torch.equal(action, policy.step(observation, policy.initial_state(2), deterministic=True)[0])
 
 
-def test_discrete_actions_have_no_noise(compose: Compose) -> None:
-    assert make_policy_for(compose("env=cartpole_no_velocity")).carried_keys == ["recurrent_state"]
+def test_discrete_actions_have_no_noise(small: Compose) -> None:
+    assert make_policy_for(small("env=cartpole_no_velocity")).carried_keys == ["recurrent_state"]

@@ -55,7 +55,7 @@ def test_the_fastest_is_chosen_and_kept_for_the_next_process(cache: Path, measur
     assert times == {"scan": 1.0, "pad": 0.5}
 
 
-def test_another_shape_is_measured_by_itself(cache: Path, measured: list[list[str]]) -> None:
+def test_another_shape_is_measured_separately(cache: Path, measured: list[list[str]]) -> None:
     module = make()
     run(module)
     run(module)

@@ -119,7 +119,7 @@ def make_run(run_dir, frames):
 
 
 @pytest.mark.parametrize("resume", ["", "checkpoints/000016.pt", "../run", "auto"])
-def test_a_run_that_resumes_in_its_own_directory_goes_on_and_repeats_no_frame_count(logger_options, tmp_path, resume):
+def test_a_run_that_resumes_in_its_own_directory_repeats_no_frame_count(logger_options, tmp_path, resume):
     run_dir = make_run(tmp_path / "run", [8, 16, 24, 32])
     asked = resume if resume == "auto" else str(run_dir / resume)
     tracker = make(logger_options(), run_dir, {"resume": asked})
@@ -154,7 +154,7 @@ def test_a_resumed_run_keeps_old_columns_and_adds_new_ones(logger_options, tmp_p
     assert (run_dir / "metrics.csv").read_text() == "frames,a,b\n8,8.0,\n16,,2.0\n"
 
 
-def test_a_row_that_a_crash_cut_off_is_left_out_when_the_run_goes_on(logger_options, tmp_path):
+def test_a_row_that_a_crash_cut_off_is_left_out_when_the_run_resumes(logger_options, tmp_path):
     run_dir = make_run(tmp_path / "run", [8])
     with (run_dir / "metrics.csv").open("a") as file:
         file.write("16,12.3")
@@ -165,7 +165,7 @@ def test_a_row_that_a_crash_cut_off_is_left_out_when_the_run_goes_on(logger_opti
 
 
 @pytest.mark.parametrize("leftover", ["", "frames,a"])
-def test_a_file_without_a_whole_header_is_begun_anew_when_the_run_goes_on(logger_options, tmp_path, leftover):
+def test_a_file_without_a_whole_header_is_started_over_when_the_run_resumes(logger_options, tmp_path, leftover):
     (tmp_path / "metrics.csv").write_text(leftover)
     tracker = make(logger_options(), tmp_path, {"resume": str(tmp_path)})
     tracker.log(8, {"b": 1.0})

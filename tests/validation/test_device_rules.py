@@ -13,7 +13,7 @@ def test_a_cuda_device_that_is_there_is_fine(checked, monkeypatch, cuda):
     assert checked({"device": cuda}).device == cuda
 
 
-def test_a_cuda_device_is_refused_where_there_is_none(refused, monkeypatch):
+def test_a_cuda_device_is_refused_on_a_machine_without_one(refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     error = refused("device=cuda")
     assert error.startswith(f"device=cuda was requested, but torch {torch.__version__} finds no CUDA device.")
