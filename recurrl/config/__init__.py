@@ -4,7 +4,7 @@ The dataclasses below are those that options of your own derive from.
 """
 
 from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, GRPOConfig, PPOConfig
-from recurrl.config.cell import CellConfig
+from recurrl.config.cell import BackendConfig, CellConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig, WorkersConfig
 from recurrl.config.encoder import EncoderConfig, MLPConfig
 from recurrl.config.env import EnvConfig
@@ -13,6 +13,7 @@ from recurrl.config.run import EvaluationConfig, PolicyConfig, TrainConfig
 
 __all__ = [
     "AlgorithmConfig",
+    "BackendConfig",
     "BufferConfig",
     "CellConfig",
     "ClippedConfig",
