@@ -1,7 +1,5 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,10 +9,12 @@ import torch
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.collector.rollouts import RolloutCollector, Rollouts
-from recurrl.config import NO_CELL, TrainConfig
+from recurrl.config import TrainConfig
+from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
 from recurrl.keys import ACTION
+from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.reward_scale import RewardScaler
@@ -72,6 +72,12 @@ def make_learner(config: TrainConfig, policy: Policy) -> Learner:
         max_skipped_steps=config.max_skipped_steps,
         compiles=config.compile,
     )
+
+
+def make_diagnosis(config: TrainConfig, policy: Policy) -> Diagnosis:
+    """The diagnosis of a run that does not learn."""
+    continuous = sum(getattr(module, "noise_size", 0) for module in policy.modules())
+    return Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
 
 
 def make_rollouts(config: TrainConfig, policy: Policy, frames: int = 0) -> Rollouts:

@@ -1,7 +1,5 @@
 """Errors addressed to the user."""
 
-from __future__ import annotations
-
 
 class ConfigError(ValueError):
     """A request that cannot be honoured. The message says what was asked, why it cannot be, and what to do instead.

@@ -1,7 +1,5 @@
 """Evaluation of a policy: complete episodes with its most probable actions."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +14,8 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig, EvaluationConfig
-from recurrl.envs import EPISODE_RETURN, act_at_random, make_env
+from recurrl.envs import EPISODE_RETURN, make_env
+from recurrl.envs.random_actions import act_at_random
 from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
 from recurrl.policy import Policy, PolicyModule
 from recurrl.runtime.seeds import seeds
@@ -94,42 +93,17 @@ class Evaluator:
 
     def _metrics(self, seed: int, is_last: bool) -> dict[str, float]:
         given = (self.env, self.policy, self.options.episodes, seed)
-        metrics = evaluation_metrics(evaluate(*given, KEPT, self.stopped))
+        returns = evaluate(*given, KEPT, self.stopped)
+        metrics = {
+            "eval/return_mean": fmean(returns),
+            "eval/return_std": pstdev(returns),
+            "eval/episodes": float(len(returns)),
+        }
         if self.options.memory and is_last:
             metrics |= memory_metrics(*given, self.stopped)
         if self.options.random and is_last:
             metrics |= random_metrics(self.env, self.options.episodes, seed, self.stopped)
         return metrics
-
-
-@torch.no_grad()
-def evaluate(
-    config: EnvConfig,
-    policy: Policy,
-    episodes: int,
-    seed: int,
-    states: str = KEPT,
-    stopped: Callable[[], bool] = never,
-) -> list[float]:
-    """Undiscounted, unscaled returns of deterministic episodes.
-
-    Each environment contributes one episode, so that short episodes are not overrepresented.
-
-    Args:
-        config: the environment.
-        policy: acts on its own device.
-        episodes: number of episodes.
-        seed: of the environments, to which an offset is added.
-        states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
-            gives each environment the states of another one; there are at least two.
-        stopped: called before each step; True ends the evaluation.
-
-    Raises:
-        StoppedError: ``stopped`` returned True.
-        RunError: an environment failed.
-    """
-    with _random_numbers_restored():
-        return _returns(config, policy, episodes, seed, states, stopped)
 
 
 @contextmanager
@@ -142,10 +116,33 @@ def _random_numbers_restored() -> Iterator[None]:
         GlobalRNGState().load_state_dict(state)
 
 
-def _returns(
-    config: EnvConfig, policy: Policy | None, episodes: int, seed: int, states: str, stopped: Callable[[], bool]
+@torch.no_grad()
+@_random_numbers_restored()
+def evaluate(
+    config: EnvConfig,
+    policy: Policy | None,
+    episodes: int,
+    seed: int,
+    states: str = KEPT,
+    stopped: Callable[[], bool] = never,
 ) -> list[float]:
-    """The returns of a policy; without one, of random actions."""
+    """Undiscounted, unscaled returns of deterministic episodes, or of random actions.
+
+    Each environment contributes one episode, so that short episodes are not overrepresented.
+
+    Args:
+        config: the environment.
+        policy: acts on its own device; None for random actions.
+        episodes: number of episodes.
+        seed: of the environments, to which an offset is added.
+        states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
+            gives each environment the states of another one; there are at least two.
+        stopped: called before each step; True ends the evaluation.
+
+    Raises:
+        StoppedError: ``stopped`` returned True.
+        RunError: an environment failed.
+    """
     act = act_at_random if policy is None else _deterministic(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
@@ -218,21 +215,11 @@ def memory_metrics(
     }
 
 
-@torch.no_grad()
+@_random_numbers_restored()
 def random_metrics(
     config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = never
 ) -> dict[str, float]:
     """The baseline: the returns of random actions in the environments of the evaluation."""
-    with _random_numbers_restored():
-        torch.manual_seed(seed)
-        returns = _returns(config, None, episodes, seed, KEPT, stopped)
+    torch.manual_seed(seed)
+    returns = evaluate(config, None, episodes, seed, KEPT, stopped)
     return {"eval/return_mean_random": fmean(returns), "eval/return_std_random": pstdev(returns)}
-
-
-def evaluation_metrics(returns: list[float]) -> dict[str, float]:
-    """The metrics of an evaluation."""
-    return {
-        "eval/return_mean": fmean(returns),
-        "eval/return_std": pstdev(returns),
-        "eval/episodes": float(len(returns)),
-    }

@@ -1,7 +1,5 @@
 """The names of the entries that environments, policy and learner share."""
 
-from __future__ import annotations
-
 from tensordict import NestedKey
 
 OBSERVATION = "observation"

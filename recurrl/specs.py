@@ -1,8 +1,7 @@
 """The kinds of observations and actions that TorchRL's specs describe."""
 
-from __future__ import annotations
-
 import torch
+from torch import Tensor
 from torchrl.data import Binary, Bounded, Categorical, MultiCategorical, TensorSpec
 
 
@@ -26,8 +25,8 @@ def is_image(spec: TensorSpec) -> bool:
     return bool((spec.space.low >= 0).all() and (spec.space.high <= 1).all())
 
 
-def is_bounded(action: TensorSpec) -> bool:
-    """True if every entry of a continuous action has a lower and an upper bound."""
+def finite_bounds(action: TensorSpec) -> Tensor:
+    """True for each finite bound of a continuous action's entries, the lower ones before the upper ones."""
     if not isinstance(action, Bounded):
-        return False
-    return bool(action.space.low.isfinite().all() and action.space.high.isfinite().all())
+        return torch.zeros(2, *action.shape, dtype=torch.bool)
+    return torch.stack([action.space.low, action.space.high]).isfinite()

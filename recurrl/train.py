@@ -1,7 +1,5 @@
 """The training loop: collect, learn, save, evaluate, log."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -14,22 +12,21 @@ from recurrl import checkpoint
 from recurrl.build import (
     describe,
     make_collector,
+    make_diagnosis,
     make_learner,
     make_policy_for,
     make_replay_check,
     set_process_state,
 )
 from recurrl.checkpoint import not_finite
-from recurrl.checkpoint.resuming import resume
 from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import Restarts
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.config import TrainConfig
-from recurrl.envs import recurrent_modules
 from recurrl.evaluation import Evaluator
+from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
-from recurrl.policy import Policy
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -69,7 +66,7 @@ def train(
     """
     set_process_state(config)
     policy = make_policy_for(config)
-    learner, episodes = make_learner(config, policy), EpisodeStatistics()
+    learner, episodes, diagnosis = make_learner(config, policy), EpisodeStatistics(), make_diagnosis(config, policy)
     logger.info(describe(config, policy))
     report.has_begun = True
 
@@ -81,9 +78,11 @@ def train(
         collector = make_collector(config, policy, report.frames, restarts)
         # Failed environments may also fail to close, which must not hide the first error.
         stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
-        parts = checkpoint.components(learner, episodes=episodes, report=report, collector_state=collector)
+        parts = checkpoint.components(
+            learner, episodes=episodes, diagnosis=diagnosis, report=report, collector_state=collector
+        )
         if start is not None:
-            resume(start, run_dir, parts, settings, report)
+            start.resume(run_dir, parts, settings, report)
             restarts.count = max(restarts.count, report.restarts)
         evaluator = Evaluator(
             config.env, policy, config.evaluation, config.seed, restart=restarts.after, stopped=lambda: request.made
@@ -96,7 +95,7 @@ def train(
         stack.enter_context(start_up_spared())
         # If the evaluation after a checkpoint was interrupted, its iteration is not logged yet.
         unlogged = [start.metrics] if start is not None and start.evaluation is None else []
-        for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, collector, report)):
+        for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, diagnosis, collector, report)):
             path = None if start is None else start.path_in(run_dir, report.frames)
             if path is None and is_saved(config, report.frames, request.made):
                 path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
@@ -112,6 +111,7 @@ def train(
             trackers.log(report.frames, metrics)
             progress.update(report.frames, metrics)
             report.take(metrics)
+            report.warnings = diagnosis.warnings(metrics)
             if path is not None:
                 checkpoint.add_evaluation(path, evaluation)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
@@ -125,6 +125,7 @@ def iterations(
     run_dir: Path,
     learner: Learner,
     episodes: EpisodeStatistics,
+    diagnosis: Diagnosis,
     collector: RolloutCollector,
     report: Report,
 ) -> Iterator[dict[str, float]]:
@@ -139,9 +140,12 @@ def iterations(
         with report.timing("learn"), not_finite.batch_saved(run_dir, report.frames, batch, learner):
             metrics = learner.learn(batch, progress=config.progress(report.frames))
         report.compiled(learner.compile_time_s)
-        report.backend = backend_in_use(learner.policy)
+        report.backend = next((module.backend_in_use for module in learner.policy.recurrent_modules), None)
         episodes.update(batch)
-        yield merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collector.metrics())
+        metrics = merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collector.metrics())
+        for warning in diagnosis.take(metrics):
+            logger.warning("After %d frames: %s", report.frames, warning)
+        yield metrics
 
 
 def is_saved(config: TrainConfig, frames: int, ending: bool) -> bool:
@@ -160,9 +164,3 @@ def is_due(config: TrainConfig, frames: int, every_frames: int | None) -> bool:
     if is_last(config, frames) or every_frames is None:
         return is_last(config, frames)
     return frames // every_frames > (frames - config.frames_per_batch) // every_frames
-
-
-def backend_in_use(policy: Policy) -> str | None:
-    """The recurrent backend that ran last; None for a policy without a cell."""
-    modules = recurrent_modules(policy)
-    return modules[0].backend_in_use if modules else None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, get_args
 
 import yaml  # type: ignore[import-untyped]
 
-from recurrl.cli.help import flow, meanings
-from recurrl.config.keys import SYNONYMS
+from recurrl.cli.help import flow
+from recurrl.config.keys import SYNONYMS, keys_of
 from recurrl.config.options import Meaning
-from recurrl.config.plugins import GROUPS, base_options, default_name, packaged, values
-from recurrl.config.run import TrainConfig
+from recurrl.config.plugins import GROUPS, base_options, default_name, packaged, values, yaml_names
 
 _CONFIGS = files("recurrl.configs")
 _HEAD = """# Configuration
@@ -39,7 +40,7 @@ def reference() -> str:
 
 
 def _lines() -> Iterator[str]:
-    options = list(meanings(TrainConfig, {}))
+    options = _options()
     run = yaml.safe_load((_CONFIGS / "train.yaml").read_text(encoding="utf-8"))
     yield from (_HEAD, "## Keys of a run", "")
     yield from _table((option for option in options if "." not in option[0]), {"": run})
@@ -52,14 +53,18 @@ def _lines() -> Iterator[str]:
     yield from (f"| `{theirs}` | `{ours}` |" for theirs, ours in SYNONYMS.items())
 
 
+def _options(chosen: Mapping[str, type] = MappingProxyType({})) -> list[Option]:
+    return [option for option in keys_of(chosen=chosen) if not is_dataclass(option[1])]
+
+
 def _group(group: str, shared: list[Option]) -> Iterator[str]:
     yield from (*_choices(group, default_name(group)), "")
     # The other environments change few of these values.
-    choices = {name: values(group, name) for name in (["gym"] if group == "env" else _names(group))}
+    choices = {name: values(group, name) for name in (["gym"] if group == "env" else yaml_names(group))}
     yield from _table((option for option in shared if option[0] != f"{group}.name"), choices)
     keys = {key for key, _, _ in shared}
     for name, of in choices.items():
-        options = meanings(TrainConfig, {group: packaged(group).get(name, base_options(group))})
+        options = _options({group: packaged(group).get(name, base_options(group))})
         own = [option for option in options if option[0].startswith(f"{group}.") and option[0] not in keys]
         if own:
             yield from ("", f"With `{group}={name}` also:", "", *_table(own, {name: of}))
@@ -67,15 +72,10 @@ def _group(group: str, shared: list[Option]) -> Iterator[str]:
 
 def _choices(group: str, default: str | None) -> Iterator[str]:
     yield from ("| choice | |", "|---|---|")
-    for name in _names(group):
+    for name in yaml_names(group):
         lines = (_CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
         remarks = [line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line]
         yield f"| `{name}`{' (default)' if name == default else ''} | {' '.join(remarks)} |"
-
-
-def _names(group: str) -> list[str]:
-    found = (path.name for path in (_CONFIGS / group).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
 
 
 def _table(options: Iterable[Option], choices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -22,7 +20,6 @@ from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.config import TrainConfig
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
 from recurrl.policy import Policy
-from recurrl.runtime.report import Report
 from recurrl.runtime.seeds import seed_process
 
 Compose = Callable[..., TrainConfig]
@@ -185,41 +182,3 @@ def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_it_is_said
     assert "2 of 2 evaluation episodes of Registered-v0 had not ended after 7 steps" in caplog.text
     assert random_metrics(config.env, 2, 0) == {"eval/return_mean_random": 5.0, "eval/return_std_random": 0.0}
     assert "had not ended after 5 steps" in caplog.text
-
-
-class Button(Cue):
-    """Pays one for pressing it, at each of five steps."""
-
-    pays = 1.0
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return np.zeros(1, np.float32), self.pays * int(action), self.steps == 5, False, {}
-
-
-class Dead(Button):
-    """Pays nothing."""
-
-    pays = 0.0
-
-
-@pytest.mark.parametrize(("task", "learns"), [(Button, True), (Dead, False)], ids=["learns", "does not"])
-def test_the_last_line_of_a_run_says_so_if_its_policy_is_no_better_than_random_actions(
-    task: Any, learns: bool, recurrl_train: Callable[..., Any], register: Callable[[Any], str], tmp_path: Path
-) -> None:
-    given = ["env=gym", f"env.id={register(task)}", "cell=none", "device=cpu", "total_frames=4096", "epochs=3"]
-    outcome = recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    mean, std = summary["eval_return_mean_random"], summary["eval_return_std_random"]
-    assert (summary["eval_return_mean"], mean > 1.5) == ((5.0, True) if learns else (0.0, False))
-    told = f"; no better than random actions, {mean:.1f} ± {std:.1f}: try env.normalize_reward=true"
-    assert (told in outcome.out) == (not learns)
-
-
-@pytest.mark.parametrize(("mean", "no_better"), [(9.0, True), (11.2, True), (11.3, False), (12.0, False)])
-def test_better_is_by_more_than_a_standard_error_of_the_difference(mean: float, no_better: bool) -> None:
-    report = Report(0.0, eval_return_mean=mean, eval_return_std=4.0, eval_episodes=20)
-    assert not report.no_better_than_random  # without a figure to compare with
-    report.eval_return_mean_random, report.eval_return_std_random = 10.0, 4.0  # the standard error is 1.26
-    assert report.no_better_than_random == no_better

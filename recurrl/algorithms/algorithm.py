@@ -1,7 +1,5 @@
 """The interface between an algorithm and the learner."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """The part that PPO and GRPO share."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from tensordict import NestedKey

@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tensordict import TensorDictBase

@@ -1,19 +1,21 @@
-"""A checkpoint: its metadata, and restoring a run or a policy from it."""
-
-from __future__ import annotations
+"""A checkpoint: the parts of a run that it holds, its metadata, and restoring a run or a policy from it."""
 
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
+
+from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.checkpoint import files
-from recurrl.checkpoint.parts import Stateful
 from recurrl.config.keys import differences
 from recurrl.errors import ConfigError
+from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
+from recurrl.recurrent.auto import Choices
+from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE
 from recurrl.tracking import Resumed
 
@@ -28,6 +30,30 @@ SHAPING = ("env.", "cell.", "policy.", "algorithm.")
 """The groups of settings that determine the components and their shapes."""
 
 logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """A component of a checkpoint."""
+
+    def state_dict(self) -> Any:
+        """Tensors and plain values."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restores them."""
+
+
+def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
+    """The whole state of a run: the learner's parts, random numbers, and ``others`` by name."""
+    return {
+        "policy": learner.policy,
+        "optimizer": learner.optimizer,
+        "algorithm": learner.algorithm,
+        "reward_scaler": learner.reward_scaler,
+        "learner": learner,
+        "rng": GlobalRNGState(),
+        "backends": Choices([module.chooser for module in learner.policy.recurrent_modules], learner.policy.device),
+        **others,
+    }
 
 
 class Checkpoint:
@@ -88,6 +114,18 @@ class Checkpoint:
             logger.warning("Unfinished episodes are restarted: %s.", told)
             into = {name: component for name, component in into.items() if name != EPISODES}
         files.load(self.path, into, self._shaping(settings))
+
+    def resume(self, run_dir: Path, parts: Mapping[str, Stateful], settings: Mapping[str, Any], report: Report) -> None:
+        """Loads it into a run, with the result of the evaluation after it.
+
+        Raises:
+            ConfigError: it does not fit the configuration.
+        """
+        self.load(parts, settings)
+        if self.path_in(run_dir, self.frames) is not None:
+            report.checkpoint = f"{CHECKPOINTS}/{self.path.name}"
+        if self.evaluation is not None:
+            report.take(self.metrics | self.evaluation)
 
     def is_complete(self, total_frames: int, frames_per_batch: int) -> bool:
         """True if a run of ``total_frames`` has nothing left to do after it, not even its last evaluation."""

@@ -4,8 +4,6 @@ A checkpoint holds tensors and plain values and nothing that runs: states are st
 ``weights_only``. Nothing is removed but what :func:`write` made, and no symbolic link is followed on the way.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -13,8 +11,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
@@ -34,24 +33,6 @@ _OURS = re.compile(r"checksums\.json|manifest\.json|evaluation\.json|components/
 _MOST_BYTES = 2**24
 
 
-class _Written:
-    """A file for ``torch.save``, whose writer reports a full disk as "unexpected pos" and drops the OSError."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
 class _StateAdapter(StateDictAdapter):
     """State dicts by ``torch.save``. TorchRL would read others as well, and pickled objects in them."""
 
@@ -61,14 +42,11 @@ class _StateAdapter(StateDictAdapter):
     def save(self, component: Any, path: Path, *, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         path.mkdir(parents=True, exist_ok=True)
         state = component.state_dict(*args, **kwargs)
+        data = BytesIO()
+        torch.save(state, data)
+        # Not by torch, which reports a full disk as "unexpected pos".
         with (path / self.state_torch).open("xb") as file:
-            written = _Written(file)
-            try:
-                torch.save(state, written)  # type: ignore[arg-type]
-            except RuntimeError:
-                if written.error is not None:
-                    raise written.error from None
-                raise
+            file.write(data.getbuffer())
         return state
 
     def load(self, component: Any, path: Path, **options: Any) -> Any:

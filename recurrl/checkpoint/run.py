@@ -1,15 +1,12 @@
 """The checkpoints of a run: writing them, keeping some, and finding one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from recurrl.checkpoint import files
-from recurrl.checkpoint.checkpoint import Checkpoint
-from recurrl.checkpoint.parts import Stateful
+from recurrl.checkpoint.checkpoint import Checkpoint, Stateful
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import CHECKPOINTS, run_directory_of
 

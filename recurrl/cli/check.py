@@ -1,7 +1,5 @@
 """``recurrl-check``: checks a run without training, or diagnoses one that produced NaN or Inf."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of a run that is not started, and of one that produced NaN or Inf."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

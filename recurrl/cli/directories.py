@@ -1,7 +1,5 @@
 """The run directory of a command: made before Hydra does, locked while in use, and removed if the run is refused."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,34 +1,20 @@
 """Prints a configuration with a comment on each key, in the words of its schema."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import is_dataclass
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl.config.composed import chosen_options, plain, with_defaults
-from recurrl.config.options import Meaning, meaning_of
-from recurrl.config.run import TrainConfig
+from recurrl.config.keys import keys_of
 
 KEYS = "Keys and their values (key=value):\n\n"
 """Precedes the configuration in the text of ``--help``."""
 _COLUMN, _WIDTH = 36, 120
-
-
-def meanings(schema: Any, chosen: Mapping[str, type], prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
-    """The dotted keys of a schema, their types, and what each means."""
-    hints = {**get_type_hints(schema), **chosen}
-    for field in fields(schema):
-        key, kind = prefix + field.name, hints[field.name]
-        if is_dataclass(kind):
-            yield from meanings(kind, {}, f"{key}.")
-        else:
-            yield key, kind, meaning_of(field)
 
 
 def explained(printed: str) -> str:
@@ -43,7 +29,7 @@ def explained(printed: str) -> str:
     if not isinstance(config, DictConfig):
         return printed
     chosen = chosen_options(config)
-    texts = {key: meaning.text for key, _, meaning in meanings(TrainConfig, chosen)}
+    texts = {key: meaning.text for key, kind, meaning in keys_of(chosen=chosen) if not is_dataclass(kind)}
     values = plain(with_defaults(config, chosen), resolve=False)
     before = re.sub(r"^(\w+): .{120,}", lambda line: _wrapped(line[0], len(line[1]) + 2), before, flags=re.MULTILINE)
     return "".join([before, marker, "\n".join(_lines(values, texts)), separator, after or "\n"])

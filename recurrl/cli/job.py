@@ -1,7 +1,5 @@
 """One training run, from its composed configuration to its summary."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -15,12 +13,11 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
-from recurrl.runtime.report import Report
+from recurrl.runtime.report import Report, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 from recurrl.runtime.run_directory import SUMMARY, read_text
 from recurrl.runtime.signals import stop_request
 from recurrl.runtime.time_limit import time_limit
-from recurrl.tracking.summary import write_summary
 from recurrl.train import train
 from recurrl.validation import check_config
 
@@ -71,6 +68,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
         if record_refusals or not refused:
             _record(report, run_dir)
     logger.info(_closing_line(report, run_dir))
+    sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
 
 
 def _check_extends(config: TrainConfig, start: checkpoint.Checkpoint) -> None:
@@ -107,16 +105,7 @@ def _closing_line(report: Report, run_dir: Path) -> str:
         f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
         f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
         f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}"
-        f"{_not_learnt(report)}; {run_dir}"
-    )
-
-
-def _not_learnt(report: Report) -> str:
-    if not report.no_better_than_random:
-        return ""
-    return (
-        f"; no better than random actions, {report.eval_return_mean_random:.1f} ± {report.eval_return_std_random:.1f}: "
-        "try env.normalize_reward=true with env.reward_scale=1, more total_frames, or algorithm.entropy_coeff=0.04"
+        f"; {run_dir}"
     )
 
 

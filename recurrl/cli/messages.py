@@ -1,7 +1,5 @@
 """Errors that end a command, in words of our own where Hydra's would not help."""
 
-from __future__ import annotations
-
 import re
 
 from hydra.errors import HydraException, MissingConfigException
@@ -14,7 +12,6 @@ RENAMED_CHOICES = {
     "env/cartpole_novel": "cartpole_no_velocity",
     "env/pendulum_novel": "pendulum_no_velocity",
     "env/mountaincar_continuous_novel": "mountaincar_continuous_no_velocity",
-    "experiment/pendulum_novel": "pendulum_no_velocity",
 }
 
 

@@ -1,7 +1,5 @@
 """The overrides of a command line: those that were given, and refusals of what is not one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from hydra._internal.utils import get_args_parser

@@ -1,7 +1,5 @@
 """The configuration of a run: recorded in its directory, and merged with overrides when it resumes."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 from collections.abc import Mapping
@@ -19,7 +17,6 @@ from recurrl.cli.saved_config import check_code, code_named, config_within, nami
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed, value_of
 from recurrl.config.keys import differences
-from recurrl.envs.packages import EXTRAS
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
 from recurrl.runtime.atomic import atomic_write
@@ -50,9 +47,9 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
             )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
-    allowed = set().union(*code_named(composed, EXTRAS).values())
+    allowed = set().union(*code_named(composed).values())
     with naming(source_of(start)):
-        named = code_named(effective, EXTRAS)
+        named = code_named(effective)
     unnamed = {key: left for key, texts in named.items() if (left := texts - allowed)}
     again = shlex.join(_as_override(effective, key) for key in unnamed)
     check_code(unnamed, source_of(start), f"name it on this command line too: {again}")
@@ -102,7 +99,7 @@ def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainCo
 
 
 def _keep_schedules(effective: DictConfig, before: Mapping[str, Any]) -> None:
-    """A run that is resumed with other total_frames keeps its schedules, which would jump back up else."""
+    """A run that is resumed with other total_frames keeps its schedules, which would otherwise jump back up."""
     asked = any(override.partition("=")[0] == "schedule_frames" for override in given_overrides())
     had = before.get("total_frames")
     if not asked and before.get("schedule_frames") is None and OmegaConf.select(effective, "total_frames") != had:
@@ -118,7 +115,7 @@ def _schedules_line(config: TrainConfig) -> str:
 
 
 def config_of(saved: checkpoint.Checkpoint) -> DictConfig:
-    """The configuration in the directory of a checkpoint's run; of a checkpoint that lies alone, the one within it."""
+    """The configuration in the directory of a checkpoint's run; of a checkpoint elsewhere, the one within it."""
     return config_within(saved.settings, saved.path) if saved.is_alone else saved_config(saved.path)
 
 
@@ -135,7 +132,7 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
     """
     if not trust_packages:
         with naming(source):
-            named = code_named(config, EXTRAS)
+            named = code_named(config)
         check_code(named, source, "add --trust-packages")
     with naming(source):
         return typed(config)

@@ -1,7 +1,5 @@
 """Configurations that runs saved, read as what they may be: a stranger's, damaged, or another program's."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,8 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
-from recurrl.config.keys import FREE, WRAPPERS, check_key, key_paths, packaged_keys, paths_of
-from recurrl.config.plugins import ROOMS, is_own, key_of
+from recurrl.config.keys import FREE, WRAPPERS, check_key, flat, key_paths, packaged_keys, paths_of
+from recurrl.config.plugins import EXTRAS, ROOMS, is_own, key_of
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import (
     CONFIG_FILE,
@@ -80,27 +78,25 @@ def naming(source: Path) -> Iterator[None]:
         raise ConfigError(f"{source}: {error}") from error
 
 
-def code_named(config: DictConfig, shipped: Collection[str]) -> dict[str, set[str]]:
+def code_named(config: DictConfig) -> dict[str, set[str]]:
     """The code that a configuration would import, by key: what looks like ``module:Name``, and ``env.packages``.
 
-    Args:
-        config: a configuration.
-        shipped: packages of recurrl's own extras, which do not count; nor does Gymnasium's own code.
+    Packages of recurrl's own extras do not count; nor does Gymnasium's own code.
     """
-    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in _items(plain(config))}
-    found[WRAPPERS] = set(_wrappers(config, shipped))
+    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in flat(plain(config)).items()}
+    found[WRAPPERS] = set(_wrappers(config))
     env_id = str(OmegaConf.select(config, "env.id"))
     found["env.id"] = {env_id} if ":" in env_id else set()
     if env_id in _MAKERS:
         found["env.id"] = {f"{env_id} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}"}
-    found["env.packages"] = {text for text in map(str, _list(config, "env.packages")) if not _is_of(text, shipped)}
+    found["env.packages"] = {text for text in map(str, _list(config, "env.packages")) if not _is_of(text, EXTRAS)}
     return {key: texts for key, texts in found.items() if texts and key not in _NAMES}
 
 
-def _wrappers(config: DictConfig, shipped: Collection[str]) -> Iterator[str]:
+def _wrappers(config: DictConfig) -> Iterator[str]:
     for name, arguments in map(wrapper_and_arguments, _list(config, WRAPPERS)):
         # A shipped wrapper may write where an argument says (RecordVideo), and so is trusted only without text.
-        if any(isinstance(value, str) for value in _leaves(arguments)) or not _is_of(name, (*shipped, "gymnasium")):
+        if any(isinstance(value, str) for value in _leaves(arguments)) or not _is_of(name, (*EXTRAS, "gymnasium")):
             yield f"{name} with {arguments}" if arguments else name
 
 
@@ -187,7 +183,7 @@ def _config(values: Any) -> DictConfig:
     if not isinstance(values, dict) or not values:
         raise ValueError("it is not a mapping of keys to values")
     for value in _leaves(values):
-        # What it refers to may be an environment variable, and what comes of it is logged.
+        # It may refer to an environment variable, whose value would be logged.
         if isinstance(value, str) and _INTERPOLATION in value:
             raise ValueError(f"it contains the interpolation {value[:60]!r} instead of a value")
     for group in _GROUPS:
@@ -201,15 +197,6 @@ def _at(values: dict[str, Any], key: str) -> Any:
     group, _, name = key.partition(".")
     inner = values.get(group, {})
     return inner.get(name, {}) if name else inner
-
-
-def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted keys of nested dictionaries with their values."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _items(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _is_code(value: Any) -> bool:

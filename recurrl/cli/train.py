@@ -1,7 +1,5 @@
 """``recurrl-train``: composes the configuration of each job and runs it."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -4,8 +4,6 @@ It consists of the unfinished episodes: observations, recurrent states, step cou
 own state. If an environment does not expose its state, the resumed run begins new episodes, and logs that.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Mapping
@@ -46,18 +44,28 @@ def restore_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
 def check(collector: RolloutCollector) -> list[str]:
     """Tries to save and restore the unfinished episodes. Returns a line that says why, if that fails."""
     try:
-        state = collector.state_dict()
-        file = io.BytesIO()
-        torch.save(state, file)
-        file.seek(0)
+        state = read(written(collector.state_dict()))
         why_not = state["why_not"]
         if why_not is None:
-            collector.load_state_dict(torch.load(file, weights_only=True))
+            collector.load_state_dict(state)
     except UnsavableError as error:
         why_not = str(error)
     if why_not is None:
         return []
     return [f"Checkpoints cannot hold unfinished episodes; a resumed run starts new ones. {why_not}."]
+
+
+def written(state: Mapping[str, Any]) -> bytes:
+    """A state as ``torch.save`` writes it."""
+    data = io.BytesIO()
+    torch.save(state, data)
+    return data.getvalue()
+
+
+def read(saved: bytes) -> dict[str, Any]:
+    """A state that :func:`written` returned."""
+    state: dict[str, Any] = torch.load(io.BytesIO(saved), weights_only=True)
+    return state
 
 
 def lost(why_not: str) -> dict[str, Any]:

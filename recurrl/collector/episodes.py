@@ -1,57 +1,67 @@
 """Statistics of the episodes that end during collection."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
+from recurrl.learning.metrics import WINDOW
 
 
 class EpisodeStatistics:
-    """Returns and lengths of the last episodes, unscaled and undiscounted.
+    """Returns, unscaled and undiscounted, lengths and truncations of the last episodes."""
 
-    Args:
-        window: number of episodes in the means.
-    """
-
-    def __init__(self, window: int = 100) -> None:
-        self.returns: deque[float] = deque(maxlen=window)
-        self.lengths: deque[float] = deque(maxlen=window)
+    def __init__(self) -> None:
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[float] = deque(maxlen=WINDOW)
+        self.truncated: deque[float] = deque(maxlen=WINDOW)
         self.count = 0
 
     def update(self, batch_NT: TensorDictBase) -> None:
         """Adds the episodes that ended within a batch, in order of time."""
         after = batch_NT["next"].transpose(0, 1)
-        ended = after["done"].squeeze(-1)
-        self.returns.extend(after[EPISODE_RETURN][ended].flatten().tolist())
-        self.lengths.extend(after[EPISODE_LENGTH][ended].flatten().tolist())
-        self.count += int(ended.sum())
+        truncated = after["done"] & ~after["terminated"]
+        # As one table, so that a device is waited for once.
+        table_TN3 = torch.cat((after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
+        returns, lengths, cut = table_TN3[after["done"].squeeze(-1)].T.tolist()
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
+        self.truncated.extend(cut)
+        self.count += len(returns)
 
     @property
     def return_mean(self) -> float:
         """Mean return, NaN while no episode has ended."""
-        return fmean(self.returns) if self.returns else math.nan
+        return _mean(self.returns)
 
     def metrics(self) -> dict[str, float]:
         """The metrics to log."""
+        mean = self.return_mean
         return {
-            "train/return_mean": self.return_mean,
-            "train/episode_length_mean": fmean(self.lengths) if self.lengths else math.nan,
+            "train/return_mean": mean,
+            "train/episode_length_mean": _mean(self.lengths),
             "train/episodes": float(self.count),
+            "train/return_std": math.sqrt(_mean([(each - mean) ** 2 for each in self.returns])),
+            "train/truncated_fraction": _mean(self.truncated),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"returns": list(self.returns), "lengths": list(self.lengths), "count": self.count}
+        kept = {"returns": self.returns, "lengths": self.lengths, "truncated": self.truncated}
+        return {**{name: list(values) for name, values in kept.items()}, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        self.returns = deque(state["returns"], maxlen=self.returns.maxlen)
-        self.lengths = deque(state["lengths"], maxlen=self.lengths.maxlen)
+        self.returns, self.lengths, self.truncated = (
+            deque(state[name], maxlen=WINDOW) for name in ("returns", "lengths", "truncated")
+        )
         self.count = state["count"]
+
+
+def _mean(values: Collection[float]) -> float:
+    return fmean(values) if values else math.nan

@@ -3,8 +3,6 @@
 Shape legend: N environments, W workers.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, reduce
@@ -29,7 +27,8 @@ from torchrl.envs import (
 )
 
 from recurrl.collector import collector_state
-from recurrl.envs import EpisodeReturn, TensorEnv
+from recurrl.envs import TensorEnv
+from recurrl.envs.episode_return import EpisodeReturn
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, path_of
 from recurrl.policy import Policy, PolicyModule

@@ -6,8 +6,6 @@ losses correct for.
 Shape legend: N environments, T steps.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping
 from statistics import fmean

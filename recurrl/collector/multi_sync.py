@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Restarts of collection after environments or workers have failed."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -84,9 +82,11 @@ class RestartingCollector:
         in_a_row = 0
         while True:
             try:
-                self._raise_found()
+                if self._found is not None:
+                    raise self._found
                 batch = next(batches)
             except RunError as fault:
+                self._found = None
                 self._restarts.after(fault, in_a_row, "a batch")
                 in_a_row += 1
                 batches = self._restarted()
@@ -130,11 +130,6 @@ class RestartingCollector:
             yield
         except RunError as fault:
             self._found = fault
-
-    def _raise_found(self) -> None:
-        if self._found is not None:
-            fault, self._found = self._found, None
-            raise fault
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:
         """Shuts the current collector down."""

@@ -1,7 +1,5 @@
 """The rollouts that a collector delivers, and its interface to the training loop."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

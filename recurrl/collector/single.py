@@ -1,7 +1,5 @@
 """A collector in this process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torchrl.collectors import Collector

@@ -3,13 +3,10 @@
 Shape legend: N environments, T steps, W workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from io import BytesIO
 from queue import Empty
 from typing import Any
 
@@ -126,12 +123,12 @@ class WorkerCollector(LeanCollector):
         """This worker's state, including its random numbers, as ``torch.save`` writes it."""
         with self._exceptions.of(self.worker_idx), self._time_limit():
             # As bytes, because each tensor would be sent through a file of its own.
-            return _written({**self.state_dict(), "rng": GlobalRNGState().state_dict()})
+            return collector_state.written({**self.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
         """Restores it."""
         with self._exceptions.of(self.worker_idx), self._time_limit():
-            state = _read(saved)
+            state = collector_state.read(saved)
             collector_state.restore_episodes(self, state)
             GlobalRNGState().load_state_dict(state["rng"])
 
@@ -211,10 +208,10 @@ class Workers(MultiCollector):
 
     def _saved(self) -> list[dict[str, Any]]:
         """The state of each worker; they must be waiting for a message."""
-        return [_read(saved) for saved in self._called("saved", [()] * self.num_workers)]
+        return [collector_state.read(saved) for saved in self._called("saved", [()] * self.num_workers)]
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self._called("restore", [(_written(state),) for state in states])
+        self._called("restore", [(collector_state.written(state),) for state in states])
 
     def _called(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of each worker with its arguments and returns the results."""
@@ -230,12 +227,9 @@ class Workers(MultiCollector):
         return result
 
     def _raise_fault(self) -> None:
-        fault = self._fault()
+        fault = self._supervisor.fault(self.procs, self._frames_of_one())
         if fault is not None:
             raise fault from fault.__cause__
-
-    def _fault(self) -> Exception | None:
-        return self._supervisor.fault(self.procs, self._frames_of_one())
 
     def _frames_of_one(self) -> int:
         return self._handed_in // self.num_workers * self.frames_per_batch_worker(worker_idx=0)
@@ -261,14 +255,3 @@ def _made_by_the_worker() -> TensorDictModuleBase:
     # TorchRL sends the policy factory with all weights through a pipe, which delays the start of the next worker until
     # this one has read it, and blocks forever if it is killed before.
     raise AssertionError("the worker's collector makes its policy")
-
-
-def _written(state: Mapping[str, Any]) -> bytes:
-    data = BytesIO()
-    torch.save(state, data)
-    return data.getvalue()
-
-
-def _read(saved: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(BytesIO(saved), weights_only=True)
-    return state

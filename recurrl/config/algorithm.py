@@ -1,7 +1,5 @@
 """Options of algorithms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -113,9 +111,7 @@ class PPOConfig(ClippedConfig):
 class GRPOConfig(ClippedConfig):
     """Group-relative policy optimisation (Shao et al. 2024, https://arxiv.org/abs/2402.03300), without a critic."""
 
-    group_size: int = option(
-        "environments that start alike and are compared; must divide env.num_envs",
-    )
+    group_size: int = option("environments that start alike and are compared; must divide env.num_envs")
     advantage: str = option(
         "outcome (return less the group's mean) or process (likewise, the return from each step on)",
         choices=("outcome", "process"),

@@ -1,7 +1,5 @@
 """Options of the recurrent layer: its cell, and how it is computed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from recurrl.config.options import FEATURES, LAYERS, option

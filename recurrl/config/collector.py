@@ -1,7 +1,5 @@
 """Options of collectors and of buffers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from recurrl.config.options import SECONDS, WORKERS, option

@@ -3,8 +3,6 @@
 Invalid configurations raise a :class:`ConfigError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

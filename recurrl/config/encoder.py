@@ -1,7 +1,5 @@
 """Options of encoders: from an observation to the vector that enters the cell."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from recurrl.config.options import FEATURES, option

@@ -1,7 +1,5 @@
 """Options of environments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +34,7 @@ class EnvConfig:
         "Gymnasium wrappers of each environment, innermost first: package.module:Wrapper, or {wrapper: "
         "package.module:Wrapper, argument: value}"
     )
-    mask: list[int] = option(
-        "indices of the observation to hide from the policy",
-        INDEX,
-    )
+    mask: list[int] = option("indices of the observation to hide from the policy", INDEX)
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
     normalize_observation: bool = option("normalise observations by running statistics, which are part of the policy")

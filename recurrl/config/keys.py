@@ -1,14 +1,13 @@
 """The dotted keys of a configuration: their names, their values, and differences between two configurations."""
 
-from __future__ import annotations
-
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import reduce
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, ROOMS, packaged
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
@@ -67,10 +66,10 @@ SYNONYMS = {
 """Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers."""
 
 
-def key_paths(
+def keys_of(
     schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
-) -> list[str]:
-    """The dotted paths of all keys of a schema, those of groups included.
+) -> Iterator[tuple[str, Any, Meaning]]:
+    """The dotted path of each key of a schema, those of groups included, its type, and what it means.
 
     Args:
         schema: a dataclass.
@@ -78,13 +77,18 @@ def key_paths(
         chosen: the options of groups whose choice is known; of others, the options that all choices have.
     """
     hints = {**get_type_hints(schema), **chosen}
-    paths: list[str] = []
     for field in fields(schema):
-        path = prefix + field.name
-        paths.append(path)
-        if is_dataclass(hints[field.name]):
-            paths += key_paths(hints[field.name], path + ".")
-    return paths
+        path, kind = prefix + field.name, hints[field.name]
+        yield path, kind, meaning_of(field)
+        if is_dataclass(kind):
+            yield from keys_of(kind, f"{path}.")  # type: ignore[arg-type]
+
+
+def key_paths(
+    schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
+) -> list[str]:
+    """Only the paths of :func:`keys_of`."""
+    return [path for path, _, _ in keys_of(schema, prefix, chosen)]
 
 
 def packaged_keys() -> set[str]:
@@ -158,15 +162,17 @@ def _owners(group: str, path: str) -> list[str]:
     return [name for name, options in choices if path in key_paths(options, f"{group}.")]
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The dotted keys whose values differ between two configurations of plain values, with both values."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in dict.fromkeys((*before, *after)):
-        was, now = before.get(key), after.get(key)
-        if isinstance(was, Mapping) and isinstance(now, Mapping):
-            found |= differences(was, now, f"{prefix}{key}.")
-        elif was != now:
-            found[prefix + key] = (was, now)
+    was, now = flat(before), flat(after)
+    return {key: (was.get(key), now.get(key)) for key in {**was, **now} if was.get(key) != now.get(key)}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 

@@ -1,7 +1,5 @@
 """Options of loggers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from recurrl.config.options import option

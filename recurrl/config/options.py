@@ -3,8 +3,6 @@
 The schema, its validation, ``--help`` and docs/configuration.md are made from them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass

@@ -5,10 +5,8 @@ derives from the group's own (``CellConfig`` for a cell). ``gru`` in the group `
 ``recurrl.recurrent.cells.gru:make``.
 """
 
-from __future__ import annotations
-
 import difflib
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -40,6 +38,9 @@ ROOMS = {
 GROUPS = (*ROOMS, "recompute", "precision")
 """All groups of which a run has one choice."""
 
+EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}
+"""The extras of recurrl, by the package that registers environments."""
+
 _CONFIGS = files("recurrl.configs")
 _NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _OWN = re.compile(f"{_NAME}:{_NAME}")
@@ -51,14 +52,20 @@ def key_of(group: str) -> str:
     return "env.source" if group == "env" else f"{group}.name"
 
 
-@cache
 def names(group: str) -> tuple[str, ...]:
-    """The package's own choices of a group, in alphabetical order."""
+    """The package's own factories of a group, in alphabetical order."""
     # By their files: importing the sources of environments would import torch.
-    folder, suffix = _CONFIGS / group, ".yaml"
-    if group == "env":
-        folder, suffix = files("recurrl") / "envs" / "sources", ".py"
-    found = (path.name for path in folder.iterdir())
+    return _stems("envs/sources", ".py") if group == "env" else yaml_names(group)
+
+
+def yaml_names(group: str) -> tuple[str, ...]:
+    """The package's own yamls of a group, in alphabetical order."""
+    return _stems(f"configs/{group}", ".yaml")
+
+
+@cache
+def _stems(folder: str, suffix: str) -> tuple[str, ...]:
+    found = (path.name for path in files("recurrl").joinpath(folder).iterdir())
     return tuple(sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix) and name[0] != "_"))
 
 
@@ -160,15 +167,19 @@ def load(target: str, asked: str) -> Any:
 
 
 def import_own(module_name: str, asked: str) -> ModuleType:
-    """A module that the configuration names, installed or in the current folder.
+    """A module or package that the configuration names, installed or in the current folder.
 
     Args:
         module_name: its dotted name.
         asked: the key and value that name it, for the error.
 
     Raises:
-        ConfigError: it does not exist, or importing it fails.
+        ConfigError: it does not exist, or importing it fails; with the command that installs an extra of recurrl.
     """
+    top = module_name.partition(".")[0]
+    # An extra is never taken from the current folder: in a downloaded one, nobody expects such a file.
+    if top in EXTRAS and importlib.util.find_spec(top) is None:
+        raise ConfigError(f"{asked} needs the package {top}. Install it with: pip install 'recurrl[{EXTRAS[top]}]'")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, to hide no installed module

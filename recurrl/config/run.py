@@ -3,8 +3,6 @@
 Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from recurrl.config.algorithm import AlgorithmConfig
@@ -59,7 +57,7 @@ class EvaluationConfig:
     episodes: int = option("number of deterministic episodes", COPIES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
     memory: bool = option("at the end, also with states zeroed at each step and with those of another episode")
-    random: bool = option("at the end, also with random actions; the last line says so if the policy is no better")
+    random: bool = option("at the end, also with random actions; a warning if the policy is no better")
 
 
 @dataclass

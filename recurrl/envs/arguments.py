@@ -1,7 +1,5 @@
 """Checks the arguments that a configuration gives to a constructor."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
 from typing import Any

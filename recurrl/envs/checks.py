@@ -1,7 +1,5 @@
 """Checks of the configured environment, before it is trained in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -12,15 +10,6 @@ from recurrl.envs.groups import Groups
 from recurrl.envs.random_actions import act_at_random
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError
-
-
-def check(config: EnvConfig) -> None:
-    """Rejects an environment that cannot be made, before any is made.
-
-    Raises:
-        ConfigError: with what to do.
-    """
-    source_of(config).check()
 
 
 def check_rows(config: EnvConfig, steps_per_row: int) -> None:

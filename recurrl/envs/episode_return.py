@@ -1,7 +1,5 @@
 """The running return of an episode."""
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite

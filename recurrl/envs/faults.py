@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,12 +78,11 @@ class Faults:
 
     def results(self, rewards_N: Any, terminated_N: Any, truncated_N: Any) -> dict[NestedKey, Tensor]:
         """The entries ``reward``, ``terminated``, ``truncated`` and ``done`` of a step, ``[N, 1]`` each."""
-        with self.blamed("step"):
-            columns = {
-                "reward": self.rewards(rewards_N),
-                "terminated": self.flags("terminated", terminated_N),
-                "truncated": self.flags("truncated", truncated_N),
-            }
+        columns = {
+            "reward": self.rewards(rewards_N),
+            "terminated": self.flags("terminated", terminated_N),
+            "truncated": self.flags("truncated", truncated_N),
+        }
         columns["done"] = columns["terminated"] | columns["truncated"]
         return {key: torch.from_numpy(column.reshape(-1, 1)) for key, column in columns.items()}
 
@@ -95,13 +92,14 @@ class Faults:
         if values_N.dtype.kind != "f" or float(np.vdot(values_N, values_N)) < _LARGEST:
             return
         wrong = ~(np.abs(values_N) <= min(_LARGEST, float(np.finfo(values_N.dtype).max)))
-        if wrong.any():
-            i = int(np.argwhere(wrong)[0][0])
-            raise self.error(
-                i,
-                f"returned a non-finite {what}: {values_N[i]}. Have the environment clip it, or end the episode "
-                "earlier.",
-            )
+        advice = "Have the environment clip it, or end the episode earlier."
+        self.reject(wrong, values_N, f"a non-finite {what}", advice)
+
+    def reject(self, wrong_N: Any, values_N: Array, what: str, advice: str = "") -> None:
+        """Rejects the values of the first environment for which something in ``wrong_N`` is true."""
+        if wrong_N.any():
+            i = int(np.argwhere(wrong_N)[0][0])
+            raise self.error(i, f"returned {what}: {values_N[i]}. {advice}".rstrip())
 
     def _column(self, name: str, values: Any, kinds: str, expected: str) -> Array:
         column = as_array(values)

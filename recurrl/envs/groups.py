@@ -1,32 +1,8 @@
 """Groups of environments that start from the same states, for advantages relative to a group."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Groups of ``size`` neighbouring environments whose episodes start from the same states.
-
-    Every row begins with a reset. The j-th episode of a row has the same reset seed in all members of a group, and a
-    different one in every other group, row and j.
-
-    Attributes:
-        size: members of a group.
-        steps_per_row: T, the steps each environment takes between two resets of all.
-        seed: the seed of all reset seeds.
-    """
-
-    size: int
-    steps_per_row: int
-    seed: int
-
-    def episode_seeds(self, env: int) -> EpisodeSeeds:
-        """The reset seeds of one environment, by its index."""
-        return EpisodeSeeds(self.seed, env // self.size, self.steps_per_row)
 
 
 class EpisodeSeeds:
@@ -63,3 +39,25 @@ class EpisodeSeeds:
         sequence = np.random.SeedSequence([self._seed, self._group, self._row, self._episode])
         # 31 bits, because some environments keep their seed in a signed integer.
         return int(sequence.generate_state(1)[0] >> 1)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of ``size`` neighbouring environments whose episodes start from the same states.
+
+    Every row begins with a reset. The j-th episode of a row has the same reset seed in all members of a group, and a
+    different one in every other group, row and j.
+
+    Attributes:
+        size: members of a group.
+        steps_per_row: T, the steps each environment takes between two resets of all.
+        seed: the seed of all reset seeds.
+    """
+
+    size: int
+    steps_per_row: int
+    seed: int
+
+    def episode_seeds(self, env: int) -> EpisodeSeeds:
+        """The reset seeds of one environment, by its index."""
+        return EpisodeSeeds(self.seed, env // self.size, self.steps_per_row)

@@ -1,7 +1,5 @@
 """Sources that make single Gymnasium environments."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Collection
 from typing import Any
@@ -19,15 +17,15 @@ from recurrl.envs.spaces import check_spaces, leaves
 from recurrl.envs.user_wrappers import load_wrappers, wrapped
 from recurrl.envs.wrappers import (
     ActionsInUnits,
+    AddedEntries,
     HideObservations,
-    MaskFromInfo,
-    PreviousStep,
     SeededEpisodes,
     TuplesAsDicts,
     has_tuples,
     under_one_key,
 )
 from recurrl.errors import ConfigError
+from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
 
 
 class GymnasiumSource(Source):
@@ -89,8 +87,11 @@ class GymnasiumSource(Source):
             env = HideObservations(env, options.mask)
         if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
             env = ActionsInUnits(env)
-        if options.action_mask_from_info:
-            env = MaskFromInfo(env)
-        if options.previous_action or options.previous_reward:
-            env = PreviousStep(env, options.previous_action, options.previous_reward)
+        asked = {
+            ACTION_MASK: options.action_mask_from_info,
+            PREVIOUS_ACTION: options.previous_action,
+            PREVIOUS_REWARD: options.previous_reward,
+        }
+        if any(asked.values()):
+            env = AddedEntries(env, [name for name, is_asked in asked.items() if is_asked])
         return under_one_key(env)

@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,7 +17,7 @@ from torchrl._utils import seed_generator
 from recurrl.envs.faults import Faults, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
-from recurrl.envs.spaces import spec_under
+from recurrl.envs.spaces import spec_of
 from recurrl.envs.tensors import TensorEnv
 from recurrl.keys import ACTION, OBSERVATION
 
@@ -32,34 +30,28 @@ class InlineEnv(TensorEnv):
         env_id: their id, for errors.
     """
 
+    faults: Faults
+
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
         first, count = envs[0], len(envs)
-        observation = spec_under(OBSERVATION, first.observation_space).expand(count)
-        super().__init__(count, dict(observation.items()), spec_under(ACTION, first.action_space).expand(count)[ACTION])
+        space, self._composite_observation = _within(first.observation_space, OBSERVATION)
+        action_space, self._composite_action = _within(first.action_space, ACTION)
+        super().__init__(count, {OBSERVATION: spec_of(space, count)}, spec_of(action_space, count))
         self._envs = list(envs)
-        self._composite_action = isinstance(first.action_space, spaces.Dict)
-        # The last observation of each environment, by entry.
-        self._last: dict[NestedKey, np.ndarray[Any, Any]] = {
-            key: values.numpy()
-            for key, values in self.observation_spec.zero().items(include_nested=True, leaves_only=True)
-        }
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
-        self._faults = Faults(env_id, count)
-        self._composite_observation = isinstance(first.observation_space, spaces.Dict)
-        space = first.observation_space
-        space = space[OBSERVATION] if isinstance(space, spaces.Dict) else space
+        self.faults = Faults(env_id, count)
+        self._reader = Observations(self.faults, space, count, action_space)
+        # The last observation of each environment, by entry.
+        self._last = self._reader.zeros_N
         self._plain = next(iter(self._last.values()))
         self._dtype, self._shape = self._plain.dtype, self._plain.shape[1:]
-        self._reader = Observations(self._faults, space, self._last, first.action_space)
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""
         begun_N = np.ones(len(self._envs), bool) if chosen is None else chosen.numpy().reshape(-1)
-        faults = self._faults
-        with faults.blamed("reset"):
-            for i in begun_N.nonzero()[0].tolist():
-                faults.at = i
-                self._take(i, unpacked("reset", self._envs[i].reset())[0])
+        for i in begun_N.nonzero()[0].tolist():
+            self.faults.at = i
+            self._take(i, unpacked("reset", self._envs[i].reset())[0])
         return self._observed(begun_N)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
@@ -70,20 +62,18 @@ class InlineEnv(TensorEnv):
         rewards: list[Any] = []
         ended: list[Any] = []
         cut: list[Any] = []
-        faults, take = self._faults, self._take
-        faults.steps += 1
-        with faults.blamed("step"):
-            for i, env in enumerate(self._envs):
-                faults.at = i
-                returned = env.step(actions[i])
-                # Without calling `unpacked`, which takes as long as all of this.
-                if type(returned) is not tuple or len(returned) != 5:
-                    unpacked("step", returned)
-                observation, reward, terminated, truncated, _ = returned
-                rewards.append(reward)
-                ended.append(terminated)
-                cut.append(truncated)
-                take(i, observation)
+        faults, take = self.faults, self._take
+        for i, env in enumerate(self._envs):
+            faults.at = i
+            returned = env.step(actions[i])
+            # Without calling `unpacked`, which takes as long as all of this.
+            if type(returned) is not tuple or len(returned) != 5:
+                unpacked("step", returned)
+            observation, reward, terminated, truncated, _ = returned
+            rewards.append(reward)
+            ended.append(terminated)
+            cut.append(truncated)
+            take(i, observation)
         results = faults.results(rewards, ended, cut)
         return self._observed(~results["done"].numpy()[:, 0]) | results
 
@@ -122,19 +112,22 @@ class InlineEnv(TensorEnv):
 
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in environments of several processes.
-        with self._faults.blamed("reset"):
-            for i, env in enumerate(self._envs):
-                self._faults.at = i
-                env.reset(seed=seed)
-                seed = None if seed is None else int(seed_generator(seed))
+        for i, env in enumerate(self._envs):
+            self.faults.at = i
+            env.reset(seed=seed)
+            seed = None if seed is None else int(seed_generator(seed))
 
     def close(self, **kwargs: Any) -> None:
         """Closes every environment."""
-        with self._faults.blamed("close"):
-            for i, env in enumerate(self._envs):
-                self._faults.at = i
-                env.close()
+        for i, env in enumerate(self._envs):
+            self.faults.at = i
+            env.close()
         super().close(**kwargs)
+
+
+def _within(space: spaces.Space[Any], key: str) -> tuple[spaces.Space[Any], bool]:
+    """What a dict has under its key, and True; of another space, itself and False."""
+    return (space[key], True) if isinstance(space, spaces.Dict) else (space, False)
 
 
 def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:

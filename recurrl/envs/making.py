@@ -1,7 +1,5 @@
 """Builds environments: batched, seeded, within the time limit, with episode starts, states and returns marked."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +13,6 @@ from recurrl.envs.episode_return import EpisodeReturn
 from recurrl.envs.faults import Faults
 from recurrl.envs.groups import Groups
 from recurrl.envs.source import source_of
-from recurrl.envs.states import check_states
 from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, OBSERVATION
@@ -49,8 +46,6 @@ def make_env(
     transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), EpisodeReturn(), *primers)
     made = TransformedEnv(_guarded(env, config), transforms)
     made.set_seed(seed)
-    if policy is not None:
-        check_states(made, policy)
     return made
 
 
@@ -74,10 +69,10 @@ def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
 
 def _guarded(env: EnvBase, config: EnvConfig) -> EnvBase:
     """The same environment: its calls obey the process's time limit, and errors name it and its step."""
-    faults = Faults(config.id, env.batch_size[0])
     in_tensors = isinstance(env, TensorEnv)
+    faults = (env.faults if in_tensors else None) or Faults(config.id, env.batch_size[0])
     step, reset = ("step_tensors", "reset_tensors") if in_tensors else ("_step", "_reset")
-    for name, call in ((step, "step"), (reset, "reset"), ("set_seed", "set_seed"), ("close", "close")):
+    for name, call in ((step, "step"), (reset, "reset"), ("set_seed", "reset"), ("close", "close")):
         setattr(env, name, limited(_blamed(getattr(env, name), call, faults)))
     for name in ("episodes", "restore_episodes") if in_tensors else ():
         setattr(env, name, limited(getattr(env, name)))

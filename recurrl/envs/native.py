@@ -3,29 +3,26 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from recurrl.config import NATIVE
+from recurrl.config.env import NATIVE
 from recurrl.envs.faults import Fault, Faults, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
-from recurrl.envs.spaces import check_spaces, spec_under
+from recurrl.envs.spaces import check_spaces, spec_of
 from recurrl.envs.tensors import TensorEnv
 from recurrl.envs.wrappers import in_units, seen_entries
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, OBSERVATION
+from recurrl.keys import OBSERVATION
 
 Array = np.ndarray[Any, Any]
 Observed = dict[NestedKey, Array]
@@ -53,6 +50,8 @@ class NativeVectorEnv(TensorEnv):
         ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
     """
 
+    faults: Faults
+
     def __init__(self, vector: Vector, env_id: str, mask: Sequence[int]) -> None:
         vector = ResetOnDemand(vector) if type(vector) is CartPoleVectorEnv else vector
         _check_mode(vector, env_id)
@@ -60,15 +59,12 @@ class NativeVectorEnv(TensorEnv):
         check_spaces(env_id, observed, acted)
         shown, seen = seen_entries(observed, mask) if mask else (observed, None)
         units, to_env = in_units(acted)
-        observation = spec_under(OBSERVATION, _nested(OBSERVATION, shown)).expand(count)
-        action = spec_under(ACTION, _nested(ACTION, units)).expand(count)
-        super().__init__(count, dict(observation.items()), action[ACTION])
+        super().__init__(count, {OBSERVATION: spec_of(shown, count)}, spec_of(units, count))
         self._vector, self._seen, self._to_env = vector, seen, to_env
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
-        self._faults = Faults(env_id, count)
-        zeros = _zeros(observed, count)
+        self.faults = Faults(env_id, count)
         self._reader, self._of_one = (
-            Observations(self._faults, observed, zeros, acted, batched) for batched in (True, False)
+            Observations(self.faults, observed, count, acted, batched) for batched in (True, False)
         )
         # Not attributes of this object, because setting an attribute of an EnvBase takes microseconds.
         # The arrays are replaced and never written to, because they are handed out.
@@ -82,8 +78,7 @@ class NativeVectorEnv(TensorEnv):
             self._check_reset_at_once(begun_N)
         else:
             options = None if chosen is None else {"reset_mask": begun_N.copy()}
-            with self._faults.blamed("reset"):
-                begun = self._taken(unpacked("reset", self._vector.reset(options=options))[0])
+            begun = self._taken(unpacked("reset", self._vector.reset(options=options))[0])
             for key, values in begun.items():
                 begins_N = begun_N.reshape(-1, *[1] * (values.ndim - 1))
                 self._last[key] = values if chosen is None else np.where(begins_N, values, self._last[key])
@@ -93,13 +88,10 @@ class NativeVectorEnv(TensorEnv):
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
         """Steps all in one call."""
-        faults = self._faults
-        faults.steps += 1
-        with faults.blamed("step"):
-            returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
-            observation, rewards, terminated, truncated, info = returned
-            taken = self._taken(observation)
-        results = faults.results(rewards, terminated, truncated)
+        returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
+        observation, rewards, terminated, truncated, info = returned
+        taken = self._taken(observation)
+        results = self.faults.results(rewards, terminated, truncated)
         self._last.update(taken)
         after = self._observed_after(results["done"].numpy()[:, 0], info)
         return {**_tensors(after), **results}
@@ -125,8 +117,7 @@ class NativeVectorEnv(TensorEnv):
         self._restarted[...] = over_N
         if not over_N.any():
             return self._last
-        with self._faults.blamed("step"):
-            filled = self._with_final(over_N.nonzero()[0], info)
+        filled = self._with_final(over_N.nonzero()[0], info)
         self._reader.check(filled, ~over_N)
         return filled
 
@@ -163,19 +154,17 @@ class NativeVectorEnv(TensorEnv):
     def _check_reset_at_once(self, chosen_N: Array) -> None:
         if (chosen_N & ~self._restarted).any():
             raise ConfigError(
-                f"{self._faults.env_id} resets its environments automatically when their episodes end, and cannot "
+                f"{self.faults.env_id} resets its environments automatically when their episodes end, and cannot "
                 "reset others. Choose env.vectorization=inline, or have it reset by options['reset_mask'] "
                 "(AutoresetMode.DISABLED)."
             )
 
     def _set_seed(self, seed: int | None) -> None:
-        with self._faults.blamed("reset"):
-            self._vector.reset(seed=seed)
+        self._vector.reset(seed=seed)
 
     def close(self, **kwargs: Any) -> None:
         """Closes the vector environment."""
-        with self._faults.blamed("close"):
-            self._vector.close()
+        self._vector.close()
         super().close(**kwargs)
 
 
@@ -214,16 +203,6 @@ def _check_mode(vector: Vector, env_id: str) -> None:
             "transition. Have the vector_entry_point accept autoreset_mode and honour AutoresetMode.SAME_STEP; or "
             "implement SAME_STEP or DISABLED and declare it in metadata; or choose env.vectorization=inline."
         )
-
-
-def _nested(key: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
-    return spaces.Dict({key: space}) if isinstance(space, spaces.Dict) else space
-
-
-def _zeros(space: spaces.Space[Any], count: int) -> Observed:
-    """An array of each entry of a batch of observations."""
-    spec = spec_under(OBSERVATION, _nested(OBSERVATION, space)).expand(count)
-    return {key: values.numpy() for key, values in spec.zero().items(include_nested=True, leaves_only=True)}
 
 
 def _tensors(observed: Observed) -> dict[NestedKey, Tensor]:

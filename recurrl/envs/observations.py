@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import getitem
@@ -13,9 +11,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from tensordict import NestedKey
+from torchrl.data import Composite
 
 from recurrl.envs.faults import Array, Fault, Faults, as_array
-from recurrl.envs.spaces import leaves
+from recurrl.envs.spaces import leaves, spec_of
 from recurrl.keys import ACTION_MASK, OBSERVATION, path_of
 
 Space = spaces.Space[Any]
@@ -27,27 +26,23 @@ class Observations:
     Args:
         faults: names the environment at fault.
         space: of an environment's observation.
-        zeros_N: an array of each entry for all environments, by key.
+        count: number of environments, N.
         action_space: the space that an action mask applies to.
         batched: observations of all environments are read at once rather than one by one.
 
     Attributes:
         keys: of the entries, in the order in which they are read.
+        zeros_N: an array of each entry for all environments, by key.
     """
 
-    def __init__(
-        self,
-        faults: Faults,
-        space: Space,
-        zeros_N: Mapping[NestedKey, Array],
-        action_space: Space,
-        batched: bool = False,
-    ) -> None:
-        self._faults, self.keys = faults, list(zeros_N)
-        found = {tuple(path): leaf for path, leaf in leaves(space)}
-        self._limits = {key: _limit(found[path_of(key)[1:]]) for key in zeros_N}
+    def __init__(self, faults: Faults, space: Space, count: int, action_space: Space, batched: bool = False) -> None:
+        zeros = Composite({OBSERVATION: spec_of(space, count)}, shape=[count]).zero()
+        self.zeros_N = {key: values.numpy() for key, values in zeros.items(True, True)}
+        self._faults, self.keys = faults, list(self.zeros_N)
+        found = dict(leaves(space))
+        self._limits = {key: _limit(found[path_of(key)[1:]]) for key in self.keys}
         first = 0 if batched else 1
-        self._entries = [(key, path_of(key)[1:], zeros.dtype, zeros.shape[first:]) for key, zeros in zeros_N.items()]
+        self._entries = [(key, path_of(key)[1:], each.dtype, each.shape[first:]) for key, each in self.zeros_N.items()]
         self._plain = not isinstance(space, spaces.Dict)
         self._dicts = list(_dict_sizes(space))
         self._starts = starts_of_choices(action_space)
@@ -90,31 +85,20 @@ class Observations:
             if limit is None:
                 self._faults.check_finite(f"value of observation {key!r}", values)
             elif (values.view(f"u{values.itemsize}") >= limit).any():  # negative numbers are large ones without a sign
-                wrong = (values < 0) | (values >= limit)
-                i = int(np.argwhere(wrong)[0][0])
-                raise self._faults.error(
-                    i,
-                    f"returned a value of observation {key!r} that is out of range: {values[i]}. Its space has the "
-                    f"integers from 0 to {np.asarray(limit) - 1}.",
-                )
+                what = f"a value of observation {key!r} that is out of range"
+                advice = f"Its space has the integers from 0 to {np.asarray(limit) - 1}."
+                self._faults.reject((values < 0) | (values >= limit), values, what, advice)
             if key == (OBSERVATION, ACTION_MASK):
                 self._check_mask(values, acting_N)
 
     def _check_mask(self, masks_N: Array, acting_N: Array | None) -> None:
         unfit = (masks_N != 0) & (masks_N != 1)
-        if unfit.any():
-            i = int(np.argwhere(unfit)[0][0])
-            raise self._faults.error(i, f"returned an action mask with values other than 0 and 1: {masks_N[i]}.")
+        self._faults.reject(unfit, masks_N, "an action mask with values other than 0 and 1")
         forbidding_N = ~np.logical_or.reduceat(masks_N, self._starts, -1).all(-1)
         if acting_N is not None:
             forbidding_N &= acting_N
-        if forbidding_N.any():
-            i = int(forbidding_N.argmax())
-            raise self._faults.error(
-                i,
-                f"returned an action mask that allows no action: {masks_N[i]}. Have the environment end the episode "
-                "there, or allow an action that does nothing.",
-            )
+        advice = "Have the environment end the episode there, or allow an action that does nothing."
+        self._faults.reject(forbidding_N, masks_N, "an action mask that allows no action", advice)
 
 
 def starts_of_choices(action_space: Space) -> Array:

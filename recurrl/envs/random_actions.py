@@ -1,7 +1,5 @@
 """Random actions, the baseline that a policy is compared with."""
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Bounded

@@ -5,8 +5,6 @@ Gymnasium has no API for this. The state is the attributes of the environment an
 the environment cannot be saved, and the reason names the attribute.
 """
 
-from __future__ import annotations
-
 import enum
 import random
 from collections import deque
@@ -62,12 +60,8 @@ def state_of(env: Environment) -> dict[str, Any]:
         UnsavableError: an attribute is not plain, or too large; the message names it.
     """
     path = type(env).__name__
-    try:
+    with _reading(path):
         return _Walk().attributes(env, path)
-    except UnsavableError:
-        raise
-    except Exception as error:  # see _Walk.encoded
-        raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
 
 def restore(env: Environment, state: Mapping[str, Any]) -> None:
@@ -77,6 +71,16 @@ def restore(env: Environment, state: Mapping[str, Any]) -> None:
         UnsavableError: the environment is not made like the one that was saved.
     """
     _restore_attributes(env, state, type(env).__name__)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except UnsavableError:
+        raise
+    except Exception as error:  # objects of environments may raise anything when they are looked at
+        raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
 
 class _Walk:
@@ -97,12 +101,8 @@ class _Walk:
         return {name: value for name, value in found.items() if value is not _CONSTANT}
 
     def encoded(self, value: Any, path: str) -> Any:
-        try:
+        with _reading(path):
             return self._encoded(value, path)
-        except UnsavableError:
-            raise
-        except Exception as error:  # objects of environments may raise anything when they are looked at
-            raise UnsavableError(f"reading {path} raised {type(error).__name__}") from error
 
     def _encoded(self, value: Any, path: str) -> Any:
         # By type(), because __class__ may lie.

@@ -1,7 +1,5 @@
 """Sources of environments: the base of the choices of ``env.source``."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -9,7 +7,7 @@ from typing import Any
 
 from torchrl.envs import EnvBase
 
-from recurrl.config import INLINE, EnvConfig
+from recurrl.config.env import INLINE, EnvConfig
 from recurrl.config.plugins import factory
 from recurrl.envs.groups import Groups
 from recurrl.errors import ConfigError

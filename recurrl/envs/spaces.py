@@ -1,13 +1,11 @@
 """The Gymnasium spaces that policies support, and TorchRL's specs of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from torchrl.data import Composite
+from torchrl.data import Composite, TensorSpec
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
 
 from recurrl.errors import ConfigError
@@ -25,20 +23,18 @@ def check_spaces(env_id: str, observation: spaces.Space[Any], action: spaces.Spa
     Raises:
         ConfigError: with what to do.
     """
-    for path, space in leaves(observation):
-        reason = _empty(space) or _not_seen(space)
-        if reason:
-            raise ConfigError(
-                f"{env_id} has unsupported observations {space}{_at(path)}: {reason}. recurrl trains on "
-                f"{OBSERVATIONS}. Wrap the environment to return one of these."
-            )
-    for path, space in leaves(action):
-        reason = _empty(space) or _not_done(space)
-        if reason:
-            raise ConfigError(
-                f"{env_id} has unsupported actions {space}{_at(path)}: {reason}. recurrl trains on {ACTIONS}. Wrap the "
-                "environment to accept one of these."
-            )
+    of_each_kind = (
+        ("observations", observation, _unsupported_observation, OBSERVATIONS),
+        ("actions", action, _unsupported_action, ACTIONS),
+    )
+    for kind, whole, unsupported, supported in of_each_kind:
+        for path, space in leaves(whole):
+            if reason := _empty(space) or unsupported(space):
+                entry = f" (entry {'.'.join(map(str, path))})" if path else ""
+                raise ConfigError(
+                    f"{env_id} has unsupported {kind} {space}{entry}: {reason}. recurrl trains on {supported}. Wrap "
+                    "the environment to have one of these."
+                )
 
 
 def leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
@@ -50,9 +46,9 @@ def leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tup
         yield from leaves(entry, (*path, key))
 
 
-def spec_under(key: str, space: spaces.Space[Any]) -> Composite:
-    """The spec of an observation or action under its key; a dict has it already."""
-    return _spec(space if isinstance(space, spaces.Dict) else spaces.Dict({key: space}))
+def spec_of(space: spaces.Space[Any], count: int) -> TensorSpec:
+    """The spec of the observations or actions of ``count`` environments."""
+    return Composite({"all": _spec(space)}).expand(count)["all"]
 
 
 def _spec(space: spaces.Space[Any]) -> Any:
@@ -62,16 +58,12 @@ def _spec(space: spaces.Space[Any]) -> Any:
     return _gym_to_torchrl_spec_transform(space, categorical_action_encoding=True)
 
 
-def _at(path: tuple[str, ...]) -> str:
-    return f" (entry {'.'.join(map(str, path))})" if path else ""
-
-
 def _empty(space: spaces.Space[Any]) -> str | None:
     """The reason why a space is empty; None if it is not."""
     return f"its shape {space.shape} has no entries" if 0 in (getattr(space, "shape", None) or ()) else None
 
 
-def _not_seen(space: spaces.Space[Any]) -> str | None:
+def _unsupported_observation(space: spaces.Space[Any]) -> str | None:
     """The reason why no encoder supports an observation; None if one does."""
     if not isinstance(space, spaces.Box):
         return _not_discrete(space)
@@ -83,7 +75,7 @@ def _not_seen(space: spaces.Space[Any]) -> str | None:
     return None
 
 
-def _not_done(space: spaces.Space[Any]) -> str | None:
+def _unsupported_action(space: spaces.Space[Any]) -> str | None:
     """The reason why no head supports an action; None if one does."""
     if not isinstance(space, spaces.Box):
         return _not_discrete(space)

@@ -3,8 +3,6 @@
 Shape legend: N environments.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
+from recurrl.envs.faults import Faults
 from recurrl.envs.saved_state import UnsavableError
 
 
@@ -28,7 +27,12 @@ class TensorEnv(EnvBase):
         observation: the spec of each entry of the observation, of all environments; composite where it is nested.
         action: the spec of the action, of all environments; composite where it has several parts.
         device: where the tensors live.
+
+    Attributes:
+        faults: names the environment at fault in errors, if this one knows which it is; ``make_env`` counts its steps.
     """
+
+    faults: Faults | None = None
 
     def __init__(
         self, num_envs: int, observation: dict[str, TensorSpec], action: TensorSpec, device: torch.device | str = "cpu"

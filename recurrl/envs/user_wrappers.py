@@ -1,7 +1,5 @@
 """The Gymnasium wrappers that ``env.wrappers`` names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +10,6 @@ from recurrl.config.env import EnvConfig, wrapper_and_arguments
 from recurrl.config.plugins import load
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.faults import making
-from recurrl.envs.packages import import_package
 from recurrl.errors import ConfigError
 
 Env = gymnasium.Env[Any, Any]
@@ -30,8 +27,7 @@ def load_wrappers(
     for entry in entries:
         name, arguments = wrapper_and_arguments(entry)
         asked = f"env.wrappers={name}"
-        import_package(name.partition(":")[0], asked)
-        wrapper = load(name, f"env.wrappers={name}")
+        wrapper = load(name, asked)
         if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
             raise ConfigError(
                 f"{asked} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."

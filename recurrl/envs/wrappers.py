@@ -4,24 +4,20 @@ A plain observation stays one. An observation of several entries, be they the en
 the previous action and reward, becomes a dict under the one key ``observation``; likewise actions of several parts.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from recurrl.envs.faults import Fault, as_array, unpacked
+from recurrl.envs.faults import Array, Fault, as_array, unpacked
 from recurrl.envs.groups import EpisodeSeeds
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 
 Env = gymnasium.Env[Any, Any]
 Space = spaces.Space[Any]
-
-_NOTHING = np.zeros(1, np.float32)
 
 
 class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -40,7 +36,7 @@ class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         return observation[self._seen]
 
 
-def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, np.ndarray[Any, Any]]:
+def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, Array]:
     """The space of a vector observation without the masked entries, and the indices of those that remain.
 
     Raises:
@@ -149,109 +145,89 @@ def _without_names(space: Space, value: Any) -> Any:
     return value
 
 
-class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds ``info["action_mask"]`` to the observation as the entry ``action_mask``, one number per choice.
+class AddedEntries(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds entries to the observation: the mask of actions in the info, and the previous action and reward.
 
-    Args:
-        env: with discrete or multi-discrete actions, whose choices are concatenated in the mask.
-    """
-
-    def __init__(self, env: Env) -> None:
-        super().__init__(env)
-        mask = spaces.MultiBinary(spaces.flatdim(env.action_space))
-        self.observation_space = _with_entries(env.observation_space, {ACTION_MASK: mask}, "action_mask_from_info")
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As the environment, with the mask."""
-        observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
-        return self._masked(observation, info), info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the environment, with the mask."""
-        observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
-        return self._masked(observation, info), reward, terminated, truncated, info
-
-    def _masked(self, observation: Any, info: Any) -> Any:
-        if not isinstance(info, dict) or ACTION_MASK not in info:
-            raise Fault(
-                "returned no info['action_mask'], which env.action_mask_from_info=true requires. Set it to false, or "
-                "have the environment return one at every reset and step."
-            )
-        mask = as_array(info[ACTION_MASK])
-        # Its dtype is not specified.
-        bits = mask != 0 if mask.dtype.kind in "biuf" else mask
-        if not np.array_equal(bits, mask):
-            raise Fault(f"returned an action mask with values other than 0 and 1: {mask}.")
-        return entries_of(self.env.observation_space, observation) | {ACTION_MASK: bits}
-
-
-class PreviousStep(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds the previous action or reward to the observation, zeros at an episode's first step.
-
-    The action is the one the environment received, after clipping: continuous entries unchanged, discrete ones as
-    one-hot vectors, the parts of a composite concatenated.
+    ``action_mask`` has one number per choice; those of several discrete actions are concatenated. ``previous_action``
+    is what the environment received, after clipping: continuous entries unchanged, discrete ones as one-hot vectors,
+    the parts of a composite concatenated. It and ``previous_reward``, of size 1, are zero at an episode's first step.
 
     Args:
         env: whose actions are in units of half their range.
-        action: add the entry ``previous_action``.
-        reward: add the entry ``previous_reward``, of size 1.
+        names: those of these entries to add.
     """
 
-    def __init__(self, env: Env, action: bool, reward: bool) -> None:
+    def __init__(self, env: Env, names: Collection[str]) -> None:
         super().__init__(env)
-        self._adds = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: reward}
-        flat = spaces.flatten_space(env.action_space)
-        assert isinstance(flat, spaces.Box)
-        self._flat = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
+        self._names = tuple(names)
+        flat: Any = spaces.flatten_space(env.action_space)
+        low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
         limits = np.finfo(np.float32)
-        self._lowest, self._highest = np.maximum(self._flat.low, limits.min), np.minimum(self._flat.high, limits.max)
+        self._lowest, self._highest = np.maximum(low, limits.min), np.minimum(high, limits.max)
         added: dict[str, Space] = {
-            PREVIOUS_ACTION: self._flat,
+            ACTION_MASK: spaces.MultiBinary(spaces.flatdim(env.action_space)),
+            PREVIOUS_ACTION: spaces.Box(low, high),
             PREVIOUS_REWARD: spaces.Box(-np.inf, np.inf, (1,), np.float32),
         }
-        added = {key: space for key, space in added.items() if self._adds[key]}
-        self.observation_space = _with_entries(env.observation_space, added, " or env.".join(added))
+        entries: dict[str, Space] = dict(_entries(env.observation_space, env.observation_space))
+        for name in self._names:
+            if name in entries:
+                key = "action_mask_from_info" if name == ACTION_MASK else name
+                raise ConfigError(
+                    f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
+                    "rename the environment's entry."
+                )
+        self.observation_space = spaces.Dict(entries | {name: added[name] for name in self._names})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment; nothing was done before."""
         observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
-        return self._with(observation, np.zeros(self._flat.shape, np.float32), 0.0), info
+        return self._with(observation, info, None, 0.0), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment; ``action`` and its reward are the previous ones of the next observation."""
         observation, reward, terminated, truncated, info = unpacked("step", self.env.step(action))
+        return self._with(observation, info, action, reward), reward, terminated, truncated, info
+
+    def _with(self, observation: Any, info: Any, action: Any, reward: Any) -> dict[str, Any]:
+        entries = dict(_entries(self.env.observation_space, observation))
+        if ACTION_MASK in self._names:
+            entries[ACTION_MASK] = _mask_in(info)
+        if PREVIOUS_ACTION in self._names:
+            entries[PREVIOUS_ACTION] = np.zeros_like(self._lowest) if action is None else self._received(action)
+        if PREVIOUS_REWARD in self._names:
+            number = as_array(reward)
+            # Invalid rewards are rejected with the others.
+            valid = number.size == 1 and number.dtype.kind in "biuf"
+            entries[PREVIOUS_REWARD] = number.reshape(1).astype(np.float32) if valid else np.zeros(1, np.float32)
+        return entries
+
+    def _received(self, action: Any) -> Array:
         flat: Any = spaces.flatten(self.env.action_space, action)
-        given = np.clip(flat, self._lowest, self._highest).astype(np.float32)
-        return self._with(observation, given, reward), reward, terminated, truncated, info
-
-    def _with(self, observation: Any, action: Any, reward: Any) -> dict[str, Any]:
-        # Invalid rewards are rejected with the others.
-        given = as_array(reward)
-        number = given.reshape(1).astype(np.float32) if given.size == 1 and given.dtype.kind in "biuf" else _NOTHING
-        added = {PREVIOUS_ACTION: action, PREVIOUS_REWARD: number}
-        return entries_of(self.env.observation_space, observation) | {
-            key: value for key, value in added.items() if self._adds[key]
-        }
+        return np.clip(flat, self._lowest, self._highest).astype(np.float32)
 
 
-def _with_entries(space: Space, added: dict[str, Space], key: str) -> spaces.Dict:
-    entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {OBSERVATION: space}
-    for name in added:
-        if name in entries:
-            raise ConfigError(
-                f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
-                "rename the environment's entry."
-            )
-    return spaces.Dict(entries | added)
+def _mask_in(info: Any) -> Array:
+    if not isinstance(info, dict) or ACTION_MASK not in info:
+        raise Fault(
+            "returned no info['action_mask'], which env.action_mask_from_info=true requires. Set it to false, or have "
+            "the environment return one at every reset and step."
+        )
+    mask = as_array(info[ACTION_MASK])
+    # Its dtype is not specified.
+    bits = mask != 0 if mask.dtype.kind in "biuf" else mask
+    if not np.array_equal(bits, mask):
+        raise Fault(f"returned an action mask with values other than 0 and 1: {mask}.")
+    return bits
 
 
-def entries_of(space: Space, observation: Any) -> dict[str, Any]:
-    """The entries of an observation; one that is not a dict is the entry ``observation`` of one."""
+def _entries(space: Space, observation: Any) -> Mapping[str, Any]:
+    """The entries of an observation, or of its space; one that is not a dict is the entry ``observation`` of one."""
     if not isinstance(space, spaces.Dict):
         return {OBSERVATION: observation}
     if not isinstance(observation, Mapping):
         raise Fault(f"returned a {type(observation).__name__} as observation, but its space is a dict.")
-    return dict(observation)
+    return observation
 
 
 def under_one_key(env: Env) -> Env:

@@ -1,7 +1,5 @@
 """Compiles an algorithm's loss with ``torch.compile``."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,9 +1,8 @@
 """Updates the policy from one batch: advantages, epochs of minibatches, loss, gradient step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -31,10 +30,11 @@ class Trial(NamedTuple):
     not_finite: list[str]
 
 
+@dataclass(eq=False)
 class Learner:
     """Improves a policy from batches, with everything that changes during learning.
 
-    Args:
+    Attributes:
         policy: the policy to improve, in place.
         algorithm: prepares batches, and has the loss.
         buffer: cuts a batch into slices, and yields minibatches of them.
@@ -45,35 +45,28 @@ class Learner:
         epochs: passes over each batch.
         max_skipped_steps: consecutive gradient steps that may be non-finite.
         compiles: compile the loss.
-
-    Attributes:
         compile_time_s: seconds of the first gradient, nearly all of them the compiler's; None before it, and if
             nothing is compiled.
     """
 
-    compile_time_s: float | None = None
+    policy: Policy
+    algorithm: Algorithm
+    buffer: Any
+    states: SliceStates
+    reward_scaler: RewardScaler
+    optimizer: torch.optim.Optimizer
+    learning_rate: LearningRate
+    epochs: int
+    max_skipped_steps: int
+    compiles: bool = False
+    compile_time_s: float | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        algorithm: Algorithm,
-        buffer: Any,
-        states: SliceStates,
-        reward_scaler: RewardScaler,
-        optimizer: torch.optim.Optimizer,
-        learning_rate: LearningRate,
-        epochs: int,
-        max_skipped_steps: int,
-        compiles: bool = False,
-    ) -> None:
-        self.policy, self.algorithm, self.buffer, self.states = policy, algorithm, buffer, states
-        self.reward_scaler, self.optimizer, self.learning_rate = reward_scaler, optimizer, learning_rate
-        self._epochs, self._max_skipped_steps, self._compiles = epochs, max_skipped_steps, compiles
-        self._loss: Loss = compiled(algorithm.loss, policy.device) if compiles else algorithm.loss
-        self._parameters = list(policy.parameters())
+    def __post_init__(self) -> None:
+        loss = self.algorithm.loss
+        self._loss: Loss = compiled(loss, self.policy.device) if self.compiles else loss
+        self._parameters = list(self.policy.parameters())
         self._names: set[str] | None = None
-        self._skipped_in_a_row = torch.zeros((), device=policy.device)
+        self._skipped_in_a_row = torch.zeros((), device=self.policy.device)
 
     def learn(self, batch_NT: TensorDictBase, progress: float) -> dict[str, float]:
         """Improves the policy by one batch of rows, and returns metrics.
@@ -131,7 +124,7 @@ class Learner:
     def _update(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         steps: list[dict[str, Tensor]] = []
         target_kl = self.algorithm.options.target_kl
-        for epoch in range(self._epochs):
+        for epoch in range(self.epochs):
             if epoch > 0 and self.states.refreshes:
                 self._prepare(batch_NT, reward_NT)
             before = len(steps)
@@ -168,7 +161,7 @@ class Learner:
             parameter.grad = None  # as zero_grad does, in a tenth of the time
         total = losses.total
         total.backward()
-        if self._compiles and self.compile_time_s is None:
+        if self.compiles and self.compile_time_s is None:
             self.compile_time_s = time.perf_counter() - began
         return losses, total.detach()
 
@@ -210,7 +203,7 @@ class Learner:
 
     def _refuse_endless_skipping(self) -> None:
         skipped = int(self._skipped_in_a_row)
-        if skipped >= self._max_skipped_steps:
+        if skipped >= self.max_skipped_steps:
             raise NonFiniteError(
                 f"Training produced NaN or Inf: the last {skipped} gradient steps had a non-finite loss or gradient "
                 "and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped "

@@ -1,7 +1,5 @@
 """The learning rate: a linear schedule, or one that follows the KL of the gradient steps."""
 
-from __future__ import annotations
-
 from torch.optim import Optimizer
 
 from recurrl.losses.schedule import annealed

@@ -1,7 +1,5 @@
 """Metrics of the parts of an iteration."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
@@ -14,6 +12,8 @@ from recurrl.errors import require
 Value = TypeVar("Value", float, Tensor)
 
 SKIPPED = "optim/skipped_steps"
+WINDOW = 100
+"""The number of episodes that the means and deviations of returns and lengths are taken over."""
 
 
 def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:

@@ -1,7 +1,5 @@
 """Scaling of rewards for learning, by a constant or by running statistics."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -21,14 +19,12 @@ class RewardScaler(nn.Module):
         running: also divide by the running deviation.
     """
 
-    discounted_return: Tensor
-
     def __init__(self, num_envs: int, gamma: float, scale: float, running: bool) -> None:
         super().__init__()
         self.gamma = gamma
         self.scale = scale
         self.moments = RunningMoments(1) if running else None
-        self.register_buffer("discounted_return", torch.zeros(num_envs))
+        self.discounted_return = nn.Buffer(torch.zeros(num_envs))
 
     @torch.no_grad()
     def forward(self, reward_NT: Tensor, is_init_NT: Tensor) -> Tensor:

@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice, B burn-in steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -12,7 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
-from recurrl.config import BURN_IN, REFRESH, ZERO
+from recurrl.config.run import BURN_IN, REFRESH, ZERO
 from recurrl.keys import OBSERVATION, VALUE
 from recurrl.learning.buffers.on_policy import segment_ends
 from recurrl.policy import Policy

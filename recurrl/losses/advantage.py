@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps, G groups, M members of a group, J episodes of a row.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ https://arxiv.org/abs/2503.14476.
 Shape legend: B rows or slices, N environments, T steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,10 +72,6 @@ class GRPOTerms(nn.Module):
         kl_mask_threshold: float | None = None,
     ) -> None:
         super().__init__()
-        low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
-        require(
-            0 <= low < 1 and high >= 0, f"clip_epsilon={clip_epsilon}: give numbers of 0 or above, the lower below 1."
-        )
         require(reduction in ("none", "mean", "sum"), f"reduction={reduction!r}: choose none, mean or sum.")
         require(aggregation in ("step", "episode"), f"aggregation={aggregation!r}: choose step or episode.")
         self.entropy_bonus = entropy_bonus
@@ -87,7 +81,7 @@ class GRPOTerms(nn.Module):
         self.kl_to_inference_coeff = kl_to_inference_coeff
         self._samples_mc_entropy = samples_mc_entropy
         self._kl_mask_threshold = kl_mask_threshold
-        add_coefficients(self, (low, high), entropy_coeff=entropy_coeff)
+        add_coefficients(self, clip_epsilon, entropy_coeff=entropy_coeff)
         self.reads = [ACTION, LOG_PROB, ADVANTAGE, LOSS_MASK]
         self.reads += [EPISODE_LOSS_STEPS] if aggregation == "episode" else []
         self.reads += [REF_LOG_PROB] if kl_to_ref_coeff else []

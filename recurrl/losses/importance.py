@@ -3,8 +3,6 @@
 A log-ratio is log π(a) − log π_collecting(a), where a is an action of the collecting policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

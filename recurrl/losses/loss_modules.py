@@ -3,8 +3,6 @@
 Shape legend: B rows, T steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

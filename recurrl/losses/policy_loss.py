@@ -3,8 +3,6 @@
 Shape legend: S slices, K steps of a slice.
 """
 
-from __future__ import annotations
-
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -13,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from recurrl.config import ClippedConfig
+from recurrl.errors import require
 from recurrl.policy import Policy
 
 
@@ -41,6 +40,7 @@ class Losses(NamedTuple):
 def add_coefficients(terms: nn.Module, clip_epsilon: float | tuple[float, float], **others: float) -> None:
     """Registers the clip range, ε or (ε_low, ε_high), and other values that change during training."""
     low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
+    require(0 <= low < 1 and high >= 0, f"clip_epsilon={clip_epsilon}: give numbers of 0 or above, the lower below 1.")
     for name, value in {"clip_epsilon_low": low, "clip_epsilon_high": high, **others}.items():
         # float64: a tensor without dimensions does not promote the losses, which keep the network's dtype.
         terms.register_buffer(name, torch.tensor(value, dtype=torch.float64))

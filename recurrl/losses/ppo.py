@@ -5,8 +5,6 @@ Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
 Shape legend: B rows or slices, T steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that fall linearly with the frames seen."""
 
-from __future__ import annotations
-
 
 def annealed(start: float, final_fraction: float, progress: float) -> float:
     """``start`` at progress 0, ``start · final_fraction`` at progress 1, linear between."""

@@ -6,8 +6,6 @@
 TorchRL call it.
 """
 
-from __future__ import annotations
-
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy.build import make_policy
 from recurrl.policy.policy import Policy

@@ -1,12 +1,11 @@
 """Builds the policy from the configuration."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchrl.data import Composite, TensorSpec
 
-from recurrl.config import NO_CELL, BackendConfig, CellConfig, TrainConfig
+from recurrl.config import CellConfig, TrainConfig
+from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.plugins import factory, is_own
 from recurrl.errors import require
 from recurrl.keys import OBSERVATION

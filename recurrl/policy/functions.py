@@ -1,7 +1,5 @@
 """Modules as plain functions, for many small calls in a row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shape legend: B batch (any number of dimensions), A action entries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +12,7 @@ import torch
 from tensordict import NestedKey
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec
+from torchrl.data import Binary, Categorical, Composite, TensorSpec
 
 from recurrl.config import PolicyConfig
 from recurrl.errors import ConfigError
@@ -22,7 +20,7 @@ from recurrl.keys import ACTION_MASK
 from recurrl.policy import distributions
 from recurrl.policy.functions import as_function
 from recurrl.policy.initialization import HEAD_GAIN, linear
-from recurrl.specs import choices, is_bounded
+from recurrl.specs import choices, finite_bounds
 
 
 class ActionHead(nn.Module):
@@ -96,15 +94,10 @@ def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, actio
         ConfigError: an action mask does not fit the actions, or only some entries of an action to squash are bounded.
     """
     mask = observation.get(ACTION_MASK, None) if isinstance(observation, Composite) else None
-    if not isinstance(action, Composite):
-        if mask is not None:
-            _check_mask(mask, action)
-        return _make_head(options, width, action, masked=mask is not None)
     if mask is not None:
-        raise ConfigError(
-            f"The environment gives an action mask, but its actions are {action}. Masks need a single discrete or "
-            "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
-        )
+        _check_mask(mask, action)
+    if not isinstance(action, Composite):
+        return _make_head(options, width, action, masked=mask is not None)
     parts = action.items(include_nested=True, leaves_only=True)
     return JointHead({key: _make_head(options, width, spec) for key, spec in parts})
 
@@ -112,8 +105,8 @@ def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, actio
 def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
     if isinstance(action, Binary) or not isinstance(action, Categorical):
         raise ConfigError(
-            f"The environment gives an action mask, but its action is {action}. Masks need discrete or multi-discrete "
-            "actions. Remove action_mask from the environment's observation."
+            f"The environment gives an action mask, but its action is {action}. Masks need a single discrete or "
+            "multi-discrete action. Remove action_mask from the environment's observation, or flatten its actions."
         )
     size = sum(choices(action) or (int(action.space.n),))
     if tuple(mask.shape) != (size,):
@@ -135,22 +128,15 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
         return ActionHead(logits, partial(distributions.multi_categorical, sizes), masked)
     if isinstance(action, Categorical):
         return ActionHead(linear(width, int(action.space.n), HEAD_GAIN), distributions.categorical, masked)
-    squashed = options.bounded_action == "tanh" and is_bounded(action)
-    if options.bounded_action == "tanh" and not squashed and _is_bounded_in_part(action):
+    finite, squashes = finite_bounds(action), options.bounded_action == "tanh"
+    if squashes and finite.any() and not finite.all():
         raise ConfigError(
             f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
             "unbounded. Give policy.bounded_action=clip, or have the environment bound all of them."
         )
-    distribution: Any = distributions.SquashedGaussian if squashed else distributions.diagonal_gaussian
+    distribution: Any = distributions.SquashedGaussian if squashes and finite.all() else distributions.diagonal_gaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
-
-
-def _is_bounded_in_part(action: TensorSpec) -> bool:
-    bounds = (
-        [bound.isfinite() for bound in (action.space.low, action.space.high)] if isinstance(action, Bounded) else []
-    )
-    return any(bool(finite.any()) for finite in bounds)
 
 
 def _shaped(layer: nn.Linear, action: TensorSpec) -> nn.Module:

@@ -1,7 +1,5 @@
 """Layers with orthogonal weights (Saxe et al. 2014, https://arxiv.org/abs/1312.6120) and zero biases."""
 
-from __future__ import annotations
-
 import math
 
 from torch import nn

@@ -3,8 +3,6 @@
 Shape legend: B batch, X entries of an action.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

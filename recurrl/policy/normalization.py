@@ -5,8 +5,6 @@ They change between iterations only, so that the update sees what the rollout sa
 Shape legend: B batch (any number of dimensions).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -31,15 +29,11 @@ class RunningMoments(nn.Module):
         shape: of a sample; each of its entries has statistics of its own.
     """
 
-    mean: Tensor
-    variance: Tensor
-    count: Tensor
-
     def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
+        self.variance = nn.Buffer(torch.ones(shape, dtype=torch.float64))
+        self.count = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
@@ -81,17 +75,13 @@ class ObservationNormalizer(nn.Module):
         limit: in standard deviations.
     """
 
-    mean: Tensor
-    scale: Tensor
-    replaced_at: Tensor
-
     def __init__(self, *shape: int, limit: float = 10.0) -> None:
         super().__init__()
         self.moments = RunningMoments(*shape)
         self.limit = limit
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("scale", torch.ones(shape))
-        self.register_buffer("replaced_at", torch.zeros((), dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros(shape))
+        self.scale = nn.Buffer(torch.ones(shape))
+        self.replaced_at = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def observe(self, observations: Tensor) -> None:
@@ -114,14 +104,11 @@ class RunningScale(nn.Module):
         rate: weight of a new batch in the mean square.
     """
 
-    square: Tensor
-    weight: Tensor
-
     def __init__(self, rate: float = 0.1) -> None:
         super().__init__()
         self.rate = rate
-        self.register_buffer("square", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+        self.square = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.weight = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:

@@ -3,8 +3,6 @@
 Shape legend: B rows, T steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +18,7 @@ from recurrl.policy.distributions import displaced, sample
 from recurrl.policy.functions import as_function
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.trunk import NewState, State, Trunk
+from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.module.keys import IS_INIT
 
 Output = tuple[Distribution, Tensor | None, NewState]
@@ -71,6 +70,11 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         """The device of the parameters."""
         return next(self.parameters()).device
+
+    @property
+    def recurrent_modules(self) -> list[RecurrentModule]:
+        """The recurrent layers, those of the actor first."""
+        return [module for module in self.modules() if isinstance(module, RecurrentModule)]
 
     @property
     def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:

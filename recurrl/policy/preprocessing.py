@@ -1,7 +1,5 @@
 """What happens to observations before any encoder: conversion to floating point, and normalisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

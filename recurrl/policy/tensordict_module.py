@@ -1,7 +1,5 @@
 """The policy as a TensorDict module, for TorchRL's collectors, environments and losses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tensordict import NestedKey, TensorDictBase

@@ -3,8 +3,6 @@
 Shape legend: B rows, T steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps of a row.
 """
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDictBase
 

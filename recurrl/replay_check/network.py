@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,7 +15,7 @@ from recurrl.errors import ReplayError
 from recurrl.keys import ACTION, LOG_PROB, VALUE
 from recurrl.learning.buffers.on_policy import segment_ends
 from recurrl.policy import Policy
-from recurrl.replay_check.places import NOT_SEEN, first, place
+from recurrl.replay_check.recorded import NOT_SEEN, first, place
 
 REPEATED = 1e-4
 """The difference, relative to 1 + |value|, that two runs of the same computation may have, whatever its precision."""

@@ -3,21 +3,20 @@
 Shape legend: N environments, T steps of a row, P pairs of observations around a reset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from recurrl.config import EnvConfig
 from recurrl.envs import make_env
 from recurrl.errors import ReplayError
 from recurrl.keys import ACTION, LOG_PROB, VALUE
 from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.replay_check.places import NOT_SEEN, any_of, first, place
 
+NOT_SEEN = "The update would not see what the rollout saw:"
 ENOUGH_RESETS = 5
 COINCIDENCE = 1e-6
 """Below this probability, equal observations around all resets are not a coincidence."""
@@ -138,3 +137,19 @@ def _is_not_reset(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 6
     others = count * (count - 1)
     chance = (int(equal_PP.sum()) - count + 1) / (others + 1)
     return bool(chance**count < COINCIDENCE)
+
+
+def any_of(mask: Tensor) -> Tensor:
+    """True where any entry is true, over the dimensions after the first two."""
+    return mask.flatten(2).any(-1) if mask.ndim > 2 else mask
+
+
+def first(wrong_NT: Tensor) -> tuple[int, int] | None:
+    """Environment and step of the earliest true entry; None if no entry is true."""
+    found = wrong_NT.T.nonzero()
+    return None if len(found) == 0 else (int(found[0, 1]), int(found[0, 0]))
+
+
+def place(n: int, t: int) -> str:
+    """A location in words, to be followed by a verb."""
+    return f"environment {n}, step {t},"

@@ -1,13 +1,16 @@
-"""The results of a run: the content of ``summary.json``."""
+"""The results of a run: ``summary.json``, for scripts."""
 
-from __future__ import annotations
-
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
+
+from recurrl.runtime.atomic import atomic_write
+from recurrl.runtime.run_directory import SUMMARY
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Report:
         restarts: restarts of environments after faults.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
+        warnings: of a run that does not learn, by title.
     """
 
     started: float
@@ -64,6 +68,7 @@ class Report:
     restarts: int = 0
     backend: str | None = None
     checkpoint: str | None = None
+    warnings: dict[str, str] = field(default_factory=dict)
     _iteration: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -110,15 +115,6 @@ class Report:
             mean, best = metrics["eval/return_mean"], self.best_eval_return_mean
             self.best_eval_return_mean = mean if best is None else max(best, mean)
 
-    @property
-    def no_better_than_random(self) -> bool:
-        """True if the last evaluation beats random actions by less than a standard error of the difference."""
-        mean, random = self.eval_return_mean, self.eval_return_mean_random
-        if mean is None or random is None:
-            return False
-        deviation = math.hypot(self.eval_return_std or 0.0, self.eval_return_std_random or 0.0)
-        return mean <= random + deviation / math.sqrt(self.eval_episodes or 1)
-
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the totals that a resumed run continues from."""
         return {"best_eval_return_mean": self.best_eval_return_mean, "backend": self.backend}
@@ -139,3 +135,26 @@ class Report:
             "train_time_s": train_time,
             "frames_per_s": self.frames_here / train_time if train_time else None,
         }
+
+
+def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
+    """Writes the summary of a run and returns its path, replacing an earlier summary atomically.
+
+    NaN and infinity, which JSON lacks, become null.
+
+    Raises:
+        TypeError: a value cannot be represented in JSON, such as a tensor. An earlier summary stays.
+    """
+    path = run_dir / SUMMARY
+    text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
+    with atomic_write(path) as file:
+        file.write(text + "\n")
+    return path
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,5 @@
 """Error messages for missing resources: disk space, memory, permissions."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager

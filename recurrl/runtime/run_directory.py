@@ -1,7 +1,5 @@
 """The directory of a run: finding it, and safely reading files that anybody may have put there."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -5,8 +5,6 @@ works across machines if the network file system supports locks (NFS does; Lustr
 names the holder.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

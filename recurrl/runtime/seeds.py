@@ -1,7 +1,5 @@
 """Seeds of environments, processes and resumed runs."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stop requests by signals: SIGINT (Ctrl-C), SIGTERM (a scheduler) or SIGUSR1 (SLURM's early warning)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

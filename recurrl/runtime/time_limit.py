@@ -1,7 +1,5 @@
 """Time limits for calls: an environment that hangs must not hang the run."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

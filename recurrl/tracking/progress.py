@@ -1,7 +1,5 @@
 """A one-line progress display on the terminal."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """Metrics as TensorBoard events in the run directory's ``tensorboard/``."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path

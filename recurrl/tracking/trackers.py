@@ -1,7 +1,5 @@
 """The interface of a logger, and several of them as one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path

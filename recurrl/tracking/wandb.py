@@ -1,24 +1,20 @@
 """Metrics as a Weights & Biases run, online or in the run directory."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wandb
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
+from recurrl.config import WandbConfig
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import last_frames
 from recurrl.tracking.trackers import FRAMES, Resumed
 from recurrl.tracking.wandb_mode import Mode, choose_mode
-
-if TYPE_CHECKING:
-    from recurrl.config import WandbConfig
 
 NAME = "wandb"
 FINISH_TIMEOUT_S = 60.0

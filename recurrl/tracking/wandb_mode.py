@@ -1,7 +1,5 @@
 """Chooses wandb's mode, online or offline, when the user has not."""
 
-from __future__ import annotations
-
 import logging
 import netrc
 import os

@@ -29,7 +29,7 @@ def test_a_task_says_what_its_environment_is_and_nothing_about_learning(task: Ta
     config: TrainConfig = compose(*task.overrides, f"total_frames={task.frames}")
     assert config.env.id
     keys = {override.partition("=")[0] for override in task.overrides}
-    assert {key.partition(".")[0] for key in keys} == {"env"}
+    assert {key.partition(".")[0] for key in keys} in ({"env"}, {"experiment"})
     assert not keys & LEARNING
     assert task.text.endswith(".")
     assert set(task.published) in ({"return", "frames", "source"}, set())

@@ -30,6 +30,7 @@ SUMMARY_KEYS = {
     "cell",
     "backend",
     "checkpoint",
+    "warnings",
 }
 
 

@@ -11,15 +11,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from torchrl.envs import EnvBase, GymEnv, InitTracker, TransformedEnv
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_policy_for
 from recurrl.config import TrainConfig
-from recurrl.envs import check_states, make_env
+from recurrl.envs import make_env
 from recurrl.envs.inline import InlineEnv
 from recurrl.errors import ConfigError
-from recurrl.recurrent import GRUModule
 
 Compose = Callable[..., TrainConfig]
 
@@ -114,23 +113,6 @@ def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(compose
     env.close()
     assert results[0].isfinite().all()
     assert again.isfinite().all()
-
-
-def test_a_policy_without_its_primer_is_an_error() -> None:
-    policy = GRUModule(4, 8, in_key="observation", out_key="features")
-    env = TransformedEnv(GymEnv("CartPole-v1"), InitTracker())
-    with pytest.raises(ConfigError, match="'recurrent_state' has no primer"):
-        check_states(env, policy)
-    check_states(env.append_transform(policy.make_tensordict_primer()), policy)
-    env.close()
-
-
-def test_an_environment_that_does_not_mark_episode_starts_is_an_error() -> None:
-    policy = GRUModule(4, 8, in_key="observation", out_key="features")
-    env = TransformedEnv(GymEnv("CartPole-v1"), policy.make_tensordict_primer())
-    with pytest.raises(ConfigError, match="does not mark episode starts with 'is_init'"):
-        check_states(env, policy)
-    env.close()
 
 
 class Odd(gymnasium.Env):  # type: ignore[type-arg]

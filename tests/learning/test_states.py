@@ -13,8 +13,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
-from recurrl.config import STATE_POLICIES, BufferConfig, TrainConfig
+from recurrl.config import BufferConfig, TrainConfig
 from recurrl.config.plugins import options_class
+from recurrl.config.run import STATE_POLICIES
 from recurrl.learning.buffers.on_policy import SliceBuffer
 from recurrl.learning.states import SliceStates
 from recurrl.losses.advantage import next_values

@@ -11,7 +11,8 @@ from tensordict import TensorDictBase
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
-from recurrl.envs import check_seeds, make_env
+from recurrl.envs import make_env
+from recurrl.envs.checks import check_seeds
 from recurrl.envs.groups import Groups
 from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.evaluation import evaluate, random_metrics
@@ -70,8 +71,8 @@ def test_a_mask_that_the_info_does_not_hold_is_refused(configure: Configure) -> 
 @pytest.mark.parametrize(
     ("action", "mask", "sentence"),
     [
-        (Unbounded((2,)), Binary(2), "Masks need discrete or multi-discrete actions"),
-        (Binary(2), Binary(2), "Masks need discrete or multi-discrete actions"),
+        (Unbounded((2,)), Binary(2), "Masks need a single discrete or multi-discrete action"),
+        (Binary(2), Binary(2), "Masks need a single discrete or multi-discrete action"),
         (Composite(a=Categorical(2)), Binary(2), "Masks need a single discrete or multi-discrete action"),
         (Categorical(3), Binary(4), r"has shape \(4,\), but its actions have 3 choices"),
         (Categorical(3, shape=(2,)), Binary(3), r"has shape \(3,\), but its actions have 6 choices"),

@@ -13,7 +13,7 @@ ONE_FRAME_A_BATCH = {**ONE_FRAME_A_MINIBATCH, "env.num_envs": 1, "frames_per_bat
     ("changes", "message"),
     [
         (
-            {"env.normalize_reward": True},
+            {"env.reward_scale": 0.1},
             "env.reward_scale=0.1 has no effect with env.normalize_reward=true, which divides it out again. Give "
             "env.reward_scale=1, or env.normalize_reward=false.",
         ),

@@ -1,7 +1,5 @@
 """Environments registered with Gymnasium: single ones, or the id's own vector environment."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Callable
@@ -12,13 +10,13 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 from torchrl.envs import EnvBase
 
-from recurrl.config import NATIVE
+from recurrl.config.env import NATIVE
+from recurrl.config.plugins import import_own
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.faults import making
 from recurrl.envs.groups import Groups
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.native import NativeVectorEnv
-from recurrl.envs.packages import import_package
 from recurrl.errors import ConfigError
 
 _SINGLE_ONLY = ("wrappers", "previous_action", "previous_reward", "action_mask_from_info")
@@ -72,9 +70,9 @@ class Registered(GymnasiumSource):
         options = self.options
         module, colon, name = options.id.rpartition(":")
         for package in options.packages:
-            import_package(package, f"env.packages=[{package}]")
+            import_own(package, f"env.packages=[{package}]")
         if colon:
-            import_package(module, f"env.id={options.id}")
+            import_own(module, f"env.id={options.id}")
         if name not in gymnasium.registry:
             near = difflib.get_close_matches(name, sorted(gymnasium.registry), n=3, cutoff=0.6)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""

@@ -204,8 +204,8 @@ class MemoryChain(MemoryTask):
     """Bits that are seen at the beginning, one of which is asked for ``length`` steps later.
 
     The task of bsuite (Osband et al. 2020, https://arxiv.org/abs/1908.03568), step for step: the observation is the
-    time left, the index of the bit asked for (seen before the last action, zero else) and the bits as ±1 (seen before
-    the first two, zero else). The last of ``length`` + 1 actions is to be the bit's value: reward 1 or −1.
+    time left, the index of the bit asked for (seen before the last action, otherwise zero) and the bits as ±1 (seen
+    before the first two, otherwise zero). The last of ``length`` + 1 actions is to be the bit's value: reward 1 or −1.
 
     Args:
         num_envs: environments, N.

@@ -3,8 +3,6 @@
 Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

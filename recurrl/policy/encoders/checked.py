@@ -1,7 +1,5 @@
 """Makes the configured encoder and tries it out, so that one of a user's own fails before training and by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

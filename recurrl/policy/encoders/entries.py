@@ -3,8 +3,6 @@
 Shape legend: B batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
 from operator import getitem

@@ -3,8 +3,6 @@
 Shape legend: B batch, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torchrl.data import TensorSpec

@@ -3,8 +3,6 @@
 Shape legend: B batch.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -53,35 +51,25 @@ def _to_vector(options: MLPConfig, spec: TensorSpec) -> tuple[nn.Module, int]:
     """The module that maps an entry to a floating-point vector, and the vector's width."""
     sizes = choices(spec)
     if sizes is not None:
-        return MultiOneHot(sizes), sum(sizes)
+        return OneHot(sizes), sum(sizes)
     if isinstance(spec, Categorical):
         size = int(spec.space.n)
         if size <= ONE_HOT_LIMIT:
-            return OneHot(size), size
+            return OneHot((size,)), size
         width = options.sizes[0] if options.sizes else EMBEDDING
         return nn.Embedding(size, width), width
     return nn.Identity() if len(spec.shape) == 1 else nn.Flatten(), spec.shape.numel()
 
 
 class OneHot(nn.Module):
-    """Discrete observations ``[B]`` to one-hot vectors ``[B, size]``."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """One at the observed index, zero elsewhere."""
-        return functional.one_hot(observation.long(), self.size).to(torch.get_default_dtype())
-
-
-class MultiOneHot(nn.Module):
-    """Multi-discrete observations ``[B, len(sizes)]`` to concatenated one-hot vectors ``[B, sum(sizes)]``."""
+    """Discrete observations ``[B]``, or several ``[B, len(sizes)]``, to concatenated one-hot vectors."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.each = nn.ModuleList([OneHot(size) for size in sizes])
+        self.sizes = sizes
 
     def forward(self, observation: Tensor) -> Tensor:
-        """The concatenated one-hot vectors."""
-        return torch.cat([one(index) for one, index in zip(self.each, observation.unbind(-1), strict=True)], -1)
+        """One at each observed index, zero elsewhere, ``[B, sum(sizes)]``."""
+        indices = observation.long().reshape(-1, len(self.sizes)).unbind(-1)
+        vectors = [functional.one_hot(index, size) for index, size in zip(indices, self.sizes, strict=True)]
+        return torch.cat(vectors, -1).to(torch.get_default_dtype())

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from recurrl.tracking.summary import write_summary
+from recurrl.runtime.report import write_summary
 
 
 def read(run_dir):

@@ -1,0 +1,195 @@
+"""Warnings that a run does not learn: the figure that shows it, and what to try."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from recurrl.learning.metrics import WINDOW
+
+Metrics = Mapping[str, float]
+
+
+class Warned(NamedTuple):
+    """The meaning of a warning, and what to try."""
+
+    meaning: str
+    advice: str
+
+
+_SCALE = "env.normalize_reward=true with env.reward_scale=1, which are the defaults"
+_EXPLORE = "a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
+WARNINGS = {
+    "No better than random actions": Warned(
+        "the last evaluation beats random actions by less than a standard error of the difference",
+        f"more total_frames; {_EXPLORE}; {_SCALE}",
+    ),
+    "Entropy gone": Warned(
+        "the policy hardly tries other actions than those it prefers, although they return no more than at first",
+        "a larger algorithm.entropy_coeff; a smaller lr",
+    ),
+    "Advantages near zero": Warned(
+        "all actions seem equally good: the policy meets no other rewards, or they are small beside the values",
+        f"{_EXPLORE}; {_SCALE}",
+    ),
+    "Gradients near zero": Warned(
+        "gradient steps no longer change the policy: nothing is left to learn from, or the network is saturated",
+        f"{_EXPLORE}; a smaller lr",
+    ),
+    "Explained variance near zero": Warned(
+        "the critic predicts returns no better than their mean does, so advantages are mostly noise",
+        f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on",
+    ),
+    "Every episode truncated": Warned(
+        "the time limit cuts off all episodes; if the task has an end to reach, the policy never does",
+        f"{_EXPLORE}; a larger env.max_episode_steps",
+    ),
+    "Memory without use": Warned(
+        "the policy returns as much with its recurrent states zeroed, or replaced by another episode's",
+        "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames",
+    ),
+}
+"""All warnings, by title."""
+RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, TRUNCATED, MEMORY = WARNINGS
+
+MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
+RANDOM_MEAN = "eval/return_mean_random"
+
+FEWEST_ITERATIONS = 20
+"""A condition is plain once it has held for this many iterations in a row, and for half of the run.
+
+At its end a quarter is enough. During the run a reward that is hard to find may still be found.
+"""
+FEWEST_EPISODES = 10
+"""The returns at first are those at the end of the iteration in which this many episodes have ended."""
+
+LOWEST_ENTROPY = 0.02
+"""In nats, for discrete actions: about one in 300 is not the preferred one."""
+LOWEST_STD = 0.02
+"""For continuous actions: the standard deviation, as a fraction of ``policy.initial_std``."""
+LOWEST_ADVANTAGE = 0.01
+"""The advantages' deviation, as a fraction of the largest value targets so far."""
+LOWEST_GRADIENT = 1e-3
+"""The gradient's norm, as a fraction of the norm that it is clipped to. Per parameter it is then near Adam's eps."""
+EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
+"""An explained variance that is none, and the fraction of iterations that may have a larger one by chance."""
+USED_MEMORY = 0.05
+"""The part of the gain over random actions that a policy loses without its memory, if it uses it."""
+
+_STATE = ("iterations", "explained", "largest_target", "first", "held", "told")
+
+
+class Diagnosis:
+    """Finds from a run's metrics that it does not learn.
+
+    A policy at its best may be deterministic, leave nothing to gain, and have all its episodes truncated. So there are
+    warnings during the run only while returns are no higher than at first, and after the evaluation of random actions
+    only if the policy is no better than they are.
+
+    Args:
+        iterations: of the whole run.
+        max_grad_norm: that gradients are clipped to; None if they are not.
+        continuous: entries of an action that are continuous.
+        initial_std: of their distribution.
+    """
+
+    def __init__(self, iterations: int, max_grad_norm: float | None, continuous: int, initial_std: float) -> None:
+        self._of_run = iterations
+        self._max_grad_norm = max_grad_norm or 1.0
+        normal = 0.5 * math.log(2 * math.pi * math.e) + math.log(LOWEST_STD * initial_std)
+        self._lowest_entropy = continuous * normal if continuous else LOWEST_ENTROPY
+        self._iterations, self._explained, self._largest_target = 0, 0, 0.0
+        self._first: dict[str, float] = {}
+        self._held: dict[str, int] = {}
+        self._told: list[str] = []
+
+    def take(self, metrics: Metrics) -> list[str]:
+        """Takes the metrics of an iteration, and returns the warnings that are due for the first time."""
+        self._iterations += 1
+        self._explained += metrics.get("value/explained_variance", math.inf) > EXPLAINED
+        target = abs(metrics.get("value/target_mean", 0.0)) + metrics.get("value/target_std", 0.0)
+        self._largest_target = max(self._largest_target, target)
+        if not self._first and metrics[EPISODES] >= FEWEST_EPISODES:
+            self._first = {name: metrics[name] for name in (MEAN, STD, EPISODES)}
+        self._held = {title: self._held.get(title, 0) + 1 for title, _ in self._conditions(metrics)}
+        new = {title: line for title, line in self.warnings(metrics).items() if title not in self._told}
+        self._told += new
+        return list(new.values())
+
+    def warnings(self, metrics: Metrics) -> dict[str, str]:
+        """The warnings that are due, by title, one line each.
+
+        Args:
+            metrics: of the last iteration, with those of its evaluation if there was one.
+        """
+        if RANDOM_MEAN in metrics:
+            found = _no_better_than_random(metrics)
+            learns = not found
+        else:
+            found, learns = {}, self._improved(metrics)
+        found |= _memory_without_use(metrics) if learns else self._plain(metrics)
+        return {title: f"{title}: {figure}. Try {WARNINGS[title].advice}." for title, figure in found.items()}
+
+    def _plain(self, metrics: Metrics) -> dict[str, str]:
+        """The conditions that have held for long enough, with their figures."""
+        needed = max(FEWEST_ITERATIONS, self._of_run // (4 if RANDOM_MEAN in metrics else 2))
+        first = self._first or {MEAN: math.nan, STD: math.nan}
+        returns = f"with returns of {_spread(metrics[MEAN], metrics[STD])}, at first {_spread(first[MEAN], first[STD])}"
+        return {
+            title: f"{figure}; for {self._held[title]} iterations, {returns}"
+            for title, figure in self._conditions(metrics)
+            if self._held.get(title, 0) >= needed
+        }
+
+    def _conditions(self, metrics: Metrics) -> Iterator[tuple[str, str]]:
+        """The conditions that hold now, by the titles of their warnings, with their figures."""
+        entropy = metrics.get("policy/entropy", math.inf)
+        if entropy < self._lowest_entropy:
+            yield ENTROPY, f"{entropy:.2g} nats, below {self._lowest_entropy:.2g}"
+        deviation = metrics.get("advantage/std", math.inf)
+        if deviation < LOWEST_ADVANTAGE * self._largest_target:
+            yield ADVANTAGES, f"a standard deviation of {deviation:.2g}, where values reach {self._largest_target:.3g}"
+        norm = metrics.get("optim/grad_norm", math.inf) if metrics["optim/steps"] else 0.0
+        if norm < LOWEST_GRADIENT * self._max_grad_norm:
+            yield GRADIENTS, f"a norm of {norm:.2g}"
+        if self._explained <= EXPLAINED_ITERATIONS * self._iterations:
+            yield CRITIC, f"above {EXPLAINED} in {self._explained} of {self._iterations} iterations"
+        if metrics["train/truncated_fraction"] == 1:
+            yield TRUNCATED, f"after {metrics['train/episode_length_mean']:.4g} steps on average"
+
+    def _improved(self, metrics: Metrics) -> bool:
+        """True if returns are higher than at first by two standard errors of the difference, or not known yet."""
+        if not self._first:
+            return True
+        variances = (each[STD] ** 2 / min(each[EPISODES], WINDOW) for each in (metrics, self._first))
+        rounding = 1e-9 * abs(self._first[MEAN])
+        return metrics[MEAN] > self._first[MEAN] + 2 * math.sqrt(sum(variances)) + rounding
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, so that a resumed run warns like one that was not interrupted."""
+        return {name: getattr(self, f"_{name}") for name in _STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        for name in _STATE:
+            setattr(self, f"_{name}", state[name])
+
+
+def _no_better_than_random(metrics: Metrics) -> dict[str, str]:
+    mean, std = metrics["eval/return_mean"], metrics["eval/return_std"]
+    random, random_std = metrics[RANDOM_MEAN], metrics["eval/return_std_random"]
+    if mean > random + math.hypot(std, random_std) / math.sqrt(metrics["eval/episodes"]):
+        return {}
+    return {RANDOM: f"a return of {_spread(mean, std)}, against {_spread(random, random_std)}"}
+
+
+def _memory_without_use(metrics: Metrics) -> dict[str, str]:
+    if "eval/return_mean_zeroed_state" not in metrics:
+        return {}
+    mean, zeroed, shuffled = (metrics[f"eval/return_mean{of}"] for of in ("", "_zeroed_state", "_shuffled_state"))
+    if mean - min(zeroed, shuffled) > USED_MEMORY * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
+        return {}
+    return {MEMORY: f"a return of {mean:.4g}, {zeroed:.4g} with zeros and {shuffled:.4g} with another episode's"}
+
+
+def _spread(mean: float, std: float) -> str:
+    return f"{mean:.4g} ± {std:.3g}"

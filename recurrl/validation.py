@@ -1,0 +1,224 @@
+"""The rules of a configuration.
+
+The values of a single key are in its field, see :mod:`recurrl.config.options`. Here is what depends on other values, or
+on the machine: a function for each subject.
+"""
+
+import math
+
+import torch
+
+from recurrl.config import TrainConfig, WorkersConfig
+from recurrl.config.cell import NO_CELL
+from recurrl.config.keys import typed_value
+from recurrl.config.options import check_values
+from recurrl.config.plugins import GROUPS, check_name, factory, is_own, key_of
+from recurrl.config.run import BURN_IN, STORED
+from recurrl.envs.checks import check_rows
+from recurrl.envs.source import source_of
+from recurrl.errors import ConfigError, require
+from recurrl.learning import compiling
+from recurrl.policy.build import make_backend, make_cell
+from recurrl.recurrent.backends import AUTO, Options, refusal
+from recurrl.recurrent.cell import Cell, is_parallel_in_time
+from recurrl.recurrent.gated import is_hand_written
+
+COMPILABLE = (AUTO, "native", "scan", "triton")
+"""Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` where there is none."""
+
+
+def check_config(config: TrainConfig) -> None:
+    """Checks every value and every rule between values, before any environment or process is started.
+
+    Raises:
+        ConfigError: a rule is violated; the message says what was asked, why it cannot be, and what to do.
+    """
+    check_values(config)
+    for group in GROUPS:
+        check_name(group, typed_value(config, key_of(group)))
+    factory("logger", config.logger.name)  # imports the package that it needs
+    # In this order: later checks rely on the existence and range of values that earlier ones checked.
+    for check in (_groups, _device, _recurrence, _batches, _normalization, _states, _workers):
+        check(config)
+    source_of(config.env).check()
+    if config.algorithm.members_of_a_group is not None:
+        check_rows(config.env, config.steps_per_row)
+
+
+def _groups(config: TrainConfig) -> None:
+    """Groups of environments that start from the same state fit the environments, and no workers split them."""
+    size, num_envs = config.algorithm.members_of_a_group, config.env.num_envs
+    if size is None:
+        return
+    fitting = [divisor for divisor in _divisors(num_envs) if divisor > 1]
+    advice = f"Give one of: {', '.join(map(str, fitting))}." if fitting else "Give a larger env.num_envs."
+    require(size >= 2, f"algorithm.group_size={size} leaves an episode nothing to be compared with. {advice}")
+    require(
+        num_envs % size == 0,
+        f"algorithm.group_size={size} does not divide env.num_envs={num_envs}, so the environments do not form "
+        f"groups. {advice}",
+    )
+    require(
+        not isinstance(config.collector, WorkersConfig),
+        f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, but the workers "
+        f"of collector={config.collector.name} reset independently. Choose collector=single, or algorithm=ppo.",
+    )
+
+
+def _device(config: TrainConfig) -> None:
+    """The device is known to torch, present, and supported."""
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={config.device} is not a torch device. Choose auto, cpu, cuda or cuda:0.") from error
+    require(
+        device.type in ("cpu", "cuda"),
+        f"device={config.device} is not supported for training. Choose auto, cpu, cuda or cuda:0.",
+    )
+    if device.type == "cuda":
+        require(
+            torch.cuda.is_available(),
+            f"device={config.device} was requested, but torch {torch.__version__} finds no CUDA device. Choose "
+            "device=cpu, or install a CUDA build of torch on a machine with a GPU.",
+        )
+        require(
+            (device.index or 0) < torch.cuda.device_count(),
+            f"device={config.device} was requested, but there are {torch.cuda.device_count()} CUDA devices, numbered "
+            "from 0.",
+        )
+
+
+def _recurrence(config: TrainConfig) -> None:
+    """The backend supports the device and the options, and what needs a cell has one."""
+    cell, device = make_cell(config.cell), torch.device(config.device)
+    if cell is not None:
+        options = Options(
+            recompute=config.recompute.name, chunk_len=config.recompute.chunk_len, precision=config.precision.name
+        )
+        reason = refusal(make_backend(config.backend), cell, options, device)
+        require(reason is None, str(reason))
+    require(
+        config.algorithm.critic_kind != "recurrent" or cell is not None,
+        "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward.",
+    )
+    if config.compile:
+        reason = compiling.refusal(device)
+        require(reason is None, str(reason))
+        if cell is not None:
+            _compiled_cell(config, cell)
+
+
+def _compiled_cell(config: TrainConfig, cell: Cell) -> None:
+    """The recurrent layer can be compiled as one graph."""
+    require(
+        config.backend.name in COMPILABLE or is_own(config.backend.name),
+        f"compile=true is not possible with backend={config.backend.name}, whose control flow depends on where "
+        f"episodes start. Choose one of: {', '.join(COMPILABLE)}; or leave compile out.",
+    )
+    require(
+        config.recompute.name == "none" or config.backend.name not in (AUTO, "scan"),
+        f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
+        "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
+    )
+    require(
+        is_hand_written(cell) or is_parallel_in_time(cell),
+        f"compile=true is not possible with cell={config.cell.name}: compiling needs a cell with a hand-written "
+        "derivative or a parallel form. Leave compile out.",
+    )
+
+
+def _batches(config: TrainConfig) -> None:
+    """The frames of an iteration divide evenly into environments, slices and minibatches."""
+    num_envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
+    require(
+        frames % num_envs == 0,
+        f"frames_per_batch={frames} is not a multiple of env.num_envs={num_envs}. Give a multiple of {num_envs}, for "
+        f"example frames_per_batch={_nearest_multiple(frames, num_envs)}.",
+    )
+    require(
+        config.slice_len <= steps,
+        f"slice_len={config.slice_len} is longer than a row, which has {steps} steps (frames_per_batch / "
+        f"env.num_envs). Give slice_len={steps} or a divisor of it, or a larger frames_per_batch.",
+    )
+    require(
+        steps % config.slice_len == 0,
+        f"slice_len={config.slice_len} does not divide a row of {steps} steps. Give one of: "
+        f"{', '.join(map(str, _divisors(steps)))}.",
+    )
+    slices = config.slices_per_batch
+    require(
+        slices % config.minibatch_slices == 0,
+        f"minibatch_slices={config.minibatch_slices} does not divide the {slices} slices of an iteration "
+        f"(frames_per_batch / slice_len). Give one of: {', '.join(map(str, _divisors(slices)))}.",
+    )
+    for key in ("total_frames", "schedule_frames"):
+        number = getattr(config, key)
+        require(
+            number is None or number >= frames,
+            f"{key}={number} is less than one iteration of frames_per_batch={frames}. Give a larger {key} or a smaller "
+            "frames_per_batch.",
+        )
+
+
+def _normalization(config: TrainConfig) -> None:
+    """Normalisation does not cancel the scale of rewards, and the numbers of frames suit the algorithm."""
+    scale = config.env.reward_scale
+    require(
+        scale == 1 or not config.env.normalize_reward,
+        f"env.reward_scale={scale:g} has no effect with env.normalize_reward=true, which divides it out again. Give "
+        "env.reward_scale=1, or env.normalize_reward=false.",
+    )
+    config.algorithm.check(config.minibatch_slices * config.slice_len, config.frames_per_batch)
+
+
+def _states(config: TrainConfig) -> None:
+    """There are states for the state policy, and steps for burn-in."""
+    require(
+        config.cell.name != NO_CELL or config.state == STORED,
+        f"state={config.state} concerns recurrent states, but cell=none has none. Leave state out, or choose a cell.",
+    )
+    steps, half = config.burn_in_len, max(1, config.slice_len // 2)
+    if config.state != BURN_IN:
+        require(
+            steps is None,
+            f"burn_in_len={steps} has no effect with state={config.state}. Leave it out, or give state=burn_in.",
+        )
+        return
+    require(
+        steps is not None,
+        f"state=burn_in needs burn_in_len, the number of warm-up steps before a slice. Give burn_in_len={half}, for "
+        "example.",
+    )
+    require(
+        steps is None or steps < config.slice_len,
+        f"burn_in_len={steps} is not less than slice_len={config.slice_len}: burn-in steps come from the preceding "
+        f"slice. Give burn_in_len={half}, or a larger slice_len.",
+    )
+    require(
+        config.slice_len < config.steps_per_row,
+        f"state=burn_in has no burn-in steps with slice_len={config.slice_len}, a whole row: no slice has steps before "
+        "it. Give a smaller slice_len, or a larger frames_per_batch.",
+    )
+
+
+def _workers(config: TrainConfig) -> None:
+    """Workers share the environments evenly."""
+    if not isinstance(config.collector, WorkersConfig):
+        return
+    workers, num_envs = config.collector.num_workers, config.env.num_envs
+    require(
+        num_envs % workers == 0,
+        f"env.num_envs={num_envs} is not a multiple of collector.num_workers={workers}. Give a multiple of {workers}, "
+        f"for example env.num_envs={_nearest_multiple(num_envs, workers)}.",
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    """All divisors, in ascending order."""
+    low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*low, *(number // divisor for divisor in low)})
+
+
+def _nearest_multiple(number: int, of: int) -> int:
+    """The multiple of ``of`` nearest to ``number``, and at least ``of`` itself."""
+    return max(1, round(number / of)) * of

@@ -1,0 +1,160 @@
+"""``recurrl-train`` on tasks that it cannot learn: the warnings, each with its figure."""
+
+from __future__ import annotations
+
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from run_files import summary
+
+from recurrl.learning.diagnosis import (
+    ADVANTAGES,
+    CRITIC,
+    ENTROPY,
+    FEWEST_ITERATIONS,
+    GRADIENTS,
+    MEMORY,
+    RANDOM,
+    TRUNCATED,
+    WARNINGS,
+)
+
+SMALL = (
+    *("device=cpu", "backend=scan", "cell.hidden_size=8", "encoder.sizes=[8]", "epochs=4", "lr=1e-2"),
+    *("frames_per_batch=64", "env.num_envs=8", "slice_len=8", "minibatch_slices=4", "total_frames=2240"),
+)
+
+
+class Task(gymnasium.Env):
+    """Eight steps of observations that mean nothing, and of rewards that are all zero."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation(), self.reward(action), *self.ended(), {}
+
+    def observation(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def reward(self, action):
+        return 0.0
+
+    def ended(self):
+        return self.steps == 8, False
+
+
+class Noise(Task):
+    """Rewards that depend on nothing."""
+
+    def reward(self, action):
+        return float(self.np_random.normal())
+
+
+class Lost(Task):
+    """An end that is not reached within the time limit, and a price for each step until then."""
+
+    def reward(self, action):
+        return -1.0
+
+    def ended(self):
+        return False, self.steps == 8
+
+
+class Button(Task):
+    """Pays for one of two actions."""
+
+    def reward(self, action):
+        return float(action)
+
+
+class Cue(Task):
+    """Pays for the side that the first observation has shown."""
+
+    def observation(self):
+        if self.steps == 0:
+            self.side = int(self.np_random.integers(2))
+            return np.full(2, 2 * self.side - 1, np.float32)
+        return np.zeros(2, np.float32)
+
+    def reward(self, action):
+        return float(action == self.side) if self.steps > 1 else float(action)
+
+
+FAILURES = {
+    RANDOM: (Noise, ("seed=1",), r"a return of \S+ ± \S+, against \S+ ± \S+\. "),
+    ENTROPY: (
+        Lost,
+        ("lr=1",),
+        r"\S+ nats, below 0\.02; for \d+ iterations, with returns of -8 ± 0, at first -8 ± 0\. ",
+    ),
+    ADVANTAGES: (
+        Lost,
+        ("lr=3e-2", "algorithm.gamma=0.5"),
+        r"a standard deviation of \S+, where values reach \S+; for \d+ iterations, ",
+    ),
+    GRADIENTS: (
+        Task,
+        ("lr=3e-2", "algorithm.entropy_coeff=0", "algorithm.lmbda=0.9"),
+        r"a norm of \S+; for \d+ iterations, ",
+    ),
+    CRITIC: (Noise, ("seed=1",), r"above 0\.05 in \d of 35 iterations; for \d+ iterations, "),
+    TRUNCATED: (Lost, (), r"after 8 steps on average; for 35 iterations, with returns of -8 ± 0, at first -8 ± 0\. "),
+    MEMORY: (Button, (), r"a return of 8, 8 with zeros and 8 with another episode's\. "),
+}
+
+
+def test_every_warning_has_a_run_that_fails_in_its_way():
+    assert FAILURES.keys() == WARNINGS.keys()
+
+
+@pytest.mark.parametrize("title", FAILURES)
+def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(title, train, register, tmp_path):
+    task, overrides, figure = FAILURES[title]
+    outcome = train(*SMALL, "env=gym", f"env.id={register(task)}", *overrides, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    (line,) = re.findall(rf"^warning: ({title}: .*)$", outcome.err, re.MULTILINE)
+    assert re.match(rf"{title}: {figure}", line), line
+    assert line.endswith(f" Try {WARNINGS[title].advice}.")
+    assert summary(tmp_path / "run")["warnings"][title] == line
+    logged = re.findall(rf"WARNING\] - After (\d+) frames: {title}: ", outcome.out)
+    if title in (RANDOM, MEMORY):  # known from the last evaluation only
+        assert not logged
+    else:
+        (frames,) = logged
+        assert FEWEST_ITERATIONS * 64 <= int(frames) < 2240
+
+
+@pytest.mark.parametrize("task", [Button, Cue])
+def test_a_run_that_learns_gives_no_warning(task, train, register, tmp_path):
+    cell = "none" if task is Button else "gru"
+    outcome = train(
+        *SMALL, f"cell={cell}", "env=gym", f"env.id={register(task)}", "total_frames=3200", "hydra.run.dir=run"
+    )
+    assert outcome.code == 0, outcome.err
+    found = summary(tmp_path / "run")
+    assert found["eval_return_mean"] > found["eval_return_mean_random"] + 2
+    assert found["warnings"] == {}
+    assert "WARNING" not in outcome.out
+    assert "warning:" not in outcome.err
+
+
+def test_a_resumed_run_warns_like_one_that_was_not_interrupted(train, register, tmp_path):
+    given = (*SMALL, "env=gym", f"env.id={register(Lost)}")
+    assert train(*given, "checkpoint.every_frames=640", "checkpoint.keep_last=null", "hydra.run.dir=whole").code == 0
+    warned = []
+    for frames in (640, 1280):  # before the warnings were due, and after it
+        checkpoint = tmp_path / "whole" / "checkpoints" / f"frames_{frames:012d}"
+        outcome = train(*given, f"resume={checkpoint}", f"hydra.run.dir=from{frames}")
+        assert outcome.code == 0, outcome.err
+        warned.append(outcome.out.count(TRUNCATED))
+        assert summary(tmp_path / f"from{frames}")["warnings"] == summary(tmp_path / "whole")["warnings"]
+    assert warned == [1, 0]

@@ -1,0 +1,58 @@
+"""Statistics of the episodes that end during collection."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from tensordict import TensorDict
+
+from recurrl.collector.episodes import EpisodeStatistics
+from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
+
+RETURNS_NT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
+
+
+def batch(terminated_NT, truncated_NT):
+    terminated, truncated = (
+        torch.tensor(flags, dtype=torch.bool).unsqueeze(-1) for flags in (terminated_NT, truncated_NT)
+    )
+    after = {
+        EPISODE_RETURN: RETURNS_NT.unsqueeze(-1),
+        EPISODE_LENGTH: torch.tensor([[7, 8, 9]] * 2).unsqueeze(-1),
+        "terminated": terminated,
+        "done": terminated | truncated,
+    }
+    return TensorDict({"next": TensorDict(after, [2, 3])}, [2, 3])
+
+
+def test_ended_episodes_count_in_order_of_time_and_a_terminated_one_is_not_truncated():
+    episodes = EpisodeStatistics()
+    episodes.update(batch([[0, 0, 0], [1, 0, 0]], [[0, 1, 0], [1, 0, 1]]))
+    assert list(episodes.returns) == [4.0, 2.0, 6.0]
+    assert list(episodes.lengths) == [7.0, 8.0, 9.0]
+    assert episodes.metrics() == {
+        "train/return_mean": 4.0,
+        "train/episode_length_mean": 8.0,
+        "train/episodes": 3.0,
+        "train/return_std": math.sqrt(8 / 3),
+        "train/truncated_fraction": 2 / 3,
+    }
+
+
+def test_without_an_ended_episode_there_are_no_means():
+    episodes = EpisodeStatistics()
+    episodes.update(batch([[0] * 3] * 2, [[0] * 3] * 2))
+    metrics = episodes.metrics()
+    assert metrics.pop("train/episodes") == 0
+    assert all(math.isnan(value) for value in metrics.values())
+
+
+def test_a_restored_state_continues_as_the_saved_one():
+    episodes, restored = EpisodeStatistics(), EpisodeStatistics()
+    episodes.update(batch([[0, 1, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]))
+    restored.load_state_dict(episodes.state_dict())
+    for each in (episodes, restored):
+        each.update(batch([[0, 1, 1], [0, 1, 0]], [[1, 0, 0], [0, 0, 1]]))
+    assert restored.metrics() == episodes.metrics()
+    assert restored.returns.maxlen == 100
