@@ -12,19 +12,19 @@ from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.keys import typed_value
 from recurrl.config.options import check_values
-from recurrl.config.plugins import GROUPS, check_name, factory, key_of
+from recurrl.config.plugins import GROUPS, check_name, factory, is_own, key_of
 from recurrl.config.run import BURN_IN, STORED
 from recurrl.envs.checks import check_rows
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling
-from recurrl.policy.build import make_cell
+from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import AUTO, Options, refusal
 from recurrl.recurrent.cell import Cell, is_parallel_in_time
 from recurrl.recurrent.gated import is_hand_written
 
-COMPILABLE = (AUTO, "scan", "triton")
-"""Backends that can be compiled; ``auto`` then means ``scan``."""
+COMPILABLE = (AUTO, "native", "scan", "triton")
+"""Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` where there is none."""
 
 
 def check_config(config: TrainConfig) -> None:
@@ -95,7 +95,7 @@ def _recurrence(config: TrainConfig) -> None:
         options = Options(
             recompute=config.recompute.name, chunk_len=config.recompute.chunk_len, precision=config.precision.name
         )
-        reason = refusal(config.backend.name, cell, options, device)
+        reason = refusal(make_backend(config.backend), cell, options, device)
         require(reason is None, str(reason))
     require(
         config.algorithm.critic_kind != "recurrent" or cell is not None,
@@ -111,12 +111,12 @@ def _recurrence(config: TrainConfig) -> None:
 def _compiled_cell(config: TrainConfig, cell: Cell) -> None:
     """The recurrent layer can be compiled as one graph."""
     require(
-        config.backend.name in COMPILABLE,
+        config.backend.name in COMPILABLE or is_own(config.backend.name),
         f"compile=true is not possible with backend={config.backend.name}, whose control flow depends on where "
         f"episodes start. Choose one of: {', '.join(COMPILABLE)}; or leave compile out.",
     )
     require(
-        config.recompute.name == "none" or config.backend.name == "triton",
+        config.recompute.name == "none" or config.backend.name not in (AUTO, "scan"),
         f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
         "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
     )

@@ -27,7 +27,7 @@ Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` sh
 `cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
 leaves out.
 
-All groups but `backend`, `recompute`, `precision` and `experiment` also take `package.module:Name`: a class or function
+All groups but `recompute`, `precision` and `experiment` also take `package.module:Name`: a class or function
 of your own whose first parameter is annotated with the dataclass of its options.
 [Extending recurrl](extending.md) has the steps.
 """

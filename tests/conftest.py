@@ -40,6 +40,7 @@ from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
+from recurrl.recurrent.backends.native import library
 from recurrl.validation import check_config
 
 
@@ -67,6 +68,15 @@ def _measurements_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECURRL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without a C compiler, also for subprocesses: ``backend=auto`` measures the others."""
+    monkeypatch.setenv("CC", "no-such-compiler")
+    library.kernel.cache_clear()
+    yield
+    library.kernel.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ def test_an_unknown_choice_is_rejected_with_those_that_exist(refused, group):
     listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
     assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= set(listed)
     own = "or package.module:Name for one of your own"
-    assert (own in listed) == (group not in ("experiment", "backend", "precision", "recompute"))
+    assert (own in listed) == (group not in ("experiment", "precision", "recompute"))
 
 
 def test_the_nearest_choice_is_suggested(refused):

@@ -29,12 +29,13 @@ ROOMS = {
     "encoder": "recurrl.policy.encoders",
     "algorithm": "recurrl.algorithms",
     "collector": "recurrl.collector",
+    "backend": "recurrl.recurrent.backends",
     "buffer": "recurrl.learning.buffers",
     "logger": "recurrl.tracking",
 }
 """The package of each group's choices; these groups also take a user's own."""
 
-GROUPS = (*ROOMS, "backend", "recompute", "precision")
+GROUPS = (*ROOMS, "recompute", "precision")
 """All groups of which a run has one choice."""
 
 EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}

@@ -16,12 +16,12 @@ class Warned(NamedTuple):
     advice: str
 
 
-_SCALE = "env.normalize_reward=true with env.reward_scale=1, unless rewards are normalised already"
+_SCALE = "env.normalize_reward=true with env.reward_scale=1, which are the defaults"
 _EXPLORE = "a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
 WARNINGS = {
     "No better than random actions": Warned(
         "the last evaluation beats random actions by less than a standard error of the difference",
-        f"{_SCALE}; more total_frames; algorithm.entropy_coeff=0.04",
+        f"more total_frames; {_EXPLORE}; {_SCALE}",
     ),
     "Entropy gone": Warned(
         "the policy hardly tries other actions than those it prefers, although they return no more than at first",

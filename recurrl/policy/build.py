@@ -5,8 +5,8 @@ from torch import nn
 from torchrl.data import Composite, TensorSpec
 
 from recurrl.config import CellConfig, TrainConfig
-from recurrl.config.cell import NO_CELL
-from recurrl.config.plugins import factory
+from recurrl.config.cell import NO_CELL, BackendConfig
+from recurrl.config.plugins import factory, is_own
 from recurrl.errors import require
 from recurrl.keys import OBSERVATION
 from recurrl.policy.encoders.checked import make_encoder
@@ -17,6 +17,7 @@ from recurrl.policy.policy import Policy
 from recurrl.policy.preprocessing import make_preprocessing
 from recurrl.policy.trunk import AddNorm, Trunk
 from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.gated import GatedCell
 
@@ -70,6 +71,24 @@ def make_cell(options: CellConfig) -> Cell | None:
     return cell
 
 
+def make_backend(options: BackendConfig) -> str | Backend:
+    """The configured backend: a name of the package's, or a user's own.
+
+    Raises:
+        ConfigError: there is no such backend, or it is not one.
+    """
+    if not is_own(options.name):
+        return options.name
+    backend: Backend = factory("backend", options.name)(options)
+    missing = [name for name in ("OWN_PRODUCTS", "supports", "sequence") if not hasattr(backend, name)]
+    require(
+        not missing,
+        f"backend.name={options.name} makes a {type(backend).__name__} without {' and '.join(missing)}. Give it what "
+        "recurrl.recurrent.backends.Backend describes.",
+    )
+    return backend
+
+
 def _make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None, prefix: str = "") -> Trunk:
     """The configured trunk, with ``cell.hidden_size`` features.
 
@@ -105,7 +124,7 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
         cell,
         width,
         num_layers=config.cell.num_layers,
-        recurrent_backend=config.backend.name,
+        recurrent_backend=make_backend(config.backend),
         recurrent_recompute=config.recompute.name,
         recurrent_chunk_len=config.recompute.chunk_len,
         recurrent_matmul_precision=config.precision.name,

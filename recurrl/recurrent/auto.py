@@ -1,7 +1,9 @@
-"""What ``backend=auto`` chooses: the fastest of the backends that can, measured on the user's own data.
+"""What ``backend=auto`` chooses: ``native`` where it can, else the fastest of the others on the user's own data.
 
-Each module measures once for each shape it meets, on that batch, and the times are kept in a file for the next process.
-What was chosen belongs to a run's checkpoints: results differ in their last bits between backends.
+``native`` is fastest at every shape measured, and taken without measuring. Where it cannot (on a GPU, without a C
+compiler, for another cell), each module measures once for each shape it meets, on that batch, and the times are kept in
+a file for the next process. What was chosen belongs to a run's checkpoints: results differ in their last bits between
+backends.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,13 @@ import torch
 from torch import Tensor
 
 from recurrl import __version__
-from recurrl.recurrent.backends import Options, candidates, load_backend
+from recurrl.recurrent.backends import Options, candidates, load_backend, native, refusal_on_device
 from recurrl.recurrent.cell import Cell, Weights
 from recurrl.recurrent.layer import Parameters, weights_of
 from recurrl.recurrent.segments import Segments, in_transform
 from recurrl.runtime.atomic import atomic_write
+from recurrl.runtime.cache import cache_folder
 
-CACHE_VARIABLE = "RECURRL_CACHE_DIR"
 # By turns, and the more often the shorter they take, for the median of a few short ones is that of the machine's moods.
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 5, 25
 _SECONDS = 0.2
@@ -60,7 +62,8 @@ class Chooser:
             ValueError: no backend can do what is asked on this device.
         """
         if torch.compiler.is_compiling():
-            return "scan"
+            # The only two that compile without graph breaks.
+            return "scan" if _why_not_native(cell, x_BTI, options) else "native"
         if in_transform():
             return "reference"
         shape = (x_BTI.shape, x_BTI.dtype, x_BTI.device, torch.is_grad_enabled(), torch.get_num_threads(), options)
@@ -75,9 +78,9 @@ class Chooser:
         kind = "training" if torch.is_grad_enabled() else "inference"
         asked = f"{tuple(x_BTI.shape)} {x_BTI.dtype} {x_BTI.device.type} {kind} {options}"
         kept, _ = self.choices.get(asked, (None, None))
-        if kept in candidates(cell, options, x_BTI.device):
-            return kept
         if kept is not None:
+            if refusal_on_device(kept, cell, options, x_BTI.device) is None:
+                return kept
             _log.warning("backend auto was %s for %s, which is not possible here.", kept, asked)
         chosen = _choose(cell, parameters, x_BTI, segments, options)
         self.choices[asked] = (chosen, ", ".join(_machine(x_BTI.device)))
@@ -113,7 +116,12 @@ class Choices:
 
 
 def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options) -> str:
-    names = candidates(cell, options, x_BTI.device)
+    reason = _why_not_native(cell, x_BTI, options)
+    if reason is None:
+        return "native"
+    if reason == native.library.problem():
+        _say(reason)
+    names = [name for name in candidates(cell, options, x_BTI.device) if name != "native"]
     if len(names) == 1:
         return names[0]
     rows, steps = x_BTI.shape[:2]
@@ -133,7 +141,7 @@ def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segment
             ",".join(names),
         )
     )
-    path = cache_file()
+    path = cache_folder() / "backends.json"
     known = _read(path)
     if key not in known:
         weights = weights_of(cell, parameters, 0, 0)
@@ -151,6 +159,17 @@ def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segment
         *(chosen, rows, steps, per_row, x_BTI.shape[2], parameters.hidden_size, measured, path),
     )
     return chosen
+
+
+def _why_not_native(cell: Cell, x_BTI: Tensor, options: Options) -> str | None:
+    if x_BTI.dtype not in native.DTYPES:
+        return f"backend=native does not compute in {x_BTI.dtype}."
+    return native.supports(cell, options, x_BTI.device)
+
+
+@cache
+def _say(reason: str) -> None:
+    _log.info("backend auto does without native, which is faster: %s", reason)
 
 
 def _power_of_two(size: float) -> int:
@@ -205,14 +224,6 @@ def _one_layer(
             torch.autograd.grad(output, [x, *own.values()], torch.ones_like(output))
 
     return run
-
-
-def cache_file() -> Path:
-    """The file of measurements, in ``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given) / "backends.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrl" / "backends.json"
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.errors import ConfigError
-from recurrl.recurrent.backends import Options, load_backend
+from recurrl.recurrent.backends import Backend, Options, load_backend
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments, expanded
 
@@ -159,7 +159,7 @@ def _one_step(cell: Cell, weights: Weights, fused: bool) -> Callable[[Tensor, St
 
 
 def run_sequence(
-    backend: str,
+    backend: str | Backend,
     cell: Cell,
     parameters: Parameters,
     x_BTI: Tensor,

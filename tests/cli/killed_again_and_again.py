@@ -30,7 +30,7 @@ from typing import Any
 from recurrl import evaluation
 from recurrl.checkpoint import files
 from recurrl.cli import train as train_command
-from recurrl.recurrent.auto import CACHE_VARIABLE, cache_file
+from recurrl.runtime.cache import VARIABLE, cache_folder
 
 PREFIX = len(files.PREFIX)
 ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION = "anywhere", "checkpoint", "evaluation", "last evaluation"
@@ -104,7 +104,7 @@ def live(run: Path, overrides: list[str], prepare: Callable[[], None]) -> None:
 def birth(run: Path, overrides: list[str], prepare: Callable[[], None] = lambda: None) -> int:
     """The process id of a new life."""
     if newest(run) is not None:
-        os.environ[CACHE_VARIABLE] = str(run.parent / "other_cache")
+        os.environ[VARIABLE] = str(run.parent / "other_cache")
     child = os.fork()
     if child == 0:
         live(run, overrides, prepare)
@@ -153,7 +153,7 @@ def value(overrides: list[str], key: str) -> int:
 def main() -> None:
     run, kills, terms, overrides = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     total, interval = value(overrides, "total_frames"), value(overrides, "checkpoint.every_frames")
-    with_times_the_other_way_round(cache_file(), run.parent / "other_cache")
+    with_times_the_other_way_round(cache_folder() / "backends.json", run.parent / "other_cache")
     start_server()
     draws = random.Random(0)
     ends = plan(kills, terms, draws)

@@ -139,7 +139,7 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_pa
     assert weights[0] == weights[1]
 
 
-def test_a_resumed_run_keeps_what_backend_auto_chose(train, tiny, tmp_path, signalled, monkeypatch):
+def test_a_resumed_run_keeps_what_backend_auto_chose(train, tiny, tmp_path, signalled, monkeypatch, no_compiler):
     # A refresh of states is another shape than a minibatch.
     arguments = (*tiny, "total_frames=128", "state=refresh", "resume=auto")
 

@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).with_name("killed_again_and_again.py")
     ],
 )
 def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
-    train, tiny, tmp_path, monkeypatch, collector, kills, terms, iterations
+    train, tiny, tmp_path, monkeypatch, no_compiler, collector, kills, terms, iterations
 ):
     monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
     frames = iterations * 32

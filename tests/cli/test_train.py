@@ -24,7 +24,7 @@ def test_the_console_command_writes_a_run_directory_below_the_folder_it_is_calle
 def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
     out = console_call.outcome.out
     found = summary(console_run)
-    assert "CartPole-v1, 4 environments; lstm 8 by backend auto (measures on the first batch) on cpu" in out
+    assert "CartPole-v1, 4 environments; lstm 8 by backend auto (chosen on the first batch) on cpu" in out
     assert re.search(rf"backend auto is {found['backend']} for 4 rows of 4 steps, .* ms a layer", out)
     mean, std = found["eval_return_mean"], found["eval_return_std"]
     assert f"evaluation return {mean:.1f} ± {std:.1f} over 2 episodes, " in out

@@ -114,7 +114,7 @@ def test_options_of_another_group_are_rejected(package, group):
         options_class(group, "own_package.elman:Elman")
 
 
-@pytest.mark.parametrize("group", ["backend", "recompute", "precision"])
+@pytest.mark.parametrize("group", ["recompute", "precision"])
 def test_a_group_without_factories_takes_no_choice_of_ones_own(group):
     with pytest.raises(ConfigError, match=r"does not exist\. Choose one of: [^:]*$"):
         options_class(group, "own_package.elman:Elman")

@@ -15,7 +15,9 @@ from recurrl.recurrent import GRUModule, RecurrentModule, auto, set_recurrent_mo
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_compiler: None) -> Path:
+    """The file of measurements, on a machine without a C compiler."""
+    auto._say.cache_clear()
     monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "made"))
     return tmp_path / "made" / "backends.json"
 
@@ -72,7 +74,12 @@ def test_it_says_what_it_chose_and_why(
 ) -> None:
     with caplog.at_level(logging.INFO):
         run(make())
-    (message,) = caplog.messages
+    missing, message = caplog.messages
+    assert missing == (
+        "backend auto does without native, which is faster: backend=native needs a C compiler, and there is no "
+        "no-such-compiler in PATH. Install one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose "
+        "backend=scan."
+    )
     assert message.startswith("backend auto is pad for 4 rows of 8 steps, 1.0 segments a row, 3 features, 5 hidden: ")
     assert "scan 1000.00 ms, pad 500.00 ms a layer" in message
     assert str(cache) in message

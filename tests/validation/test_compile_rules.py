@@ -12,8 +12,8 @@ from my_package.elman_cell import ElmanConfig
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({"backend.name": "pad"}, "Choose one of: auto, scan, triton"),
-        ({"backend.name": "reference"}, "Choose one of: auto, scan, triton"),
+        ({"backend.name": "pad"}, "Choose one of: auto, native, scan, triton"),
+        ({"backend.name": "reference"}, "Choose one of: auto, native, scan, triton"),
         ({"backend.name": "scan", "recompute.name": "full"}, "Choose recompute=none, or leave compile out"),
     ],
 )

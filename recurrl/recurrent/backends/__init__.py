@@ -1,7 +1,7 @@
 """Backends: kernels that run one recurrent layer over a batch of rows, one module or package each.
 
-A backend is a module with the attributes of :class:`Backend`, loaded by name with ``load_backend``. It runs a single
-layer in one direction. Stacking, dropout and directions are shared by all backends and live in
+A backend has the attributes of :class:`Backend`: a module here, loaded by name, or an object of a user's own. It runs a
+single layer in one direction. Stacking, dropout and directions are shared by all backends and live in
 :mod:`recurrl.recurrent.layer`.
 """
 
@@ -12,6 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Protocol, cast
 
 import torch
@@ -70,12 +71,19 @@ def backend_names() -> tuple[str, ...]:
 _loaded: dict[str, Backend] = {}
 
 
-def load_backend(name: str) -> Backend:
-    """Returns the backend called ``name`` (never ``auto``, which selects one of them).
+def load_backend(name: str | Backend) -> Backend:
+    """Returns the backend called ``name`` (never ``auto``, which selects one of them); one of a user's own as it is.
+
+    ``package.module:Name`` is a class of a user's own, called with options that hold only this ``name``.
 
     Raises:
         ValueError: no such backend.
     """
+    if not isinstance(name, str):
+        return name
+    if name not in _loaded and ":" in name:
+        module, _, attribute = name.partition(":")
+        _loaded[name] = getattr(importlib.import_module(module), attribute)(SimpleNamespace(name=name))
     if name not in _loaded:
         if name not in backend_names() or name == AUTO:
             raise ValueError(f"Unknown recurrent_backend {name!r}. Choose one of: {', '.join(backend_names())}.")
@@ -83,7 +91,12 @@ def load_backend(name: str) -> Backend:
     return _loaded[name]
 
 
-def refusal(name: str, cell: Cell, options: Options, device: torch.device | None) -> str | None:
+def name_of(backend: str | Backend) -> str:
+    """For messages."""
+    return backend if isinstance(backend, str) else f"{type(backend).__module__}:{type(backend).__qualname__}"
+
+
+def refusal(name: str | Backend, cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Why backend ``name`` does not support the request, or None if it does. ``auto`` does if any candidate does."""
     if options.recompute not in RECOMPUTE:
         return f"Unknown recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
@@ -93,15 +106,15 @@ def refusal(name: str, cell: Cell, options: Options, device: torch.device | None
         )
     if name != AUTO:
         return load_backend(name).supports(cell, options, device)
-    reasons = [load_backend(candidate).supports(cell, options, device) for candidate in _candidates(device)]
-    return None if None in reasons else reasons[0]
+    reasons = {each: load_backend(each).supports(cell, options, device) for each in _candidates(device)}
+    return None if None in reasons.values() else reasons["scan"]
 
 
-def refusal_on_device(name: str, cell: Cell, options: Options, device: torch.device) -> str | None:
+def refusal_on_device(name: str | Backend, cell: Cell, options: Options, device: torch.device) -> str | None:
     """Like :func:`refusal`, for a named backend on ``device`` under torch's current settings."""
     reason = refusal(name, cell, options, device)
     if reason is None and not load_backend(name).OWN_PRODUCTS:
-        reason = precision.conflict_with_torch(name, options.precision, device)
+        reason = precision.conflict_with_torch(name_of(name), options.precision, device)
     return reason
 
 
@@ -119,10 +132,7 @@ def candidates(cell: Cell, options: Options, device: torch.device) -> list[str]:
 
 
 def _candidates(device: torch.device | None) -> tuple[str, ...]:
-    # The only backend that compiles without graph breaks.
-    if torch.compiler.is_compiling():
-        return ("scan",)
     # triton is left out until it has been run on a GPU.
     if device is None or device.type == "cuda":
         return ("pad", "scan")
-    return ("scan", "pad")
+    return ("native", "scan", "pad")

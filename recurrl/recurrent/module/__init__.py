@@ -20,7 +20,7 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
 from recurrl.recurrent import auto, backends, precision, rnn, submodule
-from recurrl.recurrent.backends import Options, scan
+from recurrl.recurrent.backends import Backend, Options, scan
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, state_shapes
 from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
@@ -52,7 +52,8 @@ class RecurrentModule(TensorDictModuleBase):
         bidirectional: also run each segment backwards, D = 2.
         python_based: avoid torch's fused kernels, so that ``torch.vmap`` works on the module in step mode and on its
             submodule anywhere.
-        recurrent_backend: ``auto``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence mode.
+        recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence
+            mode; or :class:`~recurrl.recurrent.backends.Backend` of your own, or ``package.module:Name`` of its class.
         recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``.
         recurrent_recompute: ``none``; ``full`` to save memory by recomputing the forward pass in the backward pass;
             ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
@@ -83,7 +84,7 @@ class RecurrentModule(TensorDictModuleBase):
         proj_size: int = 0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str = backends.AUTO,
+        recurrent_backend: str | Backend = backends.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
@@ -125,6 +126,8 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_matmul_precision = recurrent_matmul_precision
         # Imported here, because torch.compile cannot import during tracing.
         backends.load_backend("scan" if recurrent_backend == backends.AUTO else recurrent_backend)
+        if recurrent_backend == backends.AUTO:
+            backends.load_backend("native")
         if recurrent_backend == "scan":
             prepare_for_compile(next(layers.parameters()).device)
         self.backend_in_use: str | None = None
@@ -138,7 +141,7 @@ class RecurrentModule(TensorDictModuleBase):
     def _refuse_if(self, reason: str | None) -> None:
         if reason is not None:
             raise ValueError(
-                f"{self._name}(recurrent_backend={self.recurrent_backend!r}, "
+                f"{self._name}(recurrent_backend={backends.name_of(self.recurrent_backend)!r}, "
                 f"recurrent_recompute={self.recurrent_recompute!r}): {reason}"
             )
 
@@ -286,15 +289,15 @@ class RecurrentModule(TensorDictModuleBase):
         name, options = self.recurrent_backend, self.options
         if name == backends.AUTO:
             name = self.chooser.choose(self.cell, self.layers, x_BTI, segments, options)
-        elif name == "scan" and in_transform():
+        elif name in ("native", "scan") and in_transform():
             raise ValueError(
-                "backend=scan is not possible inside torch.vmap and other torch.func transforms, which cannot "
+                f"backend={name} is not possible inside torch.vmap and other torch.func transforms, which cannot "
                 "transform its hand-written derivative. Choose backend=reference, or backend=pad with "
                 "python_based=True."
             )
         elif not torch.compiler.is_compiling():
             self._refuse_if(backends.refusal_on_device(name, self.cell, options, x_BTI.device))
-        self.backend_in_use = name
+        self.backend_in_use = backends.name_of(name)
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
 
 

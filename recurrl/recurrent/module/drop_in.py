@@ -10,6 +10,7 @@ from tensordict.utils import NestedKey
 from torch import nn
 
 from recurrl.recurrent import backends, precision
+from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.module import RecurrentModule
 from recurrl.recurrent.module.entries import contiguous
 
@@ -30,7 +31,7 @@ class GRUModule(RecurrentModule):
         dropout: float = 0.0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str = backends.AUTO,
+        recurrent_backend: str | Backend = backends.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,
@@ -87,7 +88,7 @@ class LSTMModule(RecurrentModule):
         proj_size: int = 0,
         bidirectional: bool = False,
         python_based: bool = False,
-        recurrent_backend: str = backends.AUTO,
+        recurrent_backend: str | Backend = backends.AUTO,
         recurrent_compute_dtype: torch.dtype = torch.float32,
         recurrent_recompute: str = "none",
         recurrent_matmul_precision: str = precision.AUTO,

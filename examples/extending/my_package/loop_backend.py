@@ -1,0 +1,54 @@
+"""A backend: the cell's own step in a loop, differentiated by autograd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recurrl.config import BackendConfig
+from recurrl.config.options import option
+from recurrl.recurrent.backends import Options
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.segments import Segments, expanded
+
+
+@dataclass
+class LoopConfig(BackendConfig):
+    """Options of the loop."""
+
+    project_first: bool = option("project the inputs of all steps at once", default=True)
+
+
+class Loop:
+    """Runs every cell on every device; autograd differentiates it."""
+
+    OWN_PRODUCTS = False  # torch's settings apply to its products
+
+    def __init__(self, options: LoopConfig) -> None:
+        self.project_first = getattr(options, "project_first", True)
+
+    def supports(self, cell: Cell, options: Options, device: torch.device | None) -> str | None:
+        """None, or why not."""
+        if options.recompute != "none":
+            return f"recompute={options.recompute} is not possible with this loop. Choose recompute=none."
+        return None
+
+    def sequence(
+        self, cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights, options: Options
+    ) -> tuple[Tensor, States]:
+        """The output of every step, and each state at the last step of every segment, zero elsewhere."""
+        x_BTX = cell.project(weights, x_BTI) if self.project_first else x_BTI
+        states, outputs, history = tuple(of_state[:, 0] for of_state in stored), [], []
+        for t, starts_B in enumerate(segments.starts_BT.unbind(1)):
+            states = tuple(
+                torch.where(expanded(starts_B, state), of_state[:, t], state)
+                for of_state, state in zip(stored, states, strict=True)
+            )
+            x_BX = x_BTX[:, t] if self.project_first else cell.project(weights, x_BTX[:, t])
+            output, states = cell.step(weights, x_BX, states)
+            outputs.append(output)
+            history.append(states)
+        ends = tuple(segments.only_ends(torch.stack(of_state, 1)) for of_state in zip(*history, strict=True))
+        return torch.stack(outputs, 1), ends

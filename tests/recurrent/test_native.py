@@ -1,0 +1,263 @@
+"""The compiled loop: how its kernel is built and cached, and what it does that the other backends do not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from found import layers_of
+from parity import batch, outputs_and_gradients, resets
+
+from recurrl.recurrent import GRUModule, RecurrentModule, set_recurrent_mode
+from recurrl.recurrent.backends.native import library, ops
+
+BUILDS = """
+import sys
+from recurrl.recurrent.backends.native import library
+kernel = library.kernel(library.torch.float32)
+print(kernel if isinstance(kernel, str) else "built")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of kernels, in a cache that does not exist yet."""
+    monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
+    library.kernel.cache_clear()
+    yield tmp_path / "cache" / "native"
+    library.kernel.cache_clear()
+
+
+def build() -> Path:
+    """Builds and loads the kernel, and runs it."""
+    library.kernel.cache_clear()
+    module = layers_of("gru", "native", "none", (2, 3, 4, 5)).float()
+    assert outputs_and_gradients(module, batch(module, resets("random", 2, 3)))["y"].isfinite().all()
+    (found,) = (Path(os.environ["RECURRL_CACHE_DIR"]) / "native").glob("*.so")
+    return found
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> str:
+    with caplog.at_level(logging.INFO):
+        library.kernel.cache_clear()
+        assert library.problem() is None
+    return caplog.text
+
+
+def test_it_is_built_once_in_a_private_folder(folder: Path) -> None:
+    built = build()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    before = built.stat().st_mtime_ns
+    assert build() == built
+    assert built.stat().st_mtime_ns == before
+    assert [path.name for path in folder.iterdir()] == [built.name]
+
+
+@pytest.mark.parametrize("changed", ["_FLAGS", "_processor", "CC"])
+def test_another_compiler_processor_or_flag_is_another_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    first = build()
+    if changed == "_FLAGS":
+        monkeypatch.setattr(library, "_FLAGS", ("-DANYTHING", *library._FLAGS))
+    elif changed == "_processor":
+        monkeypatch.setattr(library, "_processor", lambda: "another")
+    else:
+        monkeypatch.setenv("CC", "cc -DANYTHING")
+    library.kernel.cache_clear()
+    assert library.problem() is None
+    assert len([*folder.glob("*.so")]) == 2
+    assert first.exists()
+
+
+@pytest.mark.parametrize(("of_file", "mode"), [(True, 0o666), (True, 0o770), (False, 0o777), (False, 0o770)])
+def test_a_kernel_that_others_could_have_written_is_not_loaded(
+    folder: Path, caplog: pytest.LogCaptureFixture, of_file: bool, mode: int
+) -> None:
+    built = build()
+    built.write_bytes(b"anything")
+    (built if of_file else folder).chmod(mode)
+    said = messages(caplog)
+    assert f"{built if of_file else folder} belongs to another user or can be written to by others. Delete it." in said
+    assert built.read_bytes() == b"anything"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_kernel_of_another_user_is_not_loaded(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    built = build()
+    os.chown(built, 12345, -1)
+    assert "belongs to another user" in messages(caplog)
+
+
+def test_a_cache_that_cannot_be_written_to_costs_a_build_in_each_process(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.parent.write_text("a file in the folder's place", encoding="utf-8")
+    temporary = {path.name for path in Path(library.tempfile.gettempdir()).glob("recurrl-native-*")}
+    said = messages(caplog)
+    assert said.count("The kernel of backend native is compiled again in each process") == 1
+    assert {path.name for path in Path(library.tempfile.gettempdir()).glob("recurrl-native-*")} == temporary
+
+
+def test_a_damaged_kernel_is_not_used(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "other"))
+    name = build().name
+    monkeypatch.setenv("RECURRL_CACHE_DIR", str(folder.parent))
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / name).write_bytes(b"anything")
+    assert "compiled again in each process" in messages(caplog)
+
+
+def test_processes_that_build_at_once_both_get_it(tmp_path: Path) -> None:
+    environment = os.environ | {"RECURRL_CACHE_DIR": str(tmp_path)}
+    building = [
+        subprocess.Popen([sys.executable, "-c", BUILDS], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() for process in building] == ["built", "built"]
+    assert len([*(tmp_path / "native").iterdir()]) == 1
+
+
+def test_without_a_compiler_it_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "CC"}
+    environment |= {"RECURRL_CACHE_DIR": str(tmp_path), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", BUILDS], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (
+        "backend=native needs a C compiler, and there is no cc, gcc, clang in PATH. Install one (on Debian and Ubuntu: "
+        "apt install gcc libc6-dev), or choose backend=scan."
+    )
+
+
+def compiler(tmp_path: Path, script: str) -> str:
+    path = tmp_path / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'warning: odd' >&2; echo 'error: no stdlib.h' >&2; exit 1", "fails with: error: no stdlib.h Repair it"),
+        ("touch $(echo \"$@\" | sed 's/.* -o //')", "cannot be loaded"),
+    ],
+)
+def test_a_compiler_that_fails_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    monkeypatch.setenv("CC", compiler(tmp_path, script))
+    with pytest.raises(ValueError, match=said):
+        GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend="native")
+
+
+def test_auto_takes_it_without_measuring_and_another_without_a_compiler(folder: Path, no_compiler: None) -> None:
+    module = GRUModule(3, 5, in_key="x", out_key="y")
+    outputs_and_gradients(module, batch(module, resets("random", 2, 3)))
+    assert module.backend_in_use in ("pad", "scan")
+    os.environ.pop("CC")  # monkeypatch puts it back
+    library.kernel.cache_clear()
+    other = GRUModule(3, 5, in_key="x", out_key="y")
+    for rows in (2, 7):
+        outputs_and_gradients(other, batch(other, resets("random", rows, 3)))
+        assert other.backend_in_use == "native"
+    assert {name for name, _ in other.chooser.choices.values()} == {"native"}
+    assert len(json.loads((folder.parent / "backends.json").read_text(encoding="utf-8"))) == 1
+
+
+def test_auto_leaves_dtypes_that_it_does_not_have_to_others() -> None:
+    module = GRUModule(3, 5, in_key="x", out_key="y").bfloat16()
+    outputs_and_gradients(module, batch(module, resets("none", 2, 3)))
+    assert module.backend_in_use in ("pad", "scan")
+    module.recurrent_backend = "native"
+    with pytest.raises(ValueError, match=r"but the layer's dtype is torch\.bfloat16\. Choose backend=scan"):
+        outputs_and_gradients(module, batch(module, resets("none", 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "options", "said"),
+    [
+        ("mingru", {}, "no kernel for cell=mingru, only for gru"),
+        ("lstm", {"proj_size": 2}, "proj_size=2 is not"),
+        ("gru", {"recurrent_recompute": "chunk", "recurrent_chunk_len": 3}, "Choose recompute=full, or backend=scan"),
+    ],
+)
+def test_what_it_has_no_kernel_for_is_refused(cell: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        RecurrentModule(cell, 3, 5, recurrent_backend="native", in_key="x", out_key="y", **options)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 31, 33, 70])
+def test_rows_do_not_depend_on_one_another_or_on_threads(cell: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, except what torch sums: the gradients of inputs and weights."""
+    module = layers_of(cell, "native", "none", (rows, 5, 4, 19)).float()
+    data = batch(module, resets("random", rows, 5))
+    whole = outputs_and_gradients(module, data)
+    monkeypatch.setattr(ops, "_WORK_OF_A_THREAD", 1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        divided = outputs_and_gradients(module, data)
+    finally:
+        torch.set_num_threads(threads)
+    for name in whole:
+        tolerance = 1e-4 if "weight" in name or "bias" in name or name.endswith(" x") else 0
+        torch.testing.assert_close(divided[name], whole[name], rtol=tolerance, atol=tolerance)
+    with set_recurrent_mode(True):
+        one = module(data[-1:].clone())
+    torch.testing.assert_close(one["y"], whole["y"][-1:], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell: str, bad: float) -> None:
+    size = (3, 9, 4, 19)
+    module, reference = (layers_of(cell, backend, "none", size).float() for backend in ("native", "reference"))
+    is_init = torch.zeros(3, 9, dtype=torch.bool)
+    is_init[:, 6] = True
+    data = batch(module, is_init)
+    data["x"][1, 2] = bad
+    found, expected = (outputs_and_gradients(each, data)["y"] for each in (module, reference))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert found[1, 6:].isfinite().all()
+    assert found[1, 2:6].isnan().any() == (bad != bad or expected[1, 2:6].isnan().any())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell: str, recompute: str) -> None:
+    module = layers_of(cell, "native", recompute, (3, 9, 4, 19))
+    data = batch(module, resets("random", 3, 9))
+    with set_recurrent_mode(True):
+        loss = module(data)["y"].square().sum()
+    first, second = (torch.autograd.grad(loss, list(module.parameters()), retain_graph=True) for _ in range(2))
+    for before, after in zip(first, second, strict=True):
+        assert torch.equal(before, after)
+
+
+def test_extreme_gates_are_exact_enough() -> None:
+    module, reference = (
+        layers_of("lstm", backend, "none", (2, 4, 3, 17)).float() for backend in ("native", "reference")
+    )
+    data = batch(module, resets("none", 2, 4))
+    data["x"] *= 1000
+    found, expected = (outputs_and_gradients(each, data) for each in (module, reference))
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_the_kernel_is_shipped() -> None:
+    assert shutil.which("cc") is not None, "these tests need a C compiler"
+    assert library._SOURCE.is_file()
