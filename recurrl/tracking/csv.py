@@ -45,10 +45,12 @@ class CsvTracker:
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a row, and columns for new metrics."""
         row = {FRAMES: str(frames), **{name: repr(float(value)) for name, value in metrics.items()}}
-        if self._file is None or any(name not in self._columns for name in row):
-            self.close()
+        if self._file is None:
             self._columns, rows = _read(self._path)
             self._file = self._rewrite(row, [earlier for earlier in rows if int(earlier[FRAMES]) < frames])
+        elif any(name not in self._columns for name in row):
+            self._file.close()
+            self._file = self._rewrite(row, _read(self._path)[1])
         _writer(self._file, self._columns).writerow(row)
         self._file.flush()
 
