@@ -42,9 +42,9 @@ def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
 
     expected, expected_gradients = outputs_and_gradients(learner, minibatch)
     assert learner.compile_time_s is None
-    weights = learner.algorithm.state_dict()
+    coefficients = learner.algorithm.loss.terms.state_dict()
     learner = make_learner(compiled, policy)
-    learner.algorithm.load_state_dict(weights)
+    learner.algorithm.loss.terms.load_state_dict(coefficients)
     found, gradients = outputs_and_gradients(learner, minibatch)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
