@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import recurrl.configs
-from recurrl.cli.help import meanings
-from recurrl.config import TrainConfig
+from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, ROOMS, names, packaged
 
-OPTIONS = [
-    *meanings(TrainConfig, {}),
-    *(one for group in ROOMS for options in packaged(group).values() for one in meanings(options, {}, f"{group}.")),
+FOUND = [
+    *keys_of(),
+    *(one for group in ROOMS for options in packaged(group).values() for one in keys_of(options, f"{group}.")),
 ]
+OPTIONS = [(key, kind, meaning) for key, kind, meaning in FOUND if not is_dataclass(kind)]
 
 SMALL = (
     *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
