@@ -17,6 +17,7 @@ from recurrl.cli.saved_config import check_code, code_named, config_within, nami
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed, value_of
 from recurrl.config.keys import differences
+from recurrl.config.options import check_values
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
 from recurrl.runtime.atomic import atomic_write
@@ -90,12 +91,18 @@ def _as_override(config: DictConfig, key: str) -> str:
 
 def _typed(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
     try:
-        return typed(effective)
+        return _checked(effective)
     except ConfigError:
         # What this command line gets wrong is not the file's fault.
-        typed(composed)
+        _checked(composed)
         with naming(source):
-            return typed(effective)
+            return _checked(effective)
+
+
+def _checked(config: DictConfig) -> TrainConfig:
+    found = typed(config)
+    check_values(found)
+    return found
 
 
 def _keep_schedules(effective: DictConfig, before: Mapping[str, Any]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,12 @@ import pytest
 import torch
 import yaml
 from hostile_runs import PACKAGE
+from omegaconf import OmegaConf
 from run_files import metrics, settings
 
 from recurrl.cli import evaluate_run as evaluate_command
+from recurrl.config.composed import chosen_options
+from recurrl.config.keys import keys_of
 from recurrl.evaluation import evaluate as evaluate_policy
 
 
@@ -93,7 +100,26 @@ def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, said, key, 
         assert str(run) in error, name
 
 
+def test_every_value_out_of_range_is_named_with_the_file(train, run):
+    saved = settings(run)
+    tried = []
+    for key, _, meaning in keys_of(chosen=chosen_options(OmegaConf.create(saved))):
+        if meaning.range is None or meaning.range.holds(-7):
+            continue
+        *groups, name = key.split(".")
+        spoilt = deepcopy(saved)
+        reduce(getitem, groups, spoilt)[name] = [-7] if key in ("encoder.sizes", "env.mask") else -7
+        (run / "config.yaml").write_text(yaml.dump(spoilt), encoding="utf-8")
+        outcome = train(f"resume={run}", "total_frames=96")
+        if key != "total_frames":  # which the command line has
+            assert re.search(r"=-7(\.0)? is out of range", outcome.error), (key, outcome.err)
+            assert str(run) in outcome.error, key
+        tried.append(key)
+    assert {"frames_per_batch", "epochs", "env.num_envs", "algorithm.gamma"} < set(tried)
+
+
 def test_what_the_command_line_gets_wrong_is_not_blamed_on_the_file(train, run):
+    assert str(run) not in train(f"resume={run}", "total_frames=-1").error
     error = train(f"resume={run}", "total_frames=many").error
     assert error.startswith("The configuration key 'total_frames'")
 
