@@ -118,9 +118,10 @@ class Choices:
 def _choose(cell: Cell, parameters: Parameters, x_BTI: Tensor, segments: Segments, options: Options) -> str:
     reason = _why_not_native(cell, x_BTI, options)
     if reason is None:
+        _say("backend auto is native, whose kernel is compiled for this processor")
         return "native"
     if reason == native.library.problem():
-        _say(reason)
+        _say(f"backend auto does without native, which is faster: {reason}")
     names = [name for name in candidates(cell, options, x_BTI.device) if name != "native"]
     if len(names) == 1:
         return names[0]
@@ -168,8 +169,8 @@ def _why_not_native(cell: Cell, x_BTI: Tensor, options: Options) -> str | None:
 
 
 @cache
-def _say(reason: str) -> None:
-    _log.info("backend auto does without native, which is faster: %s", reason)
+def _say(line: str) -> None:
+    _log.info(line)
 
 
 def _power_of_two(size: float) -> int:

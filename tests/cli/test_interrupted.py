@@ -88,7 +88,7 @@ def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(t
     returns = iter([1.0, 5.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [next(returns)])
     every = ["checkpoint.every_frames=32", "evaluation.every_frames=32", "checkpoint.keep_last=2"]
-    every += ["evaluation.memory=false"]
+    every += ["evaluation.memory=false", "evaluation.random=false"]
     outcome = train(*tiny, *every, "total_frames=160", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [

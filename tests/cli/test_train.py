@@ -25,7 +25,7 @@ def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
     out = console_call.outcome.out
     found = summary(console_run)
     assert "CartPole-v1, 4 environments; lstm 8 by backend auto (chosen on the first batch) on cpu" in out
-    assert re.search(rf"backend auto is {found['backend']} for 4 rows of 4 steps, .* ms a layer", out)
+    assert f"backend auto is {found['backend']}" in out
     mean, std = found["eval_return_mean"], found["eval_return_std"]
     assert f"evaluation return {mean:.1f} ± {std:.1f} over 2 episodes, " in out
     zeroed, shuffled = found["eval_return_mean_zeroed_state"], found["eval_return_mean_shuffled_state"]
@@ -64,7 +64,7 @@ def test_the_summary_of_a_run_says_what_it_came_to(console_run):
         "cell": "lstm",
         "eval_episodes": 2,
     }
-    assert found["backend"] in ("scan", "pad")
+    assert found["backend"] in ("native", "scan", "pad")
     assert found["checkpoint"] == "checkpoints/frames_000000000064"
     assert (console_run / found["checkpoint"]).is_dir()
 
