@@ -30,7 +30,11 @@ def require(extra: str, *packages: str) -> None:
     assert not missing, f"Install what this test is about: pip install -e '.[{extra}]'"
 
 
-@pytest.mark.parametrize("env_id", ENVIRONMENTS)
+# Breakout without its preset takes as long as Pong with it.
+@pytest.mark.parametrize(
+    "env_id",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "ALE/Breakout-v5")) for name in ENVIRONMENTS],
+)
 def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
     env_id: str,
     recurrl_train: Callable[..., Any],
