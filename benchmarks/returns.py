@@ -269,8 +269,8 @@ def report(results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
     lines = [
         "# Returns",
         "",
-        f"Measured on {machine(torch.device('cpu'))}; one recipe for all tasks{given}. Written by "
-        "`python scripts/benchmark.py returns`, see `--help` for what each column is.",
+        f"Measured on {machine(torch.device('cpu'))}; one thread a run, several runs at a time. One recipe for all "
+        f"tasks{given}. Written by `python scripts/benchmark.py returns`, see `--help` for what each column is.",
         "",
         "Returns are interquartile means over seeds of the last evaluation, with 95% bootstrap intervals. *Solved* is "
         "how many seeds reached the threshold in an evaluation; frames and seconds to it are medians over seeds.",
