@@ -85,6 +85,7 @@ def test_a_kernel_that_others_could_have_written_is_not_loaded(
     folder: Path, caplog: pytest.LogCaptureFixture, of_file: bool, mode: int
 ) -> None:
     built = build()
+    built.unlink()  # not overwritten: this process has mapped the file
     built.write_bytes(b"anything")
     (built if of_file else folder).chmod(mode)
     said = messages(caplog)
