@@ -143,6 +143,8 @@ def run(arguments: argparse.Namespace) -> None:
             sys.stderr.write(f"failed: {job.folder(arguments.runs)}, see error.log there\n")
     results = {job: found for job in jobs if (found := result(job.folder(arguments.runs))) is not None}
     text = report(results, arguments.overrides)
+    if arguments.output is not None:
+        text += "\n![Learning curves: interquartile mean and middle half over seeds](returns.png)\n"
     publish(text, arguments.output, "returns.md")
     if arguments.output is not None:
         draw(results, arguments.output / "returns.png")
