@@ -305,11 +305,10 @@ def _against_peer(task: Task, cell: str, results: Mapping[Job, Result]) -> Itera
     ours, theirs = _of(task, cell, results), _of(task, PEER, results)
     if not ours or not theirs:
         return
-    numbers = [
+    (frames, seconds), (their_frames, their_seconds) = (
         ([each.frames_to(task.threshold) for each in runs], [each.seconds_to(task.threshold) for each in runs])
         for runs in (ours, theirs)
-    ]
-    (frames, seconds), (their_frames, their_seconds) = numbers
+    )
     solved = sum(map(math.isfinite, their_frames))
     ratio = statistics.median_high(
         [taken if math.isfinite(taken) else run.seconds for taken, run in zip(their_seconds, theirs, strict=True)]

@@ -24,7 +24,7 @@ from recurrl.recurrent.cell import Cell, is_parallel_in_time
 from recurrl.recurrent.gated import is_hand_written
 
 COMPILABLE = (AUTO, "native", "scan", "triton")
-"""Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` where there is none."""
+"""Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
 
 
 def check_config(config: TrainConfig) -> None:

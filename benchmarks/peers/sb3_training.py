@@ -31,6 +31,7 @@ from benchmarks.returns import Task, chosen
 from recurrl.config import EnvConfig
 from recurrl.envs.source import source_of
 from recurrl.envs.tensors import TensorEnv
+from recurrl.evaluation import SEED_OFFSET
 from recurrl.keys import OBSERVATION
 
 EPISODES = 20
@@ -70,7 +71,7 @@ class SuiteVecEnv(VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Stable-Baselines3 asks for the render mode; there is none."""
+        """Stable-Baselines3 asks for the render mode; the environments cannot render."""
         return [None] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
@@ -151,7 +152,7 @@ def train(task: Task, seed: int, every: int, folder: Path, seconds: float) -> No
             settings[name] = lambda remaining, start=start: start * remaining
     config = configuration(*task.overrides).env
     env: VecEnv = VecMonitor(SuiteVecEnv(config, envs, seed))
-    evaluated: VecEnv = VecMonitor(SuiteVecEnv(config, EPISODES, seed + 1_000_003))
+    evaluated: VecEnv = VecMonitor(SuiteVecEnv(config, EPISODES, seed + SEED_OFFSET))
     if normalize:
         env = VecNormalize(env, gamma=settings.get("gamma", 0.99))
         evaluated = VecNormalize(evaluated, training=False, norm_reward=False)

@@ -71,7 +71,7 @@ LOWEST_ADVANTAGE = 0.01
 LOWEST_GRADIENT = 1e-3
 """The gradient's norm, as a fraction of the norm that it is clipped to. Per parameter it is then near Adam's eps."""
 EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
-"""An explained variance that is none, and the fraction of iterations that may have a larger one by chance."""
+"""An explained variance this small is chance, as is a larger one in at most this fraction of iterations."""
 USED_MEMORY = 0.05
 """The part of the gain over random actions that a policy loses without its memory, if it uses it."""
 

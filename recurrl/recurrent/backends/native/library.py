@@ -45,7 +45,7 @@ def problem() -> str | None:
 
 @cache
 def kernel(dtype: torch.dtype) -> ctypes.CDLL | str:
-    """The kernel for float32 or float64; or why there is none, and what to do."""
+    """The kernel for float32 or float64, or an error message if it cannot be built or loaded here."""
     try:
         return _load(dtype)
     except NoKernelError as error:
