@@ -1,4 +1,4 @@
-"""Time of an iteration by part of collection and learning, with each part's share of the whole.
+"""Time of an iteration by part of collection and learning, with each part's share of the whole, and processor time.
 
 The parts are timed in place while training runs; the remainder is the loop around them. You can profile any
 configuration: python scripts/benchmark.py profile cell=lstm env.num_envs=8 frames_per_batch=1024
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.configuration import configuration
@@ -24,7 +25,8 @@ from recurrl.config import TrainConfig
 from recurrl.learning.learner import Learner
 from recurrl.losses import advantage
 
-Times = dict[str, float]
+Times = dict[str, np.ndarray]
+"""Seconds ``[2]`` of each part: by the clock, and of processors over all threads of the process."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,24 +44,20 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def profile(config: TrainConfig, iterations: int) -> Times:
-    """Seconds per iteration by part, named ``whole/part``. Two iterations are warm-up."""
+    """Time per iteration by part, named ``whole/part``. Two iterations are warm-up."""
     set_process_state(config)
     policy = make_policy_for(config)
     learner = make_learner(config, policy)
     collector = make_collector(config, policy)
     assert isinstance(collector, LeanCollector)
     batches = iter(collector)
-    times: Times = defaultdict(float)
+    times: Times = defaultdict(lambda: np.zeros(2))
     with timed(_parts(collector, learner), times):
         for iteration in range(-2, iterations):
             if iteration == 0:
                 times.clear()
-            began = time.perf_counter()
-            batch = next(batches)
-            collected = time.perf_counter()
-            learner.learn(batch, progress=0.0)
-            times["collect"] += collected - began
-            times["learn"] += time.perf_counter() - collected
+            batch = _timed(batches.__next__, "collect", times)()
+            _timed(learner.learn, "learn", times)(batch, progress=0.0)
     collector.shutdown()
     return {name: seconds / iterations for name, seconds in times.items()}
 
@@ -91,7 +89,7 @@ def _parts(collector: LeanCollector, learner: Learner) -> list[tuple[Any, str, s
 
 @contextmanager
 def timed(parts: list[tuple[Any, str, str]], times: Times) -> Iterator[None]:
-    """Accumulates each part's seconds under its name."""
+    """Accumulates each part's time under its name."""
     kept = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
     for owner, name, label in parts:
         setattr(owner, name, _timed(getattr(owner, name), label, times))
@@ -107,39 +105,48 @@ def timed(parts: list[tuple[Any, str, str]], times: Times) -> Iterator[None]:
 
 def _timed(function: Callable[..., Any], label: str, times: Times) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
-        began = time.perf_counter()
+        began = _clocks()
         try:
             return function(*arguments, **options)
         finally:
-            times[label] += time.perf_counter() - began
+            times[label] += _clocks() - began
 
     return run
 
 
+def _clocks() -> np.ndarray:
+    return np.array((time.perf_counter(), time.process_time()))
+
+
 def table(times: Times, config: TrainConfig) -> str:
-    """Milliseconds per iteration, and percentages."""
-    whole = times["collect"] + times["learn"]
+    """Milliseconds per iteration by the clock and of processor time, and percentages of the clock."""
+    collect = times["collect"][0]
+    whole = collect + times["learn"][0]
     frames = config.frames_per_batch
     lines = [
         f"{config.env.id}, {config.env.num_envs} environments, {frames} frames per iteration, cell {config.cell.name}: "
-        f"{frames / whole:,.0f} frames/s, {frames / times['collect']:,.0f} for collection alone.",
+        f"{frames / whole:,.0f} frames/s, {frames / collect:,.0f} for collection alone.",
         "",
-        "| part | ms | % |",
-        "|---|---|---|",
+        "| part | ms | % | processor ms |",
+        "|---|---|---|---|",
     ]
     for name in _in_order(times):
         indent = "&emsp;" * name.count("/")
-        lines.append(
-            f"| {indent}{name.rpartition('/')[2]} | {1e3 * times[name]:.1f} | {100 * times[name] / whole:.0f} |"
-        )
+        wall, processor = times[name]
+        label = f"{indent}{name.rpartition('/')[2]}"
+        lines.append(f"| {label} | {1e3 * wall:.1f} | {100 * wall / whole:.0f} | {1e3 * processor:.1f} |")
     return "\n".join(lines)
 
 
 def _in_order(times: Times) -> Iterator[str]:
-    """Each whole followed by its parts, largest first."""
-    for whole in sorted((name for name in times if "/" not in name), key=times.__getitem__, reverse=True):
+    """Each whole followed by its parts, longest first."""
+
+    def wall(name: str) -> float:
+        return float(times[name][0])
+
+    for whole in sorted((name for name in times if "/" not in name), key=wall, reverse=True):
         yield whole
         parts = [name for name in times if name.startswith(f"{whole}/") and name.count("/") == 1]
-        for part in sorted(parts, key=times.__getitem__, reverse=True):
+        for part in sorted(parts, key=wall, reverse=True):
             yield part
             yield from sorted(name for name in times if name.startswith(f"{part}/"))

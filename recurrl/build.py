@@ -15,6 +15,7 @@ from recurrl.config.plugins import factory
 from recurrl.envs import make_env
 from recurrl.keys import ACTION
 from recurrl.learning.diagnosis import Diagnosis
+from recurrl.learning.flat import flattened
 from recurrl.learning.learner import Learner
 from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.reward_scale import RewardScaler
@@ -58,7 +59,7 @@ def make_learner(config: TrainConfig, policy: Policy) -> Learner:
         ConfigError: this version of torch cannot compile the loss.
     """
     make_buffer, env = factory("buffer", config.buffer.name), config.env
-    optimizer = torch.optim.Adam(list(policy.parameters()), lr=config.lr, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(flattened(policy), lr=config.lr, eps=1e-5, fused=True)
     scaler = RewardScaler(env.num_envs, config.algorithm.gamma, env.reward_scale, env.normalize_reward)
     return Learner(
         policy,

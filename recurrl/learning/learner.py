@@ -40,7 +40,7 @@ class Learner:
         buffer: cuts a batch into slices, and yields minibatches of them.
         states: sets the states that slices start from.
         reward_scaler: scales rewards for learning.
-        optimizer: of the policy's parameters.
+        optimizer: of the policy's parameters as :func:`~recurrl.learning.flat.flattened` returns them.
         learning_rate: of the optimizer.
         epochs: passes over each batch.
         max_skipped_steps: consecutive gradient steps that may be non-finite.
@@ -64,7 +64,7 @@ class Learner:
     def __post_init__(self) -> None:
         loss = self.algorithm.loss
         self._loss: Loss = compiled(loss, self.policy.device) if self.compiles else loss
-        self._parameters = list(self.policy.parameters())
+        self._vectors = [vector for group in self.optimizer.param_groups for vector in group["params"]]
         self._names: set[str] | None = None
         self._skipped_in_a_row = torch.zeros((), device=self.policy.device)
 
@@ -145,20 +145,21 @@ class Learner:
         if self.learning_rate.is_adaptive and not first:
             self.learning_rate.adapt(float(values[KL]))
         limit = self.algorithm.options.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(self._parameters, float("inf") if limit is None else limit)
-        finite = total.isfinite() & norm.isfinite()
+        norm = nn.utils.clip_grad_norm_(self._vectors, float("inf") if limit is None else limit)
+        # The sum is finite only if both are; a product with zero is NaN otherwise.
+        skipped = ((total + norm) * 0.0 != 0.0).float()
         # With found_inf the fused optimizer skips the step, without waiting for the device.
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
-        self._skipped_in_a_row = torch.where(finite, 0.0, self._skipped_in_a_row + 1)
-        return merged(values, {"optim/grad_norm": norm, SKIPPED: (~finite).float()})
+        self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skipped
+        return merged(values, {"optim/grad_norm": norm, SKIPPED: skipped})
 
     def _gradient(self, minibatch: TensorDictBase) -> tuple[Losses, Tensor]:
         """The losses of a minibatch and their total, whose gradient is then in the parameters' ``grad``."""
         began = time.perf_counter()
         losses = self._losses(minibatch)
-        for parameter in self._parameters:
-            parameter.grad = None  # as zero_grad does, in a tenth of the time
+        for vector in self._vectors:
+            vector.grad.zero_()
         total = losses.total
         total.backward()
         if self.compiles and self.compile_time_s is None:

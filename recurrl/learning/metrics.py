@@ -33,7 +33,7 @@ def means(steps: list[dict[str, Tensor]]) -> dict[str, float]:
     Shape legend: S steps, M metrics.
     """
     names = list(steps[0])
-    table_SM = torch.stack([torch.stack([step[name] for name in names]) for step in steps])
+    table_SM = torch.stack([step[name] for step in steps for name in names]).view(len(steps), -1)
     skipped_S1 = table_SM[:, names.index(SKIPPED)].unsqueeze(1)
     skipped = float(skipped_S1.sum())
     sums_M = table_SM.masked_fill(skipped_S1 > 0, 0.0).sum(0)

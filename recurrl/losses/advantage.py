@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.objectives.value.functional import generalized_advantage_estimate
+from torch.nn import functional
 
 from recurrl.policy import OBSERVATION, VALUE, Policy
+from recurrl.recurrent.linear_recurrence import from_zero
 
 ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
@@ -35,19 +36,16 @@ def add_advantages(batch_NT: TensorDictBase, policy: Policy, reward_NT: Tensor, 
         gamma: discount per step.
         lmbda: λ.
     """
-    value = batch_NT[VALUE]
-    advantage, target = generalized_advantage_estimate(
-        # As tensors: TorchRL multiplies them by integers, and with Python numbers the product would be float32.
-        value.new_tensor(gamma),
-        value.new_tensor(lmbda),
-        value,
-        next_values(batch_NT, policy),
-        reward_NT.unsqueeze(-1),
-        batch_NT["next", "done"],
-        batch_NT["next", "terminated"],
-    )
+    value, following = batch_NT[VALUE], next_values(batch_NT, policy)
+    error = reward_NT.unsqueeze(-1) + gamma * following - value
+    advantage = _to_go(error, gamma * lmbda * (~batch_NT["next", "done"]).to(value.dtype))
     batch_NT.set(ADVANTAGE, advantage)
-    batch_NT.set(VALUE_TARGET, target)
+    batch_NT.set(VALUE_TARGET, advantage + value)
+
+
+def _to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
+    """``sum[t] = value[t] + factor[t] · sum[t+1]``."""
+    return from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
 
 
 def standardized(advantage: Tensor) -> Tensor:
@@ -194,10 +192,8 @@ def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
 
 def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
     """The discounted sum of rewards from each step to the end of its episode or row, in float64."""
-    to_go_NT = reward_NT.double()
-    for t in reversed(range(reward_NT.shape[1] - 1)):
-        to_go_NT[:, t] += gamma * torch.where(is_init_NT[:, t + 1], 0.0, to_go_NT[:, t + 1])
-    return to_go_NT
+    continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).unsqueeze(-1)
+    return _to_go(reward_NT.double().unsqueeze(-1), gamma * continues_NT1.double()).squeeze(-1)
 
 
 def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:

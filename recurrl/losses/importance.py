@@ -33,9 +33,12 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: T
     Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation 7; with two bounds, Yu et al. 2025,
     https://arxiv.org/abs/2503.14476.
     """
-    clipped = log_ratio.clamp((-low).log1p(), high.log1p())
-    gain = torch.minimum(log_ratio.exp() * advantage, clipped.exp() * advantage)
-    return gain, clipped != log_ratio
+    floor, ceiling = (-low).log1p().to(log_ratio), high.log1p().to(log_ratio)
+    # The minimum is clipped from above only where the advantage is positive, and from below where it is negative.
+    is_positive = advantage > 0
+    bounds = torch.where(is_positive, -torch.inf, floor), torch.where(is_positive, ceiling, torch.inf)
+    gain = log_ratio.clamp(*bounds).exp() * advantage
+    return gain, log_ratio.detach().clamp(floor, ceiling) != log_ratio
 
 
 def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -46,8 +49,16 @@ def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def effective_sample_fraction(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """(Σρ)² / (n Σρ²) over the n unmasked ratios: 1 if all are equal, 1/n if one outweighs all others."""
+def effective_sample_fraction(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(Σρ)² / (n Σρ²) over the n ratios: 1 if all are equal, 1/n if one outweighs all others.
+
+    Args:
+        log_ratio: without gradient.
+        mask: of the ratios that count; None for all.
+    """
     # Dividing by the largest ratio cancels out, and keeps exponentials from overflowing.
-    weight = (log_ratio.masked_fill(~mask, -torch.inf) - log_ratio.max()).exp()
-    return weight.sum() ** 2 / ((weight**2).sum() * mask.sum()).clamp(min=torch.finfo(weight.dtype).tiny)
+    weight = (log_ratio - log_ratio.max()).exp()
+    count: int | Tensor = weight.numel()
+    if mask is not None:
+        weight, count = weight.masked_fill(~mask, 0.0), mask.sum()
+    return weight.sum().square() / (weight.square().sum() * count).clamp(min=torch.finfo(weight.dtype).tiny)

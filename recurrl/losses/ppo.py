@@ -131,10 +131,9 @@ def _diagnostics(log_ratio: Tensor, clipped: dict[str, Tensor]) -> dict[str, Ten
 
     Schulman 2020, http://joschu.net/blog/kl-approx.html.
     """
-    everywhere = torch.ones_like(log_ratio, dtype=torch.bool)
     return {
         "policy/kl_approx": -log_ratio.mean(),
         "policy/kl": kl_from_log_ratio(log_ratio).mean(),
         **clipped,
-        "policy/effective_sample_size": effective_sample_fraction(log_ratio, everywhere),
+        "policy/effective_sample_size": effective_sample_fraction(log_ratio),
     }

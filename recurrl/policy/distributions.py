@@ -24,7 +24,7 @@ NO_SHAPE = Size()
 
 
 class LazyCategorical(Categorical):
-    """torch's Categorical, normalised on demand, and in one operation where torch takes eight.
+    """torch's Categorical, normalised on demand, and in fewer operations.
 
     Args:
         unnormalized: ``[B, K]``, log-probabilities up to a constant.
@@ -44,6 +44,16 @@ class LazyCategorical(Categorical):
     def probs(self) -> Tensor:
         """Probabilities ``[B, K]``."""
         return functional.softmax(self.unnormalized, -1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probabilities of choices ``[..., B]``."""
+        index = value.long().unsqueeze(-1)
+        logits = self.logits if index.ndim == self.logits.ndim else self.logits.expand(*value.shape, self._num_events)
+        return logits.gather(-1, index).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropies ``[B]``, of finite log-probabilities."""
+        return -(self.logits.exp() * self.logits).sum(-1)
 
     def expand(self, batch_shape: Size | Sequence[int], _instance: None = None) -> LazyCategorical:
         """With the batch expanded to ``batch_shape``."""
@@ -268,7 +278,7 @@ def log_probs(distributions: Sequence[Distribution], actions: Sequence[Any]) -> 
     first = distributions[0]
     if isinstance(first, LazyCategorical):
         unnormalized = torch.stack([each.unnormalized for each in distributions], 1)  # type: ignore[attr-defined]
-        return LazyCategorical(unnormalized).log_prob(torch.stack(list(actions), 1))  # type: ignore[no-untyped-call]
+        return LazyCategorical(unnormalized).log_prob(torch.stack(list(actions), 1))
     return torch.stack([each.log_prob(action) for each, action in zip(distributions, actions, strict=True)], 1)
 
 

@@ -22,11 +22,11 @@ def linear_recurrence(a_BTH: Tensor, b_BTH: Tensor, starts_BT: Tensor, stored_BT
     start_BT1 = starts_BT.unsqueeze(-1)
     # Selected before it is multiplied: a stored state that is not read may be NaN.
     b_BTH = b_BTH + a_BTH * torch.where(start_BT1, stored_BTH, 0.0)
-    return _from_zero(torch.where(start_BT1, 0.0, a_BTH), b_BTH)
+    return from_zero(torch.where(start_BT1, 0.0, a_BTH), b_BTH)
 
 
-def _from_zero(a_BTH: Tensor, b_BTH: Tensor) -> Tensor:
-    """With ``h[−1] = 0``."""
+def from_zero(a_BTH: Tensor, b_BTH: Tensor) -> Tensor:
+    """:func:`linear_recurrence` with ``h[−1] = 0`` and no other stored state."""
     return _LinearRecurrence.apply(a_BTH, b_BTH)  # type: ignore[no-untyped-call]
 
 
@@ -41,7 +41,7 @@ class _LinearRecurrence(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         a, h = ctx.saved_tensors
         a_after = functional.pad(a[:, 1:], (0, 0, 0, 1))
-        grad_b = _from_zero(a_after.flip(1), grad.flip(1)).flip(1)
+        grad_b = from_zero(a_after.flip(1), grad.flip(1)).flip(1)
         return grad_b * functional.pad(h[:, :-1], (0, 0, 1, 0)), grad_b
 
 

@@ -48,7 +48,7 @@ def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it
     collector = make_collector(config, learner.policy)
     learner.learn(next(iter(collector)), progress=0.0)
     collector.shutdown()
-    learner.optimizer.zero_grad()
+    learner.policy.zero_grad()
     learner.algorithm.loss(next(learner.buffer.epoch())).terms["critic"].backward()
     reached = {name.partition(".")[0] for name, p in learner.policy.named_parameters() if p.grad is not None}
     assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}

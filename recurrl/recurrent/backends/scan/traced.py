@@ -72,7 +72,7 @@ def _forward_in_time(
     *stored_TBX: Tensor,
 ) -> tuple[Tensor, ...]:
     """Returns every state after every step."""
-    weights: dict[str, Any] = {"weight_hh": w_hh, "bias_hh": b_hh, "weight_hr": w_hr}
+    weights: dict[str, Any] = {"weight_hh": w_hh.clone(), "bias_hh": _cloned(b_hh), "weight_hr": _cloned(w_hr)}
 
     def one_step(
         carry: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
@@ -120,6 +120,7 @@ class _TracedScan(torch.autograd.Function):
             for stored, states in zip(stored_TBX, states_TBX, strict=True)
         ]
         rows = x_gates_TBG.shape[1]
+        w_hh, w_hr = w_hh.clone(), _cloned(w_hr)
         before_PX = tuple(entered.flatten(0, 1) for entered in before_TBX)
         factors_P, after_PH = _factors(cell, x_gates_TBG.flatten(0, 1), before_PX, w_hh, b_hh)
 
@@ -175,6 +176,11 @@ def _factors(
     factors_PAH = torch.empty_like(gates_PA).unflatten(1, (-1, hidden))
     others = cell.derivatives(gates_PA, before_PX, after_PH, factors_PAH)
     return (factors_PAH, *(other.clone() for other in others)), after_PH
+
+
+def _cloned(weight: Tensor | None) -> Tensor | None:
+    """A copy in memory of its own: torch's scan rejects weights that are views of one vector."""
+    return None if weight is None else weight.clone()
 
 
 def _split_last(factors_PAH: Tensor, cell: Any) -> Tensor:
