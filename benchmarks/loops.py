@@ -17,7 +17,7 @@ from torch import multiprocessing
 
 from benchmarks.peers.task import Loop, Task
 
-NEEDS = {"sb3_contrib": "sb3-contrib"}
+NEEDS = {"sb3_contrib": "sb3-contrib", "skrl": "skrl"}
 """Package to install for loops that recurrl's dependencies do not include."""
 
 

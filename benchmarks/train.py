@@ -1,4 +1,4 @@
-"""Training against sb3-contrib and TorchRL's loop: frames/s of collection and learning, and peak memory.
+"""Training against sb3-contrib, skrl, TorchRL and a loop in the style of CleanRL: frames/s, and peak memory.
 
 Masked CartPole with the same network and hyperparameters for all. The loops run in separate processes; while timed they
 take turns, an iteration at a time, so that a slowdown of the machine affects all of them: compare ratios, not times.
@@ -24,7 +24,13 @@ from benchmarks.measuring import machine, peak_proportional_memory
 from benchmarks.peers.task import Task
 
 OURS = "recurrl"
-CELLS = {OURS: ("gru", "lstm"), "sb3_contrib": ("lstm",), "torchrl": ("gru", "lstm")}
+CELLS = {
+    OURS: ("gru", "lstm"),
+    "sb3_contrib": ("lstm",),
+    "torchrl": ("gru", "lstm"),
+    "cleanrl": ("gru", "lstm"),
+    "skrl": ("gru", "lstm"),
+}
 """The cells compared for each loop."""
 
 
