@@ -13,9 +13,9 @@ from torch import Tensor
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.backends.native.ops import layer
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import GatedCell
+from recurrl.recurrent.gated import GatedCell, is_hand_written
+from recurrl.recurrent.operators import layer
 from recurrl.recurrent.segments import Segments
 
 OWN_PRODUCTS = False
@@ -60,14 +60,5 @@ def sequence(
             f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
             "Choose backend=scan."
         )
-    return layer(
-        x_BTI,
-        weights["weight_ih"],
-        weights["weight_hh"],
-        weights.get("bias_ih"),
-        weights.get("bias_hh"),
-        segments.starts_BT,
-        stored_states,
-        cell.name,
-        recompute=options.recompute == "full",
-    )
+    assert is_hand_written(cell)
+    return layer("native", cell, x_BTI, segments.starts_BT, stored_states, weights, options.recompute == "full")
