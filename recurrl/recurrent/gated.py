@@ -13,7 +13,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeGuard
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -101,7 +100,6 @@ class HandWritten(Protocol):
     """
 
     GATES: int
-    TORCH: type[torch.nn.RNNBase] | None
 
     SPLIT_GATES: int
     """Number of final gates that keep their two projections separate."""

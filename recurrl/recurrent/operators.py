@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -22,28 +22,32 @@ from torch import Tensor
 from recurrl.recurrent.cell import States, Weights
 from recurrl.recurrent.cells import make_cell
 from recurrl.recurrent.gated import WEIGHTS, HandWritten
+from recurrl.recurrent.segments import Segments
 
 Parameters = Sequence[Tensor | None]
 """Of :data:`WEIGHTS`."""
 
 
+class Layer(NamedTuple):
+    """What both passes of a layer read."""
+
+    cell: Any
+    """:class:`HandWritten`."""
+    weights: Sequence[Any]
+    """:data:`Parameters`."""
+    segments: Segments
+    stored: list[Tensor]
+    """The stored states ``[B, T, ...]``."""
+
+
 class Loop(Protocol):
     """A backend's loop over the steps, in an order of its own."""
 
-    def order(self, starts_BT: Tensor) -> Tensor | None:
+    def order(self, segments: Segments) -> Tensor | None:
         """The flat index of the row step at each place of its order; None if that is the rows' own."""
         ...
 
-    def forward(
-        self,
-        cell: HandWritten,
-        weights: Parameters,
-        starts_BT: Tensor,
-        stored: list[Tensor],
-        ends: list[Tensor],
-        states: list[Tensor],
-        gates_PA: Tensor,
-    ) -> None:
+    def forward(self, layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
         """Writes each state at the segments' last steps (zero elsewhere), each after every step, and the gates, whose
         last G of the A columns hold the input projections.
         """
@@ -51,10 +55,7 @@ class Loop(Protocol):
 
     def backward(
         self,
-        cell: HandWritten,
-        weights: Parameters,
-        starts_BT: Tensor,
-        stored: list[Tensor],
+        layer: Layer,
         states: list[Tensor],
         gates_PA: Tensor,
         grad_output: Tensor | None,
@@ -81,15 +82,16 @@ def forward(
     """Each state at the segments' last steps, each after every step, and the gates for the backward pass, which are
     empty unless ``keep``.
     """
-    w_ih, b_ih, loop = cast(Tensor, weights[0]), weights[2], _loop(backend)
+    layer, loop = Layer(cell, weights, Segments(starts_BT), stored), _loop(backend)
+    w_ih, b_ih = layer.weights[0], weights[2]
     outputs = _outputs(x_BTI, weights, stored, cell, True)
     ends, states, gates_PA = outputs[: len(stored)], outputs[len(stored) : -1], outputs[-1]
-    x_PI, projected_PG = _in_order(x_BTI, loop, starts_BT), gates_PA[:, _columns(w_ih, cell)]
+    x_PI, projected_PG = _in_order(x_BTI, loop.order(layer.segments)), gates_PA[:, _columns(w_ih, cell)]
     if b_ih is None:
         torch.mm(x_PI, w_ih.t(), out=projected_PG)
     else:
         torch.addmm(b_ih, x_PI, w_ih.t(), out=projected_PG)
-    loop.forward(cell, weights, starts_BT, stored, ends, states, gates_PA)
+    loop.forward(layer, ends, states, gates_PA)
     return outputs if keep else [*outputs[:-1], gates_PA[:0].clone()]
 
 
@@ -109,13 +111,14 @@ def backward(
     overwrite: bool = False,
 ) -> list[Tensor]:
     """Gradients of x, the weights and the stored states; empty where there are none or none is wanted."""
-    w_ih, rows, loop = cast(Tensor, weights[0]), len(cast(Tensor, weights[0])), _loop(backend)
+    layer, loop = Layer(cell, weights, Segments(starts_BT), stored), _loop(backend)
+    w_ih, rows, order = layer.weights[0], len(layer.weights[0]), loop.order(layer.segments)
     grads = _gradients(x_BTI, weights, stored, wants_x, wants_stored)
     grad_stored = grads[-len(stored) :] if wants_stored else []
-    arguments = (states, gates_PA, grad_output, grad_ends, grad_stored, overwrite)
-    grad_PA, entered_PO, grad_w_hr = loop.backward(cell, weights, starts_BT, stored, *arguments)
-    x_PI, inputs = _in_order(x_BTI, loop, starts_BT), _columns(w_ih, cell)
-    grad_x_PG, split, order = grad_PA[:, inputs], inputs.start, loop.order(starts_BT)
+    incoming = (grad_output, grad_ends)
+    grad_PA, entered_PO, grad_w_hr = loop.backward(layer, states, gates_PA, *incoming, grad_stored, overwrite)
+    x_PI, inputs = _in_order(x_BTI, order), _columns(w_ih, cell)
+    grad_x_PG, split = grad_PA[:, inputs], inputs.start
     if wants_x and order is None:
         torch.mm(grad_x_PG, w_ih, out=grads[0].flatten(0, 1))
     elif wants_x and order is not None:
@@ -136,8 +139,7 @@ def _loop(backend: str) -> Loop:
     return cast(Loop, import_module(f"recurrl.recurrent.backends.{backend}.loop"))
 
 
-def _in_order(x_BTI: Tensor, loop: Loop, starts_BT: Tensor) -> Tensor:
-    order = loop.order(starts_BT)
+def _in_order(x_BTI: Tensor, order: Tensor | None) -> Tensor:
     return x_BTI.flatten(0, 1) if order is None else x_BTI.flatten(0, 1).index_select(0, order)
 
 

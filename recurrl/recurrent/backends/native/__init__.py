@@ -5,8 +5,6 @@ Rows are read where they are: nothing is packed or padded, and stored states are
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import GatedCell, is_hand_written
+from recurrl.recurrent.gated import is_hand_written
 from recurrl.recurrent.operators import layer
 from recurrl.recurrent.segments import Segments
 
@@ -25,14 +23,15 @@ DTYPES = (torch.float32, torch.float64)
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU and LSTM without a projection, on a CPU with a C compiler."""
-    if not _has_kernel(cell):
+    if cell.TORCH is None:
         return (
             f"backend=native has no kernel for cell={cell.name}, only for {' and '.join(library.CELLS)}. "
             "Choose backend=scan."
         )
-    if cell.proj_size:
+    projection = getattr(cell, "proj_size", 0)
+    if projection:
         return (
-            f"proj_size={cell.proj_size} is not possible with backend=native, whose kernel treats the output as the "
+            f"proj_size={projection} is not possible with backend=native, whose kernel treats the output as the "
             "state. Choose backend=pad or backend=scan."
         )
     if options.recompute == "chunk":
@@ -40,11 +39,6 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
     return precision.torch_refusal("native", options.precision, options.compute_dtype, device) or library.problem()
-
-
-def _has_kernel(cell: Cell) -> TypeGuard[GatedCell]:
-    # The name alone may be that of another cell.
-    return cell.TORCH is not None and cell.name in library.CELLS
 
 
 def sequence(

@@ -6,13 +6,14 @@ Shape legend: B rows, T steps, P steps of all rows (B·T), H hidden size, A colu
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.native import library
+from recurrl.recurrent.operators import Layer
+from recurrl.recurrent.segments import Segments
 
 _COLUMNS = 4  # A / H, of either cell
 # Fewer multiplications take less time than starting a thread.
@@ -38,28 +39,17 @@ class _Layer(ctypes.Structure):
     )
 
 
-def order(starts_BT: Tensor) -> None:
+def order(segments: Segments) -> None:
     """The rows' own."""
 
 
-def forward(
-    cell: Any,
-    weights: Sequence[Any],
-    starts_BT: Tensor,
-    stored: list[Tensor],
-    ends: list[Tensor],
-    states: list[Tensor],
-    gates_PA: Tensor,
-) -> None:
+def forward(layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    _run("forward", cell, weights, starts_BT, stored, ends=ends, states=states, gates=gates_PA)
+    _run("forward", layer, ends=ends, states=states, gates=gates_PA)
 
 
 def backward(
-    cell: Any,
-    weights: Sequence[Any],
-    starts_BT: Tensor,
-    stored: list[Tensor],
+    layer: Layer,
     states: list[Tensor],
     gates_PA: Tensor,
     grad_output: Tensor | None,
@@ -69,25 +59,23 @@ def backward(
 ) -> tuple[Tensor, Tensor, None]:
     """As :meth:`~recurrl.recurrent.operators.Loop.backward`; overwriting saves as much memory as the gates take."""
     grad_PA = gates_PA if overwrite else torch.empty_like(gates_PA)
-    entered_PH = gates_PA.new_empty(len(gates_PA), weights[1].shape[1])
+    entered_PH = gates_PA.new_empty(len(gates_PA), layer.weights[1].shape[1])
     incoming = [None if grad is None else grad.contiguous() for grad in (grad_output, *grad_ends)]
     memory = {"grad_ends": incoming[1:], "states": list(states), "gates": gates_PA, "grad_output": incoming[0]}
     memory |= {"grad_gates": grad_PA, "entered": entered_PH, "grad_stored": grad_stored}
-    _run("backward", cell, weights, starts_BT, stored, **memory)
+    _run("backward", layer, **memory)
     return grad_PA, entered_PH, None
 
 
-def _run(
-    direction: str, cell: Any, weights: Sequence[Any], starts_BT: Tensor, stored: list[Tensor], **memory: Any
-) -> None:
+def _run(direction: str, layer: Layer, **memory: Any) -> None:
     """Runs the kernel forwards or backwards on a layer's memory.
 
     Raises:
         ValueError: a stored state does not have the layer's size; the kernel would read beyond it.
     """
-    _, w_hh, _, b_hh, _ = weights
+    (_, w_hh, _, b_hh, _), starts_BT = layer.weights, layer.segments.starts_BT
     rows, steps, hidden = *starts_BT.shape, w_hh.shape[1]
-    stored = [state.to(w_hh) for state in stored]
+    stored = [state.to(w_hh) for state in layer.stored]
     for state in (*memory["states"], *stored):
         if state.shape != (rows, steps, hidden):
             raise ValueError(f"backend=native needs states [{rows}, {steps}, {hidden}]; there is {list(state.shape)}.")
@@ -95,16 +83,16 @@ def _run(
         stored = [state.contiguous() for state in stored]
     w_hh, starts_BT = w_hh.contiguous(), starts_BT.bool().contiguous()
     b_hh = None if b_hh is None else b_hh.contiguous()
-    layer = _Layer(rows, steps, hidden)
-    layer.stored_row, layer.stored_step, _ = stored[0].stride()
+    given = _Layer(rows, steps, hidden)
+    given.stored_row, given.stored_step, _ = stored[0].stride()
     for name, value in {"w_hh": w_hh, "b_hh": b_hh, "starts": starts_BT, "stored": stored, **memory}.items():
         found = tuple(map(_pointer, value)) if isinstance(value, list) else _pointer(value)
-        setattr(layer, name, found)
+        setattr(given, name, found)
     threads = max(1, min(torch.get_num_threads(), rows * steps * _COLUMNS * hidden**2 // _WORK_OF_A_THREAD))
     kernel = library.kernel(w_hh.dtype)
     if isinstance(kernel, str):
         raise RuntimeError(kernel)
-    if getattr(kernel, direction)(library.CELLS.index(cell.name), ctypes.c_long(threads), ctypes.byref(layer)):
+    if getattr(kernel, direction)(library.CELLS.index(layer.cell.name), ctypes.c_long(threads), ctypes.byref(given)):
         raise MemoryError("backend=native: no memory for the recurrent layer's working space.")
 
 

@@ -45,21 +45,25 @@ def sequence(
     pieces = []
     for first in range(0, steps, at_once):
         chunk = slice(first, first + at_once)
-        begins = segments.starts_BT[:, first]
-        entering = tuple(
-            torch.cat(
-                (torch.where(expanded(begins, state), stored[:, first], state)[:, None], stored[:, chunk][:, 1:]), 1
-            )
-            for stored, state in zip(stored_states, carried, strict=True)
-        )
-        starts = Segments.from_is_init(segments.starts_BT[:, chunk]).starts_BT
+        of_rows = (x_BTI[:, chunk], segments.starts_BT[:, chunk], tuple(stored[:, chunk] for stored in stored_states))
         output, ends = checkpoint(
-            _sequence, cell, x_BTI[:, chunk], starts, entering, weights, use_reentrant=False, preserve_rng_state=False
+            _continued, cell, *of_rows, carried, weights, use_reentrant=False, preserve_rng_state=False
         )
         carried = tuple(end[:, -1] for end in ends)
         pieces.append((output, *ends))
     output, *ends = (torch.cat(piece, 1) for piece in zip(*pieces, strict=True))
     return output, tuple(segments.only_ends(end) for end in ends)
+
+
+def _continued(
+    cell: Cell, x_BTI: Tensor, starts_BT: Tensor, stored: States, carried: States, weights: Weights
+) -> tuple[Tensor, States]:
+    """Like ``_sequence``, from the states ``carried`` into the first step where no segment starts there."""
+    stored = tuple(
+        torch.cat((torch.where(expanded(starts_BT[:, 0], before), of_row[:, 0], before)[:, None], of_row[:, 1:]), 1)
+        for of_row, before in zip(stored, carried, strict=True)
+    )
+    return _sequence(cell, x_BTI, Segments.from_is_init(starts_BT).starts_BT, stored, weights)
 
 
 def _sequence(cell: Cell, x_BTI: Tensor, starts_BT: Tensor, stored: States, weights: Weights) -> tuple[Tensor, States]:
@@ -68,7 +72,7 @@ def _sequence(cell: Cell, x_BTI: Tensor, starts_BT: Tensor, stored: States, weig
         output_BTO, states = cell.parallel(weights, cell.project(weights, x_BTI), starts_BT, stored)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     compiling = torch.compiler.is_compiling()
-    if is_hand_written(cell) and not (compiling and cell.TORCH is None):
+    if not (compiling and cell.TORCH is None) and is_hand_written(cell):
         return layer("scan", cell, x_BTI, starts_BT, stored, weights)
     if compiling:
         raise ValueError(

@@ -6,38 +6,29 @@ those after each packed step), H hidden size, O output size, G gate rows, A colu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recurrl.recurrent.gated import HandWritten
+from recurrl.recurrent.operators import Layer
 from recurrl.recurrent.segments import Segments
 
 
-def order(starts_BT: Tensor) -> Tensor:
+def order(segments: Segments) -> Tensor:
     """That of :class:`~recurrl.recurrent.segments.Packing`."""
-    return Segments(starts_BT).packing.positions_P
+    return segments.packing.positions_P
 
 
-def forward(
-    cell: HandWritten,
-    weights: Sequence[Any],
-    starts_BT: Tensor,
-    stored: list[Tensor],
-    ends: list[Tensor],
-    states: list[Tensor],
-    gates_PA: Tensor,
-) -> None:
+def forward(layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    packing = Segments(starts_BT).packing
-    sizes, (_, w_hh, _, b_hh, w_hr) = packing.batch_sizes, weights
+    cell, (_, w_hh, _, b_hh, w_hr), segments, stored = layer
+    packing, sizes = segments.packing, segments.packing.batch_sizes
     split, projection = _split(cell, w_hh), gates_PA.shape[1] - (0 if w_hr is None else w_hr.shape[1])
     gates_PA[:, :split] = 0.0
     if b_hh is not None:
         gates_PA[:, : len(b_hh)] += _split_first(b_hh, split)
-    memory_RX = [_initialised(packing.at_starts(state), len(gates_PA)) for state in stored]
+    memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in stored]
     states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
     gates_of, produced_of = (gates.split_with_sizes(sizes) for gates in gates_PA.tensor_split([projection], 1))
     recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
@@ -56,10 +47,7 @@ def forward(
 
 
 def backward(
-    cell: HandWritten,
-    weights: Sequence[Any],
-    starts_BT: Tensor,
-    stored: list[Tensor],
+    layer: Layer,
     states: list[Tensor],
     gates_PA: Tensor,
     grad_output: Tensor | None,
@@ -68,9 +56,8 @@ def backward(
     overwrite: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """As :meth:`~recurrl.recurrent.operators.Loop.backward`; nothing is overwritten."""
-    segments = Segments(starts_BT)
-    packing, (_, w_hh, _, _, w_hr) = segments.packing, weights
-    sizes = packing.batch_sizes
+    cell, (_, w_hh, _, _, w_hr), segments, stored = layer
+    packing, sizes = segments.packing, segments.packing.batch_sizes
     count, w_hh = sizes[0], _split_first(w_hh, _split(cell, w_hh))
     after_PX = [state.flatten(0, 1) for state in states]
     before_PX = [
@@ -88,7 +75,7 @@ def backward(
     if grad_ends[0] is not None:
         total_BTO = total_BTO + segments.only_ends(grad_ends[0])
     total_PO = total_BTO.flatten(0, 1).index_select(0, packing.positions_P)
-    grads_RO = torch.cat((total_PO.new_zeros(count, total_PO.shape[1]), total_PO))
+    grads_RO = functional.pad(total_PO, (0, 0, count, 0))
     carried_N1X = [
         state.new_zeros(count, 1, state.shape[1]) if grad is None else grad.flatten(0, 1)[packing.ends_N].unsqueeze(1)
         for state, grad in zip(after_PX[1:], grad_ends[1:], strict=True)
@@ -113,7 +100,3 @@ def _split(cell: HandWritten, w_hh: Tensor) -> int:
 def _split_first(rows_GX: Tensor, split: int) -> Tensor:
     """The rows of a recurrent weight in the cell's memory order: split gates first."""
     return torch.cat((rows_GX[-split:], rows_GX[:-split])) if split else rows_GX
-
-
-def _initialised(entering_NX: Tensor, steps: int) -> Tensor:
-    return torch.cat((entering_NX, entering_NX.new_empty(steps, entering_NX.shape[1])))
