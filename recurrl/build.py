@@ -130,7 +130,8 @@ def describe(config: TrainConfig, policy: Policy) -> str:
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
-        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}"
+        measures = " (chosen on the first batch)" if config.backend.name == "auto" else ""
+        memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{measures}"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}; {parameters:,} parameters; "
         f"{config.iterations} iterations of {config.frames_per_batch} frames"
