@@ -21,7 +21,6 @@ from recurrl.learning import compiling
 from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import AUTO, Options, refusal
 from recurrl.recurrent.cell import Cell, is_parallel_in_time
-from recurrl.recurrent.gated import is_hand_written
 
 COMPILABLE = (AUTO, "native", "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
@@ -116,14 +115,9 @@ def _compiled_cell(config: TrainConfig, cell: Cell) -> None:
         f"episodes start. Choose one of: {', '.join(COMPILABLE)}; or leave compile out.",
     )
     require(
-        config.recompute.name == "none" or config.backend.name not in (AUTO, "scan"),
-        f"recompute={config.recompute.name} is not possible with compile=true and backend={config.backend.name}, whose "
-        "compiled scan stores what its backward pass needs. Choose recompute=none, or leave compile out.",
-    )
-    require(
-        is_hand_written(cell) or is_parallel_in_time(cell),
-        f"compile=true is not possible with cell={config.cell.name}: compiling needs a cell with a hand-written "
-        "derivative or a parallel form. Leave compile out.",
+        cell.TORCH is not None or is_parallel_in_time(cell),
+        f"compile=true is not possible with cell={config.cell.name}: compiling needs a GRU, an LSTM or a cell "
+        "with a parallel form. Leave compile out.",
     )
 
 

@@ -63,8 +63,8 @@ class EnvironmentMadeError(Exception):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _measurements_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps the backends' measurements out of the user's cache, also in subprocesses."""
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps compiled kernels out of the user's cache, also in subprocesses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECURRL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -72,7 +72,7 @@ def _measurements_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine without a C compiler, also for subprocesses: ``backend=auto`` measures the others."""
+    """A machine without a C compiler, also for subprocesses: ``backend=auto`` is ``scan``."""
     monkeypatch.setenv("CC", "no-such-compiler")
     library.kernel.cache_clear()
     yield

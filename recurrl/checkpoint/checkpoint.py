@@ -51,7 +51,7 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
         "reward_scaler": learner.reward_scaler,
         "learner": learner,
         "rng": GlobalRNGState(),
-        "backends": Choices([module.chooser for module in learner.policy.recurrent_modules], learner.policy.device),
+        "backends": Choices([module.chooser for module in learner.policy.recurrent_modules]),
         **others,
     }
 

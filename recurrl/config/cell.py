@@ -23,7 +23,7 @@ class CellConfig:
 class BackendConfig:
     """The implementation of the recurrent layer."""
 
-    name: str = option("the implementation of the recurrent layer; auto is native where it can, else it measures")
+    name: str = option("the implementation of the recurrent layer; auto is native where it can")
 
 
 @dataclass

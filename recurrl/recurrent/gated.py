@@ -10,10 +10,9 @@ projection), K gates, G gate rows (K × H), A gates that memory is kept for (see
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeGuard
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -105,43 +104,30 @@ class HandWritten(Protocol):
     SPLIT_GATES: int
     """Number of final gates that keep their two projections separate."""
 
-    def forward_views(self, gates_PA: Tensor) -> tuple[Tensor, ...]:
-        """The columns that ``forward_step`` works on, sliced once rather than at every step."""
-        ...
-
-    def forward_step(
-        self, views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]
-    ) -> None:
-        """One step into preallocated memory. ``views`` are one step of ``forward_views``. On return ``gates`` holds
-        what ``derivatives`` reads.
-        """
+    def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
+        """One step from its projections into given memory. On return ``gates`` holds what ``derivatives`` reads."""
         ...
 
     def derivatives(
-        self, gates_PA: Tensor, before_PH: tuple[Tensor, ...], after_PH: tuple[Tensor, ...], factors_PAH: Tensor
-    ) -> tuple[Tensor, ...]:
+        self, gates_PA: Tensor, before_PH: Sequence[Tensor], after_PH: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """All gradient-independent factors of the backward pass, for many steps at once.
 
         Args:
             gates_PA: as the forward pass left them.
             before_PH: the states before each step.
             after_PH: the states after each step; do not read the first, which may be projected.
-            factors_PAH: receives the factors of the gates, ``[P, A, H]``.
 
         Returns:
-            Any other factors, ``[P, 1, H]`` each.
+            The factors of the gates, ``[P, A / H, H]``, and any others, ``[P, 1, H]`` each.
         """
         ...
 
-    def backward_views(self, factors_PAH: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The columns of ``derivatives`` that ``backward_step`` works on."""
-        ...
-
-    def backward_step(self, views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], grad_before_B1H: Tensor) -> None:
+    def backward_step(self, factors: tuple[Tensor, ...], grads_B1H: Sequence[Tensor], grad_before_B1H: Tensor) -> None:
         """One step back, in place.
 
         Args:
-            views: one step of ``backward_views``. The gates' factors become the projections' gradients.
+            factors: those of this step. The gates' become the projections' gradients.
             grads_B1H: gradients of the states after the step. All but the first are overwritten with those of the
                 states before it.
             grad_before_B1H: gradient of the first state before the step. Adds all contributions except that of the
@@ -150,64 +136,7 @@ class HandWritten(Protocol):
         ...
 
 
-class Fused(Protocol):
-    """A cell with a fused torch kernel."""
-
-    HOLD: tuple[float, ...] | None
-    """Added to each gate's input projection to keep the second state unchanged and output zero; None if the output is
-    the only state.
-    """
-
-    READ_OUT: tuple[float, ...] | None
-    """Full projection of each gate that sets both states to the second state times ``READ_OUT_SCALE``; None where
-    ``HOLD`` is.
-    """
-
-    READ_OUT_SCALE: float
-    """Small enough that the output's tanh is the identity."""
-
-    CLEAR: tuple[float, ...] | None
-    """Added to each gate's input projection to zero all states; None where ``HOLD`` is."""
-
-    def fused(
-        self, x_TBI: Tensor, states_1BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Runs the layer with torch's kernel, time first: outputs ``[T, B, H]`` and last states ``[1, B, H]``."""
-        ...
-
-
 # hasattr rather than isinstance, which torch.compile cannot trace for protocols.
 def is_hand_written(cell: object) -> TypeGuard[HandWritten]:
     """True if the cell has an in-place step and derivative."""
     return hasattr(cell, "backward_step")
-
-
-def is_fused(cell: object) -> TypeGuard[Fused]:
-    """True if torch has a fused kernel for the cell."""
-    return hasattr(cell, "fused")
-
-
-def into(out: Tensor, operation: Callable[..., Tensor], *arguments: Tensor, **others: float) -> Tensor:
-    """Writes ``operation(*arguments)`` to ``out``, which may be non-contiguous: torch.compile rejects that as
-    ``out=``.
-    """
-    if torch.compiler.is_compiling():
-        return out.copy_(operation(*arguments, **others))
-    return operation(*arguments, **others, out=out)
-
-
-# Below this size tanh itself is faster than the three operations that replace it.
-_FEW_ELEMENTS = 1024
-_MINUS_ONE = torch.tensor(-1.0)
-
-
-def tanh_into(value: Tensor, out: Tensor) -> Tensor:
-    """Writes ``tanh(value)`` to ``out``, computed as ``2σ(2·value) − 1`` where that is faster.
-
-    torch's tanh on a CPU takes about seven times as long as its sigmoid. The replacement is accurate to one ulp of 1,
-    like any sum of order 1.
-    """
-    if value.numel() < _FEW_ELEMENTS or value.device.type != "cpu" or torch.compiler.is_compiling():
-        return into(out, torch.tanh, value)
-    torch.add(value, value, out=out).sigmoid_()
-    return torch.add(_MINUS_ONE, out, alpha=2, out=out)

@@ -21,69 +21,6 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
-    """Packed steps, and indices into a state buffer ``[R, X]``, R = N + P: the initial states, then those after each
-    packed step.
-    """
-
-    sizes: list[int]
-    """Number of segments still running at each time step; non-increasing."""
-
-    last_N: Tensor
-    """Buffer rows of the states after each segment's last step."""
-
-    before_P: Tensor | None
-    """Buffer rows of the states before each packed step; None if these are the first P."""
-
-    positions_P: Tensor | None = None
-    """See :class:`Packing`. None if callers' values are packed too."""
-
-    inverse_P: Tensor | None = None
-
-    @classmethod
-    def of_sizes(cls, sizes: list[int], device: torch.device) -> Steps:
-        """Steps for callers whose values are already packed."""
-        segments, steps = sizes[0], sum(sizes)
-        if segments == sizes[-1]:
-            return cls(sizes, torch.arange(steps, steps + segments, device=device), None)
-        sizes_S = np.asarray(sizes)
-        lengths_N = np.searchsorted(-sizes_S, -np.arange(segments))
-        last_N = segments + (np.cumsum(sizes_S) - sizes_S)[lengths_N - 1] + np.arange(segments)
-        before_P = segments + np.arange(steps) - np.repeat([segments, *sizes[:-1]], sizes)
-        return cls(sizes, torch.from_numpy(last_N).to(device), torch.from_numpy(before_P).to(device))
-
-    def entered(self, states_RX: Tensor, begin: int, end: int) -> Tensor:
-        """The states before packed steps ``begin`` to ``end``."""
-        if self.before_P is None:
-            return states_RX[begin:end]
-        return states_RX.index_select(0, self.before_P[begin:end])
-
-    def packed(self, values_PX: Tensor, begin: int, end: int) -> Tensor:
-        """Packed steps ``begin`` to ``end`` of values in row order."""
-        if self.positions_P is None:
-            return values_PX[begin:end]
-        return values_PX.index_select(0, self.positions_P[begin:end])
-
-    def unpacked(self, packed_PX: Tensor) -> Tensor:
-        """Packed values in row order, in new memory."""
-        return packed_PX.clone() if self.inverse_P is None else packed_PX.index_select(0, self.inverse_P)
-
-    def pack_into(self, values_PX: Tensor, out_PX: Tensor) -> None:
-        """Writes values in row order to ``out_PX`` in packed order."""
-        if self.positions_P is None:
-            out_PX.copy_(values_PX)
-        else:
-            torch.index_select(values_PX, 0, self.positions_P, out=out_PX)
-
-    def unpack_into(self, packed_CX: Tensor, out_PX: Tensor, begin: int, end: int) -> None:
-        """Writes packed steps ``begin`` to ``end`` to their places in row order."""
-        if self.positions_P is None:
-            out_PX[begin:end] = packed_CX
-        else:
-            out_PX.index_copy_(0, self.positions_P[begin:end], packed_CX)
-
-
-@dataclass(frozen=True, eq=False)
 class Packing:
     """Segments sorted by length, longest first, and their steps laid out step by step.
 
@@ -94,8 +31,8 @@ class Packing:
     rows_and_steps: torch.Size
     """(B, T) of the rows."""
 
-    steps: Steps
-    """Steps for values in row order; if no row holds a reset, for values already packed."""
+    batch_sizes: list[int]
+    """Number of segments still running at each of the S steps; non-increasing."""
 
     starts_N: Tensor
     """Flat index of each segment's first step, in packed order of the segments."""
@@ -103,33 +40,21 @@ class Packing:
     ends_N: Tensor
     """Flat index of each segment's last step, in the same order."""
 
-    lengths_N: np.ndarray
-    """Steps of each segment, in the same order."""
+    positions_P: Tensor
+    """Flat index into the rows of each packed step."""
 
-    positions_P: Tensor | None
-    """Flat index into the rows of each packed step; None if no row holds a reset: the packed layout is then the rows'
-    transpose.
-    """
+    inverse_P: Tensor
+    """Packed index of each row step."""
 
-    inverse_P: Tensor | None
-    """Packed index of each row step; None as above."""
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """Number of segments still running at each of the S steps; non-increasing."""
-        return self.steps.sizes
+    before_P: Tensor
+    """Where the state before each packed step is, in N initial states followed by those after each row step."""
 
     def pack(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to packed ``[P, ...]``."""
-        if self.positions_P is None or self.inverse_P is None:
-            return values_BTX.transpose(0, 1).flatten(0, 1)
         return permuted(values_BTX.flatten(0, 1), self.positions_P, self.inverse_P)
 
     def unpack(self, packed_PX: Tensor) -> Tensor:
         """Inverse of ``pack``."""
-        if self.positions_P is None or self.inverse_P is None:
-            rows, steps = self.rows_and_steps
-            return packed_PX.unflatten(0, (steps, rows)).transpose(0, 1)
         return permuted(packed_PX, self.inverse_P, self.positions_P).unflatten(0, self.rows_and_steps)
 
     def at_starts(self, values_BTX: Tensor) -> Tensor:
@@ -167,11 +92,6 @@ class Segments:
     def only_ends(self, values_BTX: Tensor) -> Tensor:
         """The values ``[B, T, ...]`` at the segments' last steps, zero elsewhere."""
         return torch.where(expanded(self.ends_BT, values_BTX), values_BTX, 0.0)
-
-    @cached_property
-    def any_reset(self) -> bool:
-        """True if any row holds more than one segment."""
-        return self.packing.positions_P is not None
 
     @cached_property
     def packing(self) -> Packing:
@@ -215,31 +135,20 @@ def _packing_of(starts_BT: Tensor) -> Packing:
 
 
 def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
-    rows, steps = starts_BT.shape
     # In numpy, whose calls cost a fraction of torch's on small arrays.
     starts_N = np.flatnonzero(starts_BT.numpy())
-    if len(starts_N) == rows:
-        first_N = torch.from_numpy(starts_N).to(device)
-        unbroken = Steps.of_sizes([rows] * steps, device)
-        return Packing(starts_BT.shape, unbroken, first_N, first_N + steps - 1, np.full(rows, steps), None, None)
     lengths_N = np.diff(starts_N, append=starts_BT.numel())
     order_N = np.argsort(-lengths_N, kind="stable")
     starts_N, lengths_N = starts_N[order_N], lengths_N[order_N]
-    ends_N = starts_N + lengths_N - 1
     offsets_S1 = np.arange(lengths_N[0])[:, None]
     running_SN = offsets_S1 < lengths_N
     positions_P = (starts_N + offsets_S1)[running_SN]
     inverse_P = np.empty_like(positions_P)
     inverse_P[positions_P] = np.arange(len(positions_P))
-    # The state before a step is the one after the previous step of its row, except at segment starts.
-    before_P = inverse_P[positions_P - 1] + len(starts_N)
-    before_P[: len(starts_N)] = np.arange(len(starts_N))
-    first_N, end_N, last_N, before, positions, inverse = (
-        torch.from_numpy(values).to(device)
-        for values in (starts_N, ends_N, inverse_P[ends_N] + len(starts_N), before_P, positions_P, inverse_P)
-    )
-    packed = Steps(running_SN.sum(1).tolist(), last_N, before, positions, inverse)
-    return Packing(starts_BT.shape, packed, first_N, end_N, lengths_N, positions, inverse)
+    before_P = np.concatenate((np.arange(len(starts_N)), len(starts_N) + positions_P[len(starts_N) :] - 1))
+    indices = (starts_N, starts_N + lengths_N - 1, positions_P, inverse_P, before_P)
+    on_device = (torch.from_numpy(values).to(device) for values in indices)
+    return Packing(starts_BT.shape, running_SN.sum(1).tolist(), *on_device)
 
 
 def expanded(flags: Tensor, values: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ Each life is a fork of this process, which has only imported things, so that it 
 come from a server that has imported them too. A life ends by SIGKILL or SIGTERM: at a random moment; within the writing
 of a checkpoint, between two of its files; within an evaluation, between two of its steps; or within the last one. They
 are spread over the whole run. After each one the newest checkpoint has to be whole, and no row of metrics.csv may be
-further from it than the checkpoints are from one another. Once there is a checkpoint, the cache of measurements has
-``backend=auto`` choose the other way round.
+further from it than the checkpoints are from one another.
 
 Prints how each life ended, and what is in shared memory after the last one.
 """
@@ -30,7 +29,6 @@ from typing import Any
 from recurrl import evaluation
 from recurrl.checkpoint import files
 from recurrl.cli import train as train_command
-from recurrl.runtime.cache import VARIABLE, cache_folder
 
 PREFIX = len(files.PREFIX)
 ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION = "anywhere", "checkpoint", "evaluation", "last evaluation"
@@ -103,20 +101,10 @@ def live(run: Path, overrides: list[str], prepare: Callable[[], None]) -> None:
 
 def birth(run: Path, overrides: list[str], prepare: Callable[[], None] = lambda: None) -> int:
     """The process id of a new life."""
-    if newest(run) is not None:
-        os.environ[VARIABLE] = str(run.parent / "other_cache")
     child = os.fork()
     if child == 0:
         live(run, overrides, prepare)
     return child
-
-
-def with_times_the_other_way_round(known: Path, folder: Path) -> None:
-    """A cache of measurements in which what was fast is slow."""
-    times = json.loads(known.read_text(encoding="utf-8"))
-    turned = {key: {name: 1 / seconds for name, seconds in values.items()} for key, values in times.items()}
-    folder.mkdir()
-    (folder / known.name).write_text(json.dumps(turned), encoding="utf-8")
 
 
 def start_server() -> None:
@@ -153,7 +141,6 @@ def value(overrides: list[str], key: str) -> int:
 def main() -> None:
     run, kills, terms, overrides = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     total, interval = value(overrides, "total_frames"), value(overrides, "checkpoint.every_frames")
-    with_times_the_other_way_round(cache_folder() / "backends.json", run.parent / "other_cache")
     start_server()
     draws = random.Random(0)
     ends = plan(kills, terms, draws)

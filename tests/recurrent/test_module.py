@@ -185,13 +185,6 @@ def test_training_may_follow_inference_on_the_same_resets(module, backend):
     torch.testing.assert_close(found, expected)
 
 
-def test_recomputation_is_refused_where_the_compiler_would_ignore_it():
-    layer = GRUModule(3, 4, recurrent_backend="scan", recurrent_recompute="full", in_key="x", out_key="y")
-    rows = TensorDict({"x": torch.randn(2, 5, 3), "is_init": torch.zeros(2, 5, 1, dtype=torch.bool)}, (2, 5))
-    with set_recurrent_mode(True), pytest.raises(Exception, match="recompute=full is not possible with backend=scan"):
-        torch.compile(layer, backend="eager", fullgraph=True)(rows)
-
-
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", [GRUModule, LSTMModule])

@@ -73,11 +73,13 @@ def test_a_flat_batch_of_slices_takes_as_many_steps_as_its_longest_segment() -> 
     assert len(Segments.from_is_init(is_init).packing.batch_sizes) == 32
 
 
-def test_rows_without_a_reset_are_not_gathered() -> None:
-    packing = Segments.from_is_init(torch.zeros(3, 5, dtype=torch.bool)).packing
-    values = torch.randn(3, 5, 2)
-    assert packing.positions_P is None
-    assert packing.unpack(packing.pack(values)).equal(values)
+@given(is_init=flags())
+def test_the_states_before_packed_steps_are_found(is_init: torch.Tensor) -> None:
+    packing = Segments.from_is_init(is_init).packing
+    found = packing.before_P.tolist()
+    first = packing.starts_N.tolist()
+    for row_step, place in zip(packing.positions_P.tolist(), found, strict=True):
+        assert place == (first.index(row_step) if row_step in first else len(first) + row_step - 1)
 
 
 def test_a_permutation_can_be_differentiated_twice() -> None:

@@ -106,7 +106,7 @@ def refusal(name: str | Backend, cell: Cell, options: Options, device: torch.dev
         )
     if name != AUTO:
         return load_backend(name).supports(cell, options, device)
-    reasons = {each: load_backend(each).supports(cell, options, device) for each in _candidates(device)}
+    reasons = {each: load_backend(each).supports(cell, options, device) for each in candidates(device)}
     return None if None in reasons.values() else reasons["scan"]
 
 
@@ -118,21 +118,7 @@ def refusal_on_device(name: str | Backend, cell: Cell, options: Options, device:
     return reason
 
 
-def candidates(cell: Cell, options: Options, device: torch.device) -> list[str]:
-    """The backends that ``auto`` may choose from, in order of preference.
-
-    Raises:
-        ValueError: no backend supports the request.
-    """
-    reasons = {name: refusal_on_device(name, cell, options, device) for name in _candidates(device)}
-    found = [name for name, reason in reasons.items() if reason is None]
-    if not found:
-        raise ValueError(" ".join(filter(None, reasons.values())))
-    return found
-
-
-def _candidates(device: torch.device | None) -> tuple[str, ...]:
+def candidates(device: torch.device | None) -> tuple[str, ...]:
+    """The backends that ``auto`` may choose, in order of preference."""
     # triton is left out until it has been run on a GPU.
-    if device is None or device.type == "cuda":
-        return ("pad", "scan")
-    return ("native", "scan", "pad")
+    return ("native", "scan") if device is not None and device.type == "cpu" else ("pad", "scan")

@@ -10,30 +10,23 @@ Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size,
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recurrl.recurrent.cell import States
-from recurrl.recurrent.gated import GatedCell, into, tanh_into
+from recurrl.recurrent.gated import GatedCell
 
 
 class LSTM(GatedCell):
-    """Long short-term memory, with a hand-written derivative and torch's kernels."""
+    """Long short-term memory, with a hand-written derivative."""
 
     GATES = 4
     STATES = ("_h", "_c")
     TORCH = nn.LSTM
     SPLIT_GATES = 0
-    # i = o = σ(−∞) = 0 and f = σ(∞) = 1, exact in every floating format: c' = c and h' = 0.
-    HOLD = (-1e4, 1e4, 0.0, -1e4)
-    # i = 0, o = 1 and f = σ(−30): c' = f ⊙ c = tanh(c') = h', to full precision.
-    READ_OUT = (-1e4, -30.0, 0.0, 1e4)
-    READ_OUT_SCALE = 1 / (1 + math.exp(30.0))
-    # i = f = o = 0, exact: c' = h' = 0.
-    CLEAR = (-1e4, -1e4, 0.0, -1e4)
 
     def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
         """One step from the two projections."""
@@ -42,58 +35,32 @@ class LSTM(GatedCell):
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(c), c
 
-    def forward_views(self, gates_PA: Tensor) -> tuple[Tensor, ...]:
-        """Gates hold (i, f, g, o)."""
-        i, f, g, o = gates_PA.chunk(4, -1)
-        return gates_PA[:, : 2 * i.shape[-1]], i, f, g, o
-
-    def forward_step(
-        self, views: tuple[Tensor, ...], states_BH: tuple[Tensor, ...], out_states_BH: tuple[Tensor, ...]
-    ) -> None:
-        """``activate`` into preallocated memory."""
-        i_f, i, f, g, o = views
-        out_h, out_c = out_states_BH
-        i_f.sigmoid_()
-        tanh_into(g, g)
+    def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
+        """``activate`` into preallocated memory; gates hold (i, f, g, o)."""
+        i, f, g, o = gates_BA.chunk(4, -1)
+        h, c = out_states
+        gates_BA[:, : 2 * i.shape[1]].sigmoid_()
+        g.tanh_()
         o.sigmoid_()
-        torch.mul(f, states_BH[1], out=out_c).addcmul_(i, g)
-        tanh_into(out_c, out_h).mul_(o)
+        torch.mul(f, states[1], out=c).addcmul_(i, g)
+        torch.tanh(c, out=h).mul_(o)
 
     def derivatives(
-        self, gates_PA: Tensor, before_PH: tuple[Tensor, ...], after_PH: tuple[Tensor, ...], factors_PAH: Tensor
-    ) -> tuple[Tensor, ...]:
+        self, gates_PA: Tensor, before_PH: Sequence[Tensor], after_PH: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """``(∂c'/∂(i, f, g), ∂h'/∂o)`` with respect to the gates' projections, then ``∂h'/∂c'`` and ``∂c'/∂c``."""
         i, f, g, o = gates_PA.chunk(4, -1)
-        tanh_c = tanh_into(after_PH[1], torch.empty_like(after_PH[1]))
-        to_i, to_f, to_g, to_o = factors_PAH.unbind(1)
-        into(to_i, torch.mul, g, i)
-        to_i.addcmul_(to_i, i, value=-1)
-        into(to_f, torch.mul, before_PH[1], f)
-        to_f.addcmul_(to_f, f, value=-1)
-        into(to_g, torch.mul, i, g).mul_(g).neg_().add_(i)
-        into(to_o, torch.mul, tanh_c, o)
-        h_by_c = torch.addcmul(o, to_o, tanh_c, value=-1)
-        to_o.addcmul_(to_o, o, value=-1)
-        return h_by_c.unsqueeze(1), f.unsqueeze(1)
+        tanh_c = after_PH[1].tanh()
+        factors = (g * i * (1 - i), before_PH[1] * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o))
+        return torch.stack(factors, 1), ((o * (1 - tanh_c * tanh_c)).unsqueeze(1), f.unsqueeze(1))
 
-    def backward_views(self, factors_PAH: Tensor, others: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """i, f and g act through c', o through h'."""
-        return factors_PAH[:, :3], factors_PAH[:, 3:], *others
-
-    def backward_step(self, views: tuple[Tensor, ...], grads_B1H: tuple[Tensor, ...], grad_before_B1H: Tensor) -> None:
-        """The incoming h acts only through its projection."""
-        (grad_h, grad_c), (through_c, through_h, h_by_c, f) = grads_B1H, views
+    def backward_step(self, factors: tuple[Tensor, ...], grads_B1H: Sequence[Tensor], grad_before_B1H: Tensor) -> None:
+        """i, f and g act through c', o through h', the incoming h through its projection only."""
+        (grad_h, grad_c), (to_gates, h_by_c, f) = grads_B1H, factors
         grad_c.addcmul_(grad_h, h_by_c)
-        through_c.mul_(grad_c)
-        through_h.mul_(grad_h)
+        to_gates[:, :3].mul_(grad_c)
+        to_gates[:, 3:].mul_(grad_h)
         grad_c.mul_(f)
-
-    def fused(
-        self, x_TBI: Tensor, states_1BH: tuple[Tensor, ...], weights: list[Tensor], has_biases: bool, train: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """``torch.lstm``."""
-        output, h, c = torch.lstm(x_TBI, states_1BH, weights, has_biases, 1, 0.0, train, False, False)
-        return output, (h, c)
 
 
 def make(options: Any) -> LSTM:

@@ -20,7 +20,7 @@ from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
 from recurrl.recurrent import auto, backends, precision, rnn, submodule
-from recurrl.recurrent.backends import Backend, Options, scan
+from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, state_shapes
 from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
@@ -128,8 +128,6 @@ class RecurrentModule(TensorDictModuleBase):
         backends.load_backend("scan" if recurrent_backend == backends.AUTO else recurrent_backend)
         if recurrent_backend == backends.AUTO:
             backends.load_backend("native")
-        if recurrent_backend == "scan":
-            prepare_for_compile(next(layers.parameters()).device)
         self.backend_in_use: str | None = None
         """The backend that ran last; None before the first call in sequence mode."""
         self.chooser = auto.Chooser()
@@ -288,7 +286,7 @@ class RecurrentModule(TensorDictModuleBase):
         segments = Segments.from_is_init(is_init_BT)
         name, options = self.recurrent_backend, self.options
         if name == backends.AUTO:
-            name = self.chooser.choose(self.cell, self.layers, x_BTI, segments, options)
+            name = self.chooser.choose(self.cell, x_BTI, options)
         elif name in ("native", "scan") and in_transform():
             raise ValueError(
                 f"backend={name} is not possible inside torch.vmap and other torch.func transforms, which cannot "
@@ -299,14 +297,3 @@ class RecurrentModule(TensorDictModuleBase):
             self._refuse_if(backends.refusal_on_device(name, self.cell, options, x_BTI.device))
         self.backend_in_use = backends.name_of(name)
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
-
-
-def prepare_for_compile(device: torch.device | str) -> None:
-    """Prepares modules with ``recurrent_backend="auto"`` for ``torch.compile`` on ``device``; takes about a second.
-
-    Modules constructed with ``recurrent_backend="scan"`` are already prepared.
-
-    Raises:
-        RuntimeError: this version of torch cannot compile a scan there.
-    """
-    scan.prepare(torch.device(device))

@@ -5,17 +5,15 @@ Rows are read where they are: nothing is packed or padded, and stored states are
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import torch
 from torch import Tensor
 
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.backends.native.ops import layer
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import GatedCell
+from recurrl.recurrent.gated import is_hand_written
+from recurrl.recurrent.operators import layer
 from recurrl.recurrent.segments import Segments
 
 OWN_PRODUCTS = False
@@ -25,14 +23,15 @@ DTYPES = (torch.float32, torch.float64)
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU and LSTM without a projection, on a CPU with a C compiler."""
-    if not _has_kernel(cell):
+    if cell.TORCH is None:
         return (
             f"backend=native has no kernel for cell={cell.name}, only for {' and '.join(library.CELLS)}. "
             "Choose backend=scan."
         )
-    if cell.proj_size:
+    projection = getattr(cell, "proj_size", 0)
+    if projection:
         return (
-            f"proj_size={cell.proj_size} is not possible with backend=native, whose kernel treats the output as the "
+            f"proj_size={projection} is not possible with backend=native, whose kernel treats the output as the "
             "state. Choose backend=pad or backend=scan."
         )
     if options.recompute == "chunk":
@@ -40,11 +39,6 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
     return precision.torch_refusal("native", options.precision, options.compute_dtype, device) or library.problem()
-
-
-def _has_kernel(cell: Cell) -> TypeGuard[GatedCell]:
-    # The name alone may be that of another cell.
-    return cell.TORCH is not None and cell.name in library.CELLS
 
 
 def sequence(
@@ -60,14 +54,5 @@ def sequence(
             f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
             "Choose backend=scan."
         )
-    return layer(
-        x_BTI,
-        weights["weight_ih"],
-        weights["weight_hh"],
-        weights.get("bias_ih"),
-        weights.get("bias_hh"),
-        segments.starts_BT,
-        stored_states,
-        cell.name,
-        recompute=options.recompute == "full",
-    )
+    assert is_hand_written(cell)
+    return layer("native", cell, x_BTI, segments.starts_BT, stored_states, weights, options.recompute == "full")

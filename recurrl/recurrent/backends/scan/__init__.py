@@ -1,25 +1,24 @@
-"""A scan over time: hand-written backward in eager mode, hoptorch's scan under ``torch.compile``.
+"""A loop over the steps in Python, with a hand-written derivative for GRU and LSTM.
 
-In eager mode segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the
-longest segment, nothing is padded, and stored states are read only at segment starts.
-
-Under ``torch.compile`` nothing may depend on data values: the scan walks all T steps and selects the stored state where
-a segment starts. There a flat batch of slices is one row of B·T steps, so restore its time dimension first.
-
-Cells with a parallel form use it in both modes.
+Segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the longest
+segment, nothing is padded, and stored states are read only at segment starts. Cells without a hand-written derivative
+are differentiated by autograd; those with a parallel form have no loop.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
-from recurrl.recurrent.backends.scan import packed, traced
 from recurrl.recurrent.cell import Cell, States, Weights, is_parallel_in_time
 from recurrl.recurrent.gated import is_hand_written
-from recurrl.recurrent.segments import Segments, Steps
+from recurrl.recurrent.operators import layer
+from recurrl.recurrent.segments import Segments, expanded
 
 OWN_PRODUCTS = False
 
@@ -34,39 +33,59 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     return precision.torch_refusal("scan", options.precision, options.compute_dtype, device)
 
 
-def prepare(device: torch.device) -> None:
-    """Prepares the scan for ``torch.compile`` on ``device``; see :func:`traced.prepare`."""
-    traced.prepare(device)
-
-
 def sequence(
     cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
 ) -> tuple[Tensor, States]:
-    """Runs one layer as a scan over its steps."""
+    """Runs one layer; with recomputation ``chunk_len`` steps of the rows at a time (default: about √T)."""
+    steps = x_BTI.shape[1]
+    if options.recompute == "none" or steps == 0:
+        return _sequence(cell, x_BTI, segments.starts_BT, stored_states, weights)
+    at_once = options.chunk_len if options.recompute == "chunk" else math.isqrt(steps - 1) + 1
+    carried: States = tuple(stored[:, 0] for stored in stored_states)
+    pieces = []
+    for first in range(0, steps, at_once):
+        chunk = slice(first, first + at_once)
+        of_rows = (x_BTI[:, chunk], segments.starts_BT[:, chunk], tuple(stored[:, chunk] for stored in stored_states))
+        output, ends = checkpoint(
+            _continued, cell, *of_rows, carried, weights, use_reentrant=False, preserve_rng_state=False
+        )
+        carried = tuple(end[:, -1] for end in ends)
+        pieces.append((output, *ends))
+    output, *ends = (torch.cat(piece, 1) for piece in zip(*pieces, strict=True))
+    return output, tuple(segments.only_ends(end) for end in ends)
+
+
+def _continued(
+    cell: Cell, x_BTI: Tensor, starts_BT: Tensor, stored: States, carried: States, weights: Weights
+) -> tuple[Tensor, States]:
+    """Like ``_sequence``, from the states ``carried`` into the first step where no segment starts there."""
+    stored = tuple(
+        torch.cat((torch.where(expanded(starts_BT[:, 0], before), of_row[:, 0], before)[:, None], of_row[:, 1:]), 1)
+        for of_row, before in zip(stored, carried, strict=True)
+    )
+    return _sequence(cell, x_BTI, Segments.from_is_init(starts_BT).starts_BT, stored, weights)
+
+
+def _sequence(cell: Cell, x_BTI: Tensor, starts_BT: Tensor, stored: States, weights: Weights) -> tuple[Tensor, States]:
+    segments = Segments(starts_BT)
     if is_parallel_in_time(cell):
-        projected_BTX = cell.project(weights, x_BTI)
-        output_BTO, states = cell.parallel(weights, projected_BTX, segments.starts_BT, stored_states)
+        output_BTO, states = cell.parallel(weights, cell.project(weights, x_BTI), starts_BT, stored)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
-    if torch.compiler.is_compiling():
-        if options.recompute != "none":
-            raise ValueError(
-                f"recompute={options.recompute} is not possible with backend=scan under torch.compile, whose scan "
-                "keeps what its backward pass needs. Choose recompute=none, or do not compile the module."
-            )
-        return traced.run(cell, x_BTI, segments, stored_states, weights)
+    compiling = torch.compiler.is_compiling()
+    if not (compiling and cell.TORCH is None) and is_hand_written(cell):
+        return layer("scan", cell, x_BTI, starts_BT, stored, weights)
+    if compiling:
+        raise ValueError(
+            "backend=scan under torch.compile needs a GRU, an LSTM or a cell with a parallel form: what autograd does "
+            "depends on where segments begin. Choose backend=reference, which the compiler unrolls, or run without "
+            "torch.compile."
+        )
     packing = segments.packing
-    entering_NX = tuple(packing.at_starts(stored) for stored in stored_states)
-    in_row_order = segments.any_reset and options.recompute == "none" and is_hand_written(cell)
-    if in_row_order:
-        output_PO, last_NX = packed.run(cell, x_BTI.flatten(0, 1), packing.steps, entering_NX, weights)
-        output_BTO = output_PO.unflatten(0, packing.rows_and_steps)
-    else:
-        layer = (cell, packing.pack(x_BTI), Steps.of_sizes(packing.batch_sizes, x_BTI.device), entering_NX, weights)
-        if options.recompute == "none":
-            output_PO, last_NX = packed.run(*layer)
-        else:
-            output_PO, last_NX = packed.run_in_chunks(
-                *layer, options.chunk_len if options.recompute == "chunk" else None
-            )
-        output_BTO = packing.unpack(output_PO)
-    return output_BTO, tuple(packing.at_ends(state) for state in last_NX)
+    states = tuple(packing.at_starts(state) for state in stored)
+    outputs, history = [], []
+    for x in cell.project(weights, packing.pack(x_BTI)).split_with_sizes(packing.batch_sizes):
+        output, states = cell.step(weights, x, tuple(state[: len(x)] for state in states))
+        outputs.append(output)
+        history.append(states)
+    last = (packing.unpack(torch.cat(each)) for each in zip(*history, strict=True))
+    return packing.unpack(torch.cat(outputs)), tuple(segments.only_ends(state) for state in last)

@@ -1,0 +1,287 @@
+"""One layer of a cell with a hand-written derivative, in one direction, differentiable once.
+
+torch computes the matmuls over all steps (input projection, gradients of inputs and weights), a backend's loop the
+steps. For ``torch.compile``, which then takes the layer whole, both passes are also custom operators; eager calls skip
+their dispatch.
+
+Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, O output size (H, or that of the
+projection), G gate rows, A columns that memory is kept for (see :class:`~recurrl.recurrent.gated.HandWritten`): the
+first G take the recurrent product, the last G the input's. With a projection, H more hold what it projects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from recurrl.recurrent.cell import States, Weights
+from recurrl.recurrent.cells import make_cell
+from recurrl.recurrent.gated import WEIGHTS, HandWritten
+from recurrl.recurrent.segments import Segments
+
+Parameters = Sequence[Tensor | None]
+"""Of :data:`WEIGHTS`."""
+
+
+class Layer(NamedTuple):
+    """What both passes of a layer read."""
+
+    cell: Any
+    """:class:`HandWritten`."""
+    weights: Sequence[Any]
+    """:data:`Parameters`."""
+    segments: Segments
+    stored: list[Tensor]
+    """The stored states ``[B, T, ...]``."""
+
+
+class Loop(Protocol):
+    """A backend's loop over the steps, in an order of its own."""
+
+    def order(self, segments: Segments) -> Tensor | None:
+        """The flat index of the row step at each place of its order; None if that is the rows' own."""
+        ...
+
+    def forward(self, layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
+        """Writes each state at the segments' last steps (zero elsewhere), each after every step, and the gates, whose
+        last G of the A columns hold the input projections.
+        """
+        ...
+
+    def backward(
+        self,
+        layer: Layer,
+        states: list[Tensor],
+        gates_PA: Tensor,
+        grad_output: Tensor | None,
+        grad_ends: list[Tensor | None],
+        grad_stored: list[Tensor],
+        overwrite: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns the gradients of the gates ``[P, A]``, the first state before each step, and the projection's
+        gradient; writes those of the stored states unless the list is empty. May use ``gates`` for the result with
+        ``overwrite``.
+        """
+        ...
+
+
+def forward(
+    backend: str,
+    cell: HandWritten,
+    x_BTI: Tensor,
+    weights: Parameters,
+    starts_BT: Tensor,
+    stored: list[Tensor],
+    keep: bool,
+) -> list[Tensor]:
+    """Each state at the segments' last steps, each after every step, and the gates for the backward pass, which are
+    empty unless ``keep``.
+    """
+    layer, loop = Layer(cell, weights, Segments(starts_BT), stored), _loop(backend)
+    w_ih, b_ih = layer.weights[0], weights[2]
+    outputs = _outputs(x_BTI, weights, stored, cell, True)
+    ends, states, gates_PA = outputs[: len(stored)], outputs[len(stored) : -1], outputs[-1]
+    x_PI, projected_PG = _in_order(x_BTI, loop.order(layer.segments)), gates_PA[:, _columns(w_ih, cell)]
+    if b_ih is None:
+        torch.mm(x_PI, w_ih.t(), out=projected_PG)
+    else:
+        torch.addmm(b_ih, x_PI, w_ih.t(), out=projected_PG)
+    loop.forward(layer, ends, states, gates_PA)
+    return outputs if keep else [*outputs[:-1], gates_PA[:0].clone()]
+
+
+def backward(
+    backend: str,
+    cell: HandWritten,
+    grad_output: Tensor | None,
+    grad_ends: list[Tensor | None],
+    x_BTI: Tensor,
+    weights: Parameters,
+    starts_BT: Tensor,
+    stored: list[Tensor],
+    states: list[Tensor],
+    gates_PA: Tensor,
+    wants_x: bool,
+    wants_stored: bool,
+    overwrite: bool = False,
+) -> list[Tensor]:
+    """Gradients of x, the weights and the stored states; empty where there are none or none is wanted."""
+    layer, loop = Layer(cell, weights, Segments(starts_BT), stored), _loop(backend)
+    w_ih, rows, order = layer.weights[0], len(layer.weights[0]), loop.order(layer.segments)
+    grads = _gradients(x_BTI, weights, stored, wants_x, wants_stored)
+    grad_stored = grads[-len(stored) :] if wants_stored else []
+    incoming = (grad_output, grad_ends)
+    grad_PA, entered_PO, grad_w_hr = loop.backward(layer, states, gates_PA, *incoming, grad_stored, overwrite)
+    x_PI, inputs = _in_order(x_BTI, order), _columns(w_ih, cell)
+    grad_x_PG, split = grad_PA[:, inputs], inputs.start
+    if wants_x and order is None:
+        torch.mm(grad_x_PG, w_ih, out=grads[0].flatten(0, 1))
+    elif wants_x and order is not None:
+        grads[0].flatten(0, 1).index_copy_(0, order, grad_x_PG @ w_ih)
+    torch.mm(grad_x_PG.t(), x_PI, out=grads[1])
+    grad_w_hh, grad_bias_A = grad_PA[:, :rows].t() @ entered_PO, grad_PA.sum(0)
+    torch.cat((grad_w_hh[split:], grad_w_hh[:split]), out=grads[2])
+    if weights[2] is not None:
+        grads[3].copy_(grad_bias_A[inputs])
+        torch.cat((grad_bias_A[split:rows], grad_bias_A[:split]), out=grads[4])
+    if grad_w_hr is not None:
+        grads[5].copy_(grad_w_hr)
+    return grads
+
+
+@cache
+def _loop(backend: str) -> Loop:
+    return cast(Loop, import_module(f"recurrl.recurrent.backends.{backend}.loop"))
+
+
+def _in_order(x_BTI: Tensor, order: Tensor | None) -> Tensor:
+    return x_BTI.flatten(0, 1) if order is None else x_BTI.flatten(0, 1).index_select(0, order)
+
+
+def _columns(w_ih: Tensor, cell: HandWritten) -> slice:
+    """The columns of the input projections."""
+    split = cell.SPLIT_GATES * (len(w_ih) // cell.GATES)
+    return slice(split, split + len(w_ih))
+
+
+def _outputs(x_BTI: Tensor, weights: Parameters, stored: list[Tensor], cell: HandWritten, keep: bool) -> list[Tensor]:
+    rows, steps, _ = x_BTI.shape
+    hidden, is_projected = len(cast(Tensor, weights[0])) // cell.GATES, weights[4] is not None
+    columns = (cell.GATES + cell.SPLIT_GATES + is_projected) * hidden
+    states = [x_BTI.new_empty(rows, steps, state.shape[2]) for state in 2 * stored]
+    return [*states, x_BTI.new_empty(rows * steps if keep else 0, columns)]
+
+
+def _gradients(
+    x_BTI: Tensor, weights: Parameters, stored: list[Tensor], wants_x: bool, wants_stored: bool
+) -> list[Tensor]:
+    return [
+        torch.empty_like(x_BTI, memory_format=torch.contiguous_format) if wants_x else x_BTI.new_empty(0),
+        *(x_BTI.new_empty(0 if weight is None else weight.shape) for weight in weights),
+        *(x_BTI.new_empty(state.shape if wants_stored else 0) for state in stored),
+    ]
+
+
+_operators = torch.library.Library("recurrl", "FRAGMENT")
+_operators.define(
+    "layer_forward(str backend, str cell, Tensor x, Tensor?[] weights, Tensor starts, Tensor[] stored, bool keep) "
+    "-> Tensor[]"
+)
+_operators.define(
+    "layer_backward(str backend, str cell, Tensor? grad_output, Tensor?[] grad_ends, Tensor x, Tensor?[] weights, "
+    "Tensor starts, Tensor[] stored, Tensor[] states, Tensor gates, bool wants_x, bool wants_stored) -> Tensor[]"
+)
+
+
+@cache
+def _named(cell: str) -> Any:
+    return make_cell(cell, 1)  # its maths reads the sizes from its arguments
+
+
+for _pass in (forward, backward):
+
+    def _operator(backend: str, cell: str, *others: Any, run: Any = _pass) -> Any:
+        return run(backend, _named(cell), *others)
+
+    _operators.impl(f"layer_{_pass.__name__}", _operator, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("recurrl::layer_forward")
+def _(backend, cell, x, weights, starts, stored, keep):  # type: ignore[no-untyped-def]
+    return _outputs(x, weights, stored, _named(cell), keep)
+
+
+@torch.library.register_fake("recurrl::layer_backward")
+def _(backend, cell, grad, ends, x, weights, starts, stored, states, gates, wants_x, wants_stored):  # type: ignore[no-untyped-def]
+    return _gradients(x, weights, stored, wants_x, wants_stored)
+
+
+def layer(
+    backend: str,
+    cell: HandWritten,
+    x_BTI: Tensor,
+    starts_BT: Tensor,
+    stored: States,
+    weights: Weights,
+    recompute: bool = False,
+) -> tuple[Tensor, States]:
+    """The output ``[B, T, O]`` of every step, and each state at the segments' last steps, zero elsewhere.
+
+    Args:
+        backend: whose loop runs.
+        cell: under ``torch.compile``, one of the package.
+        x_BTI: the input.
+        starts_BT: true where the stored state enters.
+        stored: the stored states, read only there.
+        weights: by name.
+        recompute: run the forward pass again for the backward pass, instead of keeping its gates and states.
+    """
+    parameters = [weights.get(name) for name in WEIGHTS]
+    if torch.is_grad_enabled():
+        *ends, output = _Differentiable.apply(  # type: ignore[no-untyped-call]
+            backend, cell, recompute, x_BTI, starts_BT, *parameters, *stored
+        )
+        return output, tuple(ends)
+    found = _forward(backend, cell, x_BTI, parameters, starts_BT, list(stored), False)
+    return found[len(stored)], tuple(found[: len(stored)])
+
+
+def _forward(backend: str, cell: Any, *others: Any) -> list[Tensor]:
+    if not torch.compiler.is_compiling():
+        return forward(backend, cell, *others)
+    found: list[Tensor] = torch.ops.recurrl.layer_forward.default(backend, cell.name, *others)
+    return found
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, backend: str, cell: Any, recompute: bool, x_BTI: Tensor, starts_BT: Tensor, *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        weights, stored = given[: len(WEIGHTS)], list(given[len(WEIGHTS) :])
+        found = _forward(backend, cell, x_BTI, weights, starts_BT, stored, not recompute)
+        ctx.backend, ctx.cell, ctx.is_kept = backend, cell, not recompute
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x_BTI, starts_BT, *given, *([] if recompute else found[len(stored) :]))
+        return tuple(found[: len(stored) + 1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        # once_differentiable would silently omit this layer from a second derivative.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"backend={ctx.backend} supports first derivatives only, but create_graph=True asks for a second one. "
+                "Choose backend=reference, which supports any order."
+            )
+        count = len(grads) - 1
+        x_BTI, starts_BT, *rest = ctx.saved_tensors
+        weights, rest = rest[: len(WEIGHTS)], rest[len(WEIGHTS) :]
+        stored, kept = rest[:count], rest[count:]
+        if not ctx.is_kept:
+            kept = _forward(ctx.backend, ctx.cell, x_BTI, weights, starts_BT, stored, True)[count:]
+        wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
+        arguments = (
+            grads[-1],
+            list(grads[:-1]),
+            x_BTI,
+            weights,
+            starts_BT,
+            stored,
+            kept[:-1],
+            kept[-1],
+            wants_x,
+            wants_stored,
+        )
+        if torch.compiler.is_compiling():
+            found = torch.ops.recurrl.layer_backward.default(ctx.backend, ctx.cell.name, *arguments)
+        else:
+            ctx.is_kept = False  # for a second call, with retain_graph
+            found = backward(ctx.backend, ctx.cell, *arguments, overwrite=True)
+        wanted = [wants_x, *(weight is not None for weight in weights), *[wants_stored] * count]
+        grad_x, *others = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
+        return None, None, None, grad_x, None, *others
