@@ -10,28 +10,18 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from recurrl.errors import ConfigError
-from recurrl.recurrent import prepare_for_compile
-
 logger = logging.getLogger(__name__)
 
 Loss = Callable[[TensorDictBase], Any]
 
 
-def compiled(loss: nn.Module, device: torch.device) -> Loss:
+def compiled(loss: nn.Module) -> Loss:
     """A loss that is compiled as one graph at its first call, and its gradient at the first backward pass.
 
     Each shape of a minibatch is compiled separately.
-
-    Raises:
-        ConfigError: this version of torch cannot compile a scan on ``device``.
     """
     # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
-    try:
-        prepare_for_compile(device)
-    except RuntimeError as error:
-        raise ConfigError(f"compile=true does not work here: {error} Leave compile out.") from error
     logger.info("The first update compiles the loss, which takes about half a minute.")
     made: Loss = torch.compile(loss.forward, fullgraph=True, dynamic=False)
     return made

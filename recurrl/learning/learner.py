@@ -63,7 +63,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         loss = self.algorithm.loss
-        self._loss: Loss = compiled(loss, self.policy.device) if self.compiles else loss
+        self._loss: Loss = compiled(loss) if self.compiles else loss
         self._parameters = list(self.policy.parameters())
         self._names: set[str] | None = None
         self._skipped_in_a_row = torch.zeros((), device=self.policy.device)

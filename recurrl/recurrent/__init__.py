@@ -7,7 +7,7 @@ from torchrl.modules import recurrent_mode, set_recurrent_mode
 
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.gated import GatedCell
-from recurrl.recurrent.module import RecurrentModule, prepare_for_compile
+from recurrl.recurrent.module import RecurrentModule
 from recurrl.recurrent.module.drop_in import GRUModule, LSTMModule, canonicalize_rnn_subset
 from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
 from recurrl.recurrent.rnn import GRU, LSTM, GRUCell, LSTMCell
@@ -24,7 +24,6 @@ __all__ = [
     "RecurrentModule",
     "canonicalize_rnn_subset",
     "get_recurrent_matmul_precision",
-    "prepare_for_compile",
     "recurrent_mode",
     "set_recurrent_matmul_precision",
     "set_recurrent_mode",

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from recurrl import __version__
-from recurrl.recurrent.backends import Options, candidates, load_backend, native, refusal_on_device
+from recurrl.recurrent.backends import Options, candidates, load_backend, native, refusal
 from recurrl.recurrent.cell import Cell, Weights
 from recurrl.recurrent.layer import Parameters, weights_of
 from recurrl.recurrent.segments import Segments, in_transform
@@ -79,7 +79,7 @@ class Chooser:
         asked = f"{tuple(x_BTI.shape)} {x_BTI.dtype} {x_BTI.device.type} {kind} {options}"
         kept, _ = self.choices.get(asked, (None, None))
         if kept is not None:
-            if refusal_on_device(kept, cell, options, x_BTI.device) is None:
+            if refusal(kept, cell, options, x_BTI.device) is None:
                 return kept
             _log.warning("backend auto was %s for %s, which is not possible here.", kept, asked)
         chosen = _choose(cell, parameters, x_BTI, segments, options)

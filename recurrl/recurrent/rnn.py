@@ -1,4 +1,4 @@
-"""torch's recurrent modules in plain Python, for ``torch.vmap`` and ``torch.compile``.
+"""torch's recurrent modules in plain Python, for ``torch.vmap``.
 
 Constructors, parameters and results match the classes of the same names in ``torchrl.modules``.
 
@@ -8,6 +8,8 @@ Shape legend: B rows, T steps, I input size, H hidden size, O output size, L lay
 # ruff: noqa: A002 (torch names the argument `input`)
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from recurrl.recurrent.layer import make_step, run_sequence, state_shapes
 from recurrl.recurrent.segments import Segments
 
 
-class _PythonRNN(nn.RNNBase):
+class PythonRNN(nn.RNNBase):
     """Stacked layers over whole rows, with the ``forward`` of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
 
     CELL: type[GatedCell]
@@ -38,18 +40,19 @@ class _PythonRNN(nn.RNNBase):
         dtype: torch.dtype | None,
         use_scan: bool,
     ) -> None:
+        # Of nn.GRU or nn.LSTM, which come after this class; nn.GRU takes no proj_size.
+        sizes: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
         super().__init__(
-            type(self).__name__,
-            input_size,
+            input_size,  # type: ignore[arg-type]
             hidden_size,
             num_layers,
             bias=bias,
             batch_first=batch_first,
             dropout=dropout,
             bidirectional=bidirectional,
-            proj_size=proj_size,
             device=device,
             dtype=dtype,
+            **sizes,
         )
         self.cell = self.CELL(hidden_size, bias, proj_size)
         self.use_scan = use_scan
@@ -89,7 +92,7 @@ class _PythonRNN(nn.RNNBase):
         return output, tuple(states.transpose(0, 1) for states in states_BLX)
 
 
-class GRU(_PythonRNN):
+class GRU(PythonRNN, nn.GRU):
     """``nn.GRU`` in Python.
 
     Args:
@@ -124,7 +127,7 @@ class GRU(_PythonRNN):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype, use_scan
         )
 
-    def forward(
+    def forward(  # type: ignore[override]  # batched input only
         self,
         input: Tensor,
         hx: Tensor | None = None,
@@ -144,7 +147,7 @@ class GRU(_PythonRNN):
         return output, states[0]
 
 
-class LSTM(_PythonRNN):
+class LSTM(PythonRNN, nn.LSTM):
     """``nn.LSTM`` in Python. Arguments as for :class:`GRU`, in TorchRL's order; ``proj_size`` projects the output."""
 
     CELL = lstm.LSTM
@@ -177,7 +180,7 @@ class LSTM(_PythonRNN):
             use_scan,
         )
 
-    def forward(
+    def forward(  # type: ignore[override]  # batched input only
         self,
         input: Tensor,
         hx: tuple[Tensor, Tensor] | None = None,

@@ -181,6 +181,9 @@ class Segments:
     @cached_property
     def mirror_P(self) -> Tensor:
         """Flat index of each step's mirror image within its segment, for the backward direction."""
+        return self._mirror()
+
+    def _mirror(self) -> Tensor:
         rows, steps = self.starts_BT.shape
         step_1T = torch.arange(steps, device=self.starts_BT.device)[None, :]
         start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
@@ -190,7 +193,9 @@ class Segments:
 
     def mirrored(self, values_BTX: Tensor) -> Tensor:
         """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
-        flat = permuted(values_BTX.flatten(0, 1), self.mirror_P, self.mirror_P)
+        # In Python 3.11 a cached property takes a lock, which torch.compile cannot trace.
+        mirror_P = self._mirror() if torch.compiler.is_compiling() else self.mirror_P
+        flat = permuted(values_BTX.flatten(0, 1), mirror_P, mirror_P)
         return flat.unflatten(0, self.starts_BT.shape)
 
 

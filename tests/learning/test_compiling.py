@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.errors import ConfigError
-from recurrl.learning import compiling
 from recurrl.learning.learner import Learner
 from recurrl.runtime.report import Report
 
@@ -115,13 +113,3 @@ def test_the_seconds_of_compiling_are_taken_out_of_learning_once() -> None:
         report.compiled(30.0)
     assert report.compile_time_s == 30.0
     assert report.learn_time_s == pytest.approx(30.0, abs=1.0)
-
-
-def test_a_torch_that_cannot_compile_a_scan_is_an_error_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.ensure_scan_backward", lambda _: False)
-    monkeypatch.setattr("recurrl.recurrent.backends.scan.traced.scan_unavailable_reason", lambda _: "its sums are off")
-    with pytest.raises(ConfigError) as refused:
-        compiling.compiled(nn.Identity(), torch.device("cpu"))
-    assert str(refused.value) == (
-        "compile=true does not work here: backend=scan cannot be compiled on cpu: its sums are off. Leave compile out."
-    )

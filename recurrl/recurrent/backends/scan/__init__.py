@@ -1,4 +1,4 @@
-"""A scan over time: hand-written backward in eager mode, hoptorch's scan under ``torch.compile``.
+"""A scan over time: hand-written backward in eager mode, torch's scan under ``torch.compile``.
 
 In eager mode segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the
 longest segment, nothing is padded, and stored states are read only at segment starts.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.scan import packed, traced
 from recurrl.recurrent.cell import Cell, States, Weights, is_parallel_in_time
@@ -31,12 +30,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
             "has no steps to recompute. Choose recompute=none."
         )
-    return precision.torch_refusal("scan", options.precision, options.compute_dtype, device)
-
-
-def prepare(device: torch.device) -> None:
-    """Prepares the scan for ``torch.compile`` on ``device``; see :func:`traced.prepare`."""
-    traced.prepare(device)
+    return None
 
 
 def sequence(

@@ -1,4 +1,4 @@
-"""One layer by hoptorch's scan over all T steps of the rows, without graph breaks under ``torch.compile``.
+"""One layer by torch's scan over all T steps of the rows, without graph breaks under ``torch.compile``.
 
 Shape legend: B rows, T steps, I input size, H hidden size, O output size (H, or that of the projection), K gates, G
 gate rows (K × H), P steps of all rows (T·B, time first), X any of these sizes.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hoptorch import scan
-from hoptorch.scan import ensure_scan_backward, scan_unavailable_reason
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 from torch.nn import functional
 
 from recurrl.recurrent.cell import Cell, Weights
@@ -19,14 +18,11 @@ from recurrl.recurrent.gated import is_hand_written
 from recurrl.recurrent.segments import Segments
 
 
-def prepare(device: torch.device) -> None:
-    """Checks hoptorch's scan on ``device``, in about a second. Run it once before ``torch.compile`` traces a scan.
-
-    Raises:
-        RuntimeError: hoptorch cannot provide a correct scan here.
-    """
-    if not ensure_scan_backward(device):
-        raise RuntimeError(f"backend=scan cannot be compiled on {device}: {scan_unavailable_reason(device)}.")
+# The compiler runs this while it traces, before it lowers the scan.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _let_inductor_lower_scans() -> None:
+    """Inductor turns a scan into a loop that reads its index from a tensor, which is off by default."""
+    torch._dynamo.config.capture_scalar_outputs = True
 
 
 def run(
@@ -36,13 +32,7 @@ def run(
 
     Raises:
         ValueError: the cell has no hand-written derivative.
-        RuntimeError: the scan was not prepared.
     """
-    if scan_unavailable_reason(x_BTI.device) is not None:
-        raise RuntimeError(
-            "backend=scan under torch.compile needs a check that cannot run during tracing. Construct the "
-            "module with recurrent_backend='scan', or call recurrl.recurrent.prepare_for_compile(device) first."
-        )
     x_gates_BTG = cell.project(weights, x_BTI)
     if not is_hand_written(cell):
         raise ValueError(
@@ -50,6 +40,7 @@ def run(
             "scan is wrong for parameters the step closes over. Choose backend=reference, which the compiler unrolls, "
             "or run without torch.compile."
         )
+    _let_inductor_lower_scans()
     x_gates_TBG = x_gates_BTG.transpose(0, 1).contiguous()
     starts_TB1 = segments.starts_BT.t().unsqueeze(-1).contiguous()
     stored_TBX = tuple(stored.transpose(0, 1).contiguous() for stored in stored_states_BTX)
@@ -90,8 +81,8 @@ def _forward_in_time(
 class _TracedScan(torch.autograd.Function):
     """Every state after every step: a scan forward in time, and one backward in time for the gradients.
 
-    torch's own derivative of a scan gives wrong gradients for parameters that the step closes over (pytorch issue
-    184528).
+    torch's own derivative of a scan, which is not used, gives wrong gradients for parameters that the step closes over
+    (pytorch issue 184528).
     """
 
     @staticmethod
