@@ -54,6 +54,8 @@ class PythonRNN(nn.RNNBase):
             dtype=dtype,
             **sizes,
         )
+        # For the whole process: the compiler refuses these modules by their base class, and would otherwise trace them.
+        torch._dynamo.config.allow_rnn = True
         self.cell = self.CELL(hidden_size, bias, proj_size)
         self.use_scan = use_scan
 
