@@ -132,6 +132,7 @@ class GRPOLoss(TensorDictLoss):
         episode_loss_steps: NestedKey = EPISODE_LOSS_STEPS
 
     default_keys = _AcceptedKeys
+    default_value_estimator = None
 
     def __init__(
         self,
@@ -170,10 +171,15 @@ class GRPOLoss(TensorDictLoss):
         super().__init__(terms, actor_network, None, written)
         self.set_keys(advantage=advantage_key)
 
-    def _output(self, entries: dict[str, Tensor]) -> Any:
+    @property
+    def output_type(self) -> type:
+        """The class of the output."""
         from recurrl.losses.grpo_output import GRPOLossOutput  # with torchrl's language models, which runs do not need
 
-        return GRPOLossOutput(**entries)
+        return GRPOLossOutput
+
+    def _output(self, entries: dict[str, Tensor]) -> Any:
+        return self.output_type(**entries)
 
 
 class PPOLoss(TensorDictLoss):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.backends import Options
+from recurrl.recurrent.backends import Options, load_backend
 from recurrl.recurrent.cells import gru, lstm
 from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import make_step, run_sequence, state_shapes
@@ -25,6 +25,7 @@ class PythonRNN(nn.RNNBase):
     """Stacked layers over whole rows, with the ``forward`` of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
 
     CELL: type[GatedCell]
+    use_scan: bool = False
 
     def _init(
         self,
@@ -56,6 +57,8 @@ class PythonRNN(nn.RNNBase):
         )
         # For the whole process: the compiler refuses these modules by their base class, and would otherwise trace them.
         torch._dynamo.config.allow_rnn = True
+        for backend in ("reference", "scan"):
+            load_backend(backend)  # here, because the compiler cannot import while it traces
         self.cell = self.CELL(hidden_size, bias, proj_size)
         self.use_scan = use_scan
 

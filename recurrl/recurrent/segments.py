@@ -258,7 +258,7 @@ def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     (Plain indexing scatter-adds its gradient into zeros, which a permutation does not need.) ``index`` may repeat a row
     if the gradient is zero at all occurrences but the one in ``inverse``.
     """
-    if in_transform():
+    if in_transform() or torch.compiler.is_compiling():
         return values.index_select(0, index)
     return _Permuted.apply(values, index, inverse)  # type: ignore[no-untyped-call]
 
