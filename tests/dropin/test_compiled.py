@@ -24,6 +24,9 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+ONE_GRAPH = [(kind, form) for kind in MODULES for form in FORMS]
+
+
 def make(kind: str, **options: Any) -> nn.Module:
     return MODULES[kind](4, 5, in_key="x", out_key="y", default_recurrent_mode=True, **options)
 
@@ -40,8 +43,10 @@ def check_equal(compiled: Any, module: nn.Module) -> None:
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [pytest.param(*item, marks=() if item == ("lstm", "default") else pytest.mark.slow) for item in ONE_GRAPH],
+)
 def test_a_module_is_one_graph(kind: str, form: str) -> None:
     allowed, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, False
     module = make(kind, **FORMS[form])
@@ -51,11 +56,13 @@ def test_a_module_is_one_graph(kind: str, form: str) -> None:
     torch._dynamo.config.allow_rnn = allowed
 
 
+@pytest.mark.slow
 def test_a_wrapped_module_of_torch_is_one_graph() -> None:
     module = GRUModule(gru=nn.GRU(4, 5, batch_first=True), in_key="x", out_key="y", default_recurrent_mode=True)
     check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GRU, LSTM])
 def test_the_plain_python_module_is_one_graph(kind: type[nn.Module]) -> None:
     module = kind(4, 5)
