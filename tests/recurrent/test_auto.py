@@ -142,7 +142,7 @@ def test_a_copy_of_a_module_chooses_as_the_module_does(cache: Path, measured: li
 
 
 def test_only_what_can_do_the_asked_is_a_candidate(cache: Path, measured: list[list[str]]) -> None:
-    assert run(make(recurrent_recompute="full")) == "scan"
+    assert run(RecurrentModule("gru", 3, 5, in_key="x", out_key="y", recurrent_recompute="full")) == "scan"
     assert run(RecurrentModule("mingru", 3, 5, in_key="x", out_key="y")) == "scan"
     assert measured == []
 
