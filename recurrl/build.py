@@ -53,11 +53,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
 
 
 def make_learner(config: TrainConfig, policy: Policy) -> Learner:
-    """The learner with the configured algorithm and buffer.
-
-    Raises:
-        ConfigError: this version of torch cannot compile the loss.
-    """
+    """The learner with the configured algorithm and buffer."""
     make_buffer, env = factory("buffer", config.buffer.name), config.env
     optimizer = torch.optim.Adam(flattened(policy), lr=config.lr, eps=1e-5, fused=True)
     scaler = RewardScaler(env.num_envs, config.algorithm.gamma, env.reward_scale, env.normalize_reward)
@@ -134,6 +130,7 @@ def describe(config: TrainConfig, policy: Policy) -> str:
         measures = " (chosen on the first batch)" if config.backend.name == "auto" else ""
         memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{measures}"
     return (
-        f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}; {parameters:,} parameters; "
+        f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
+        f"{config.precision.name}; {parameters:,} parameters; "
         f"{config.iterations} iterations of {config.frames_per_batch} frames"
     )

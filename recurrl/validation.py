@@ -19,8 +19,9 @@ from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling
 from recurrl.policy.build import make_backend, make_cell
-from recurrl.recurrent.backends import AUTO, Options, refusal
+from recurrl.recurrent.backends import AUTO, Options, follows_torch, refusal
 from recurrl.recurrent.cell import Cell, is_parallel_in_time
+from recurrl.recurrent.precision import torch_refusal
 
 COMPILABLE = (AUTO, "native", "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
@@ -94,7 +95,10 @@ def _recurrence(config: TrainConfig) -> None:
         options = Options(
             recompute=config.recompute.name, chunk_len=config.recompute.chunk_len, precision=config.precision.name
         )
-        reason = refusal(make_backend(config.backend), cell, options, device)
+        backend = make_backend(config.backend)
+        reason = refusal(backend, cell, options, device)
+        if reason is None and follows_torch(backend):
+            reason = torch_refusal(config.backend.name, options.precision, options.compute_dtype, device)
         require(reason is None, str(reason))
     require(
         config.algorithm.critic_kind != "recurrent" or cell is not None,

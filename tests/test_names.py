@@ -44,7 +44,7 @@ def test_every_backend_is_a_module_with_its_functions(name):
 
 def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():
     assert set(names("backend")) == set(backend_names())
-    assert set(names("precision")) == set(precision.MODES)
+    assert set(names("precision")) == {precision.AUTO, *precision.MODES}
     assert set(names("recompute")) == set(RECOMPUTE)
 
 

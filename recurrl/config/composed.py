@@ -11,26 +11,31 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.keys import WRAPPERS, check_keys, key_paths, typed_value
 from recurrl.config.plugins import GROUPS, key_of, options_class
-from recurrl.config.run import AUTO_DEVICE, TrainConfig
+from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
 from recurrl.errors import ConfigError
 
 
 def typed(config: DictConfig) -> TrainConfig:
-    """The dataclasses of a composed configuration, with ``device=auto`` resolved.
+    """The dataclasses of a composed configuration, with ``device=auto`` and ``precision=auto`` resolved.
 
     Raises:
-        ConfigError: a key that does not exist, a value of the wrong type, or a missing value.
+        ConfigError: a key that does not exist, a value of the wrong type, or a missing value; or the environment
+            variable that ``precision=auto`` reads has an unknown one.
     """
     result = as_schema(config)
     if result.device == AUTO_DEVICE:
         import torch  # only here, so that typos are reported without waiting for it
 
         result.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if result.precision.name == AUTO_PRECISION:
+        from recurrl.recurrent import precision  # likewise
+
+        result.precision.name = precision.of_a_run()
     return result
 
 
 def as_schema(config: DictConfig) -> TrainConfig:
-    """The same, with ``device=auto`` left as it is.
+    """The same, with ``device=auto`` and ``precision=auto`` left as they are.
 
     Raises:
         ConfigError: likewise.

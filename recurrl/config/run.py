@@ -13,7 +13,7 @@ from recurrl.config.env import EnvConfig
 from recurrl.config.logger import LoggerConfig
 from recurrl.config.options import COPIES, FRACTION, POSITIVE, RATE, SCALE, SEED, STEPS, WORKERS, Range, option
 
-AUTO_DEVICE = "auto"
+AUTO_DEVICE = AUTO_PRECISION = "auto"
 
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
 """The values of ``state``: where slices take their first recurrent state from, see ``recurrl.learning.states``."""

@@ -21,6 +21,7 @@ from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effec
 from recurrl.losses.policy_loss import Losses, add_coefficients
 
 REF_LOG_PROB = "ref_log_prob"
+AGGREGATIONS = ("step", "token_mean", "prompt_mean", "episode", "none")
 
 
 class GRPOTerms(nn.Module):
@@ -40,9 +41,11 @@ class GRPOTerms(nn.Module):
         entropy_bonus: add the entropy term.
         samples_mc_entropy: samples for estimating an entropy without a closed form.
         entropy_coeff: weight of the entropy.
-        reduction: ``mean``; ``sum``; or ``none`` for terms ``[B, T]``, zero at masked steps.
-        aggregation: ``step`` weights all steps equally; ``episode`` weights all episodes equally, and the steps of
-            each. The weights come from ``episode_loss_steps``, so an episode may be spread over several minibatches.
+        reduction: ``mean``; ``sum``; or ``none`` for terms ``[B, T, 1]``, zero at masked steps.
+        aggregation: ``step``, in TorchRL ``token_mean``, weights all steps equally; ``prompt_mean`` the rows, and the
+            steps of each; ``episode`` the episodes, and the steps of each. Its weights come from
+            ``episode_loss_steps``, so an episode may be spread over several minibatches. ``none`` is
+            ``reduction="none"``.
         kl_to_ref_coeff: weight of the KL from the reference policy, whose log-probabilities are read; 0 for none.
         kl_to_inference_coeff: weight of the KL from the policy that collected.
         kl_mask_threshold: steps with (log ρ)² / 2 above this are masked in all terms.
@@ -73,9 +76,9 @@ class GRPOTerms(nn.Module):
     ) -> None:
         super().__init__()
         require(reduction in ("none", "mean", "sum"), f"reduction={reduction!r}: choose none, mean or sum.")
-        require(aggregation in ("step", "episode"), f"aggregation={aggregation!r}: choose step or episode.")
+        require(aggregation in AGGREGATIONS, f"aggregation={aggregation!r}: choose one of {', '.join(AGGREGATIONS)}.")
         self.entropy_bonus = entropy_bonus
-        self.reduction = reduction
+        self.reduction = "none" if aggregation == "none" else reduction
         self.aggregation = aggregation
         self.kl_to_ref_coeff = kl_to_ref_coeff
         self.kl_to_inference_coeff = kl_to_inference_coeff
@@ -130,16 +133,20 @@ class GRPOTerms(nn.Module):
         if self._kl_mask_threshold is not None:
             mask = mask & (0.5 * log_ratio**2 <= self._kl_mask_threshold)
         weight = mask.to(log_ratio.dtype)
-        return weight / data[EPISODE_LOSS_STEPS].clamp(min=1) if self.aggregation == "episode" else weight
+        if self.aggregation == "episode":
+            return weight / data[EPISODE_LOSS_STEPS].clamp(min=1)
+        return weight / weight.sum(-2, keepdim=True).clamp(min=1) if self.aggregation == "prompt_mean" else weight
 
     def _aggregated(self, value: Tensor, weight: Tensor) -> Tensor:
-        """The weighted mean or sum of values ``[B, T, 1]``; or, without reduction, the unmasked values ``[B, T]``."""
+        """The weighted mean or sum of values ``[B, T, 1]``; or, without reduction, the unmasked values."""
         value = torch.where(weight > 0, value, 0.0)
         if self.reduction == "none":
-            return value.squeeze(-1)
+            return value
         total = (value * weight).sum()
         if self.reduction == "sum":
             return total
+        if self.aggregation == "prompt_mean":
+            return total / weight.shape[:-2].numel()
         # If no step counts, the sum is zero, and so is the mean.
         return total / torch.where(weight.sum() > 0, weight.sum(), 1.0)
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
-from torch import nn
+from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from recurrl.keys import ACTION, LOG_PROB, VALUE
@@ -65,7 +65,7 @@ class TensorDictLoss(LossModule):
         self.in_keys = list(dict.fromkeys(read))
 
     @dispatch  # type: ignore[untyped-decorator]
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def forward(self, tensordict: TensorDictBase) -> Any:
         """The losses and metrics of a minibatch ``[B, T]``.
 
         Raises:
@@ -75,12 +75,20 @@ class TensorDictLoss(LossModule):
         keys, names = asdict(self.tensor_keys), asdict(self.default_keys())
         found = {names[field]: tensordict.get(key, None) for field, key in keys.items()}
         data = {name: value for name, value in found.items() if value is not None}
+        for field, key in keys.items():
+            if names[field] in set(self.terms.reads) - {LOSS_MASK} and names[field] not in data:
+                raise KeyError(
+                    f"{type(self).__name__} needs the entry {key!r} ({field}), which is not in the TensorDict."
+                )
         seen = tensordict.copy()
         distribution = self.actor_network.get_dist(seen)
         value = None if self.critic_network is None else self.critic_network(seen).get(VALUE)
         losses = self.terms(distribution, value, data)
         terms = {f"loss_{name}": term for name, term in losses.terms.items()}
-        return TensorDict({**terms, **{_entry(name): metric for name, metric in losses.metrics.items()}})
+        return self._output({**terms, **{_entry(name): metric for name, metric in losses.metrics.items()}})
+
+    def _output(self, entries: dict[str, Tensor]) -> Any:
+        return TensorDict(entries)
 
 
 def _entry(metric: str) -> str:
@@ -94,14 +102,24 @@ def _entry(metric: str) -> str:
 class GRPOLoss(TensorDictLoss):
     """:class:`recurrl.losses.grpo.GRPOTerms` for a policy on TensorDicts.
 
+    Takes the place of ``torchrl.objectives.llm.GRPOLoss``; docs/torchrl.md lists the differences. Its output is a
+    :class:`~recurrl.losses.grpo_output.GRPOLossOutput`.
+
     Args:
         actor_network: the policy.
-        advantage_key: key of the advantages ``[B, T, 1]``. ``set_keys`` sets this and the others: ``action``,
-            ``sample_log_prob``, ``ref_log_prob``, ``loss_mask`` (optional: all steps count without it),
-            ``episode_loss_steps``.
-        clip_value: must be None, because there is no value to clip.
+        clip_epsilon: as for ``GRPOTerms``, like ``entropy_bonus``, ``samples_mc_entropy`` and ``entropy_coeff``.
+        kl_mask_threshold: likewise; 0 for None.
+        aggregation: likewise; None for ``token_mean``.
+        gamma: no effect, as in TorchRL.
+        reduction: likewise; None for ``mean``.
+        clip_value: no effect, as in TorchRL: there is no value to clip.
+        kl_to_ref_coeff: likewise; None for 0.
+        kl_to_inference_coeff: likewise.
         device: of the coefficients.
-        options: of ``GRPOTerms``.
+        advantage_key: key of the advantages ``[B, T, 1]``. ``set_keys`` sets this and the others: ``action``,
+            ``sample_log_prob``, ``ref_log_probs``, ``loss_mask`` (optional: all steps count without it),
+            ``episode_loss_steps``.
+        functional: no effect, as in TorchRL: the network's parameters are used in place.
 
     Raises:
         ValueError: an option is out of range.
@@ -109,30 +127,59 @@ class GRPOLoss(TensorDictLoss):
 
     @dataclass
     class _AcceptedKeys(TensorDictLoss._AcceptedKeys):
-        ref_log_prob: NestedKey = REF_LOG_PROB
+        ref_log_probs: NestedKey = REF_LOG_PROB
         loss_mask: NestedKey = LOSS_MASK
         episode_loss_steps: NestedKey = EPISODE_LOSS_STEPS
 
     default_keys = _AcceptedKeys
+    default_value_estimator = None
 
     def __init__(
         self,
         actor_network: TensorDictModuleBase,
         *,
-        advantage_key: NestedKey = ADVANTAGE,
-        clip_value: None = None,
+        clip_epsilon: float | tuple[float, float] = 0.2,
+        kl_mask_threshold: float | None = None,
+        aggregation: str | None = "token_mean",
+        entropy_bonus: bool = True,
+        samples_mc_entropy: int = 1,
+        entropy_coeff: float = 0.01,
+        gamma: float | None = None,
+        reduction: str | None = None,
+        clip_value: bool | float | None = None,
+        kl_to_ref_coeff: float | None = None,
+        kl_to_inference_coeff: float | None = None,
         device: torch.device | str | None = None,
-        **options: Any,
+        advantage_key: NestedKey = ADVANTAGE,
+        functional: bool | None = None,
     ) -> None:
-        if clip_value is not None:
-            raise ValueError(f"clip_value={clip_value}: GRPO has no value to clip. Leave it out.")
-        terms = GRPOTerms(**options).to(device)
+        terms = GRPOTerms(
+            clip_epsilon=clip_epsilon,
+            kl_mask_threshold=kl_mask_threshold or None,
+            aggregation=aggregation or "token_mean",
+            entropy_bonus=entropy_bonus,
+            samples_mc_entropy=samples_mc_entropy,
+            entropy_coeff=entropy_coeff,
+            reduction=reduction or "mean",
+            kl_to_ref_coeff=kl_to_ref_coeff or 0.0,
+            kl_to_inference_coeff=kl_to_inference_coeff or 0.0,
+        ).to(device)
         written: list[NestedKey] = ["loss_objective", "clip_fraction", "kl_approx", "kl", "ESS"]
         written += ["loss_entropy", "entropy"] if terms.entropy_bonus else []
         for name in ("kl_to_ref", "kl_to_inference"):
             written += [f"loss_{name}", name] if getattr(terms, f"{name}_coeff") else []
         super().__init__(terms, actor_network, None, written)
         self.set_keys(advantage=advantage_key)
+
+    @property
+    def output_type(self) -> type:
+        """The class of the output."""
+        from recurrl.losses.grpo_output import GRPOLossOutput  # with torchrl's language models, which runs do not need
+
+        return GRPOLossOutput
+
+    def _output(self, entries: dict[str, Tensor]) -> Any:
+        return self.output_type(**entries)
 
 
 class PPOLoss(TensorDictLoss):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurrl.recurrent.backends import Options, candidates, native, refusal_on_device
+from recurrl.recurrent.backends import Options, candidates, native, refusal
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.segments import in_transform
 
@@ -91,7 +91,7 @@ def _choose(cell: Cell, x_BTI: Tensor, options: Options) -> str:
 def _refusal(name: str, cell: Cell, x_BTI: Tensor, options: Options) -> str | None:
     if name == "native" and x_BTI.dtype not in native.DTYPES:
         return f"backend=native does not compute in {x_BTI.dtype}."
-    return refusal_on_device(name, cell, options, x_BTI.device)
+    return refusal(name, cell, options, x_BTI.device)
 
 
 @cache

@@ -4,39 +4,47 @@
 three matmuls, ``bf16`` rounds to 8 bits; all three need a GPU. ``fast`` and ``high-prec`` choose by device: ``tf32``
 and ``tf32x3`` on an NVIDIA GPU of compute capability 8.0 or above, ``ieee`` elsewhere. ``auto`` resolves, in this
 order, to the value passed to :func:`set_recurrent_matmul_precision`, the environment variable
-``TORCHRL_RNN_PRECISION``, or the equivalent of ``torch.get_float32_matmul_precision()``: ``highest`` is ``ieee``,
-``high`` is ``high-prec``, ``medium`` is ``fast``.
+``TORCHRL_RNN_PRECISION`` as it was at import, or the equivalent of ``torch.get_float32_matmul_precision()``:
+``highest`` is ``ieee``, ``high`` is ``high-prec``, ``medium`` is ``fast``.
+
+Backends that compute with torch's matmuls follow torch's settings instead.
 
 Names, order and meaning follow ``torchrl.modules.set_recurrent_matmul_precision``; ``bf16`` is an addition.
 """
 
 from __future__ import annotations
 
-import os
-
 import torch
+
+from recurrl.errors import ConfigError
+from recurrl.runtime.environment import RNN_PRECISION, rnn_precision
 
 AUTO = "auto"
 CONCRETE = ("ieee", "tf32", "tf32x3", "bf16")
 PRESETS = {"fast": "tf32", "high-prec": "tf32x3"}
 MODES = (*CONCRETE, *PRESETS)
-ENVIRONMENT_VARIABLE = "TORCHRL_RNN_PRECISION"
 _FROM_TORCH = {"highest": "ieee", "high": "high-prec", "medium": "fast"}
 
-_override: str | None = None
+# What a run sets lasts for the next job of its sweep, which does not inherit it.
+_TORCH_AT_IMPORT = torch.get_float32_matmul_precision()
+
+_override: str | None = rnn_precision()
 
 
 def set_recurrent_matmul_precision(mode: str | None) -> None:
     """Sets the precision of all recurrent layers in this process that use ``auto``, from their next call on.
 
     Args:
-        mode: a concrete mode or a preset; ``auto`` or None resets it.
+        mode: a concrete mode or a preset; ``auto`` or None for the environment variable, which is read again.
 
     Raises:
         ValueError: no such mode.
     """
     global _override
-    _override = None if mode is None or mode == AUTO else _checked(mode, "Invalid recurrent matmul precision")
+    if mode is None or mode == AUTO:
+        _override = rnn_precision()
+    else:
+        _override = _checked(mode, "Invalid recurrent matmul precision")
 
 
 def get_recurrent_matmul_precision() -> str:
@@ -67,13 +75,27 @@ def resolve(mode: str, device: torch.device) -> str:
         ValueError: the environment variable is not a mode.
     """
     if mode == AUTO:
-        mode = _override or _from_environment() or _FROM_TORCH[torch.get_float32_matmul_precision()]
+        mode = _default(torch.get_float32_matmul_precision())
     if mode not in PRESETS:
         return mode
     return PRESETS[mode] if _has_tensor_cores(device) else "ieee"
 
 
-def torch_refusal(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device | None) -> str | None:
+def of_a_run() -> str:
+    """The mode or preset that ``auto`` resolves to, with torch's setting from before the first run of this process.
+
+    Raises:
+        ConfigError: the environment variable is not a mode.
+    """
+    return _default(_TORCH_AT_IMPORT)
+
+
+def _default(of_torch: str) -> str:
+    # Any other value was checked when it was set.
+    return _FROM_TORCH[of_torch] if _override is None else _checked(_override, f"{RNN_PRECISION} is not a precision:")
+
+
+def torch_refusal(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device) -> str | None:
     """For a backend that uses torch's matmuls: why ``mode`` is not available on ``device``, or None if it is."""
     if compute_dtype not in (torch.float32, torch.float64):
         return (
@@ -82,10 +104,10 @@ def torch_refusal(backend: str, mode: str, compute_dtype: torch.dtype, device: t
         )
     if mode == AUTO:
         return None
-    concrete = mode if device is None else resolve(mode, device)
+    concrete = resolve(mode, device)
     if concrete in ("tf32x3", "bf16"):
         return f"precision={mode} is not possible with backend={backend}: it needs backend=triton, on a GPU."
-    if concrete == "tf32" and device is not None and device.type == "cpu":
+    if concrete == "tf32" and device.type == "cpu":
         return f"precision={mode} needs a GPU, and device={device} has no such format. Choose precision=ieee."
     return None
 
@@ -111,13 +133,8 @@ def conflict_with_torch(backend: str, mode: str, device: torch.device) -> str | 
 
 def _checked(mode: str, prefix: str) -> str:
     if mode not in MODES:
-        raise ValueError(f"{prefix} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
+        raise ConfigError(f"{prefix} {mode!r}. Choose one of: {', '.join((AUTO, *MODES))}.")
     return mode
-
-
-def _from_environment() -> str | None:
-    mode = os.environ.get(ENVIRONMENT_VARIABLE, "").strip().lower()
-    return _checked(mode, f"{ENVIRONMENT_VARIABLE} is not a precision:") if mode not in ("", AUTO) else None
 
 
 def _has_tensor_cores(device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""torch's recurrent modules in plain Python, for ``torch.vmap`` and ``torch.compile``.
+"""torch's recurrent modules in plain Python, for ``torch.vmap``.
 
 Constructors, parameters and results match the classes of the same names in ``torchrl.modules``.
 
@@ -9,20 +9,23 @@ Shape legend: B rows, T steps, I input size, H hidden size, O output size, L lay
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.backends import Options
+from recurrl.recurrent.backends import Options, load_backend
 from recurrl.recurrent.cells import gru, lstm
 from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import make_step, run_sequence, state_shapes
 from recurrl.recurrent.segments import Segments
 
 
-class _PythonRNN(nn.RNNBase):
+class PythonRNN(nn.RNNBase):
     """Stacked layers over whole rows, with the ``forward`` of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
 
     CELL: type[GatedCell]
+    use_scan: bool = False
 
     def _init(
         self,
@@ -38,19 +41,24 @@ class _PythonRNN(nn.RNNBase):
         dtype: torch.dtype | None,
         use_scan: bool,
     ) -> None:
+        # Of nn.GRU or nn.LSTM, which come after this class; nn.GRU takes no proj_size.
+        sizes: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
         super().__init__(
-            type(self).__name__,
-            input_size,
+            input_size,  # type: ignore[arg-type]
             hidden_size,
             num_layers,
             bias=bias,
             batch_first=batch_first,
             dropout=dropout,
             bidirectional=bidirectional,
-            proj_size=proj_size,
             device=device,
             dtype=dtype,
+            **sizes,
         )
+        # For the whole process: the compiler refuses these modules by their base class, and would otherwise trace them.
+        torch._dynamo.config.allow_rnn = True
+        for backend in ("reference", "scan"):
+            load_backend(backend)  # here, because the compiler cannot import while it traces
         self.cell = self.CELL(hidden_size, bias, proj_size)
         self.use_scan = use_scan
 
@@ -89,7 +97,7 @@ class _PythonRNN(nn.RNNBase):
         return output, tuple(states.transpose(0, 1) for states in states_BLX)
 
 
-class GRU(_PythonRNN):
+class GRU(PythonRNN, nn.GRU):
     """``nn.GRU`` in Python.
 
     Args:
@@ -124,7 +132,7 @@ class GRU(_PythonRNN):
             input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype, use_scan
         )
 
-    def forward(
+    def forward(  # type: ignore[override]  # batched input only
         self,
         input: Tensor,
         hx: Tensor | None = None,
@@ -144,7 +152,7 @@ class GRU(_PythonRNN):
         return output, states[0]
 
 
-class LSTM(_PythonRNN):
+class LSTM(PythonRNN, nn.LSTM):
     """``nn.LSTM`` in Python. Arguments as for :class:`GRU`, in TorchRL's order; ``proj_size`` projects the output."""
 
     CELL = lstm.LSTM
@@ -177,7 +185,7 @@ class LSTM(_PythonRNN):
             use_scan,
         )
 
-    def forward(
+    def forward(  # type: ignore[override]  # batched input only
         self,
         input: Tensor,
         hx: tuple[Tensor, Tensor] | None = None,

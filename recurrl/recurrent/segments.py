@@ -101,6 +101,9 @@ class Segments:
     @cached_property
     def mirror_P(self) -> Tensor:
         """Flat index of each step's mirror image within its segment, for the backward direction."""
+        return self._mirror()
+
+    def _mirror(self) -> Tensor:
         rows, steps = self.starts_BT.shape
         step_1T = torch.arange(steps, device=self.starts_BT.device)[None, :]
         start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
@@ -110,7 +113,9 @@ class Segments:
 
     def mirrored(self, values_BTX: Tensor) -> Tensor:
         """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
-        flat = permuted(values_BTX.flatten(0, 1), self.mirror_P, self.mirror_P)
+        # In Python 3.11 a cached property takes a lock, which torch.compile cannot trace.
+        mirror_P = self._mirror() if torch.compiler.is_compiling() else self.mirror_P
+        flat = permuted(values_BTX.flatten(0, 1), mirror_P, mirror_P)
         return flat.unflatten(0, self.starts_BT.shape)
 
 
@@ -162,7 +167,7 @@ def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     (Plain indexing scatter-adds its gradient into zeros, which a permutation does not need.) ``index`` may repeat a row
     if the gradient is zero at all occurrences but the one in ``inverse``.
     """
-    if in_transform():
+    if in_transform() or torch.compiler.is_compiling():
         return values.index_select(0, index)
     return _Permuted.apply(values, index, inverse)  # type: ignore[no-untyped-call]
 

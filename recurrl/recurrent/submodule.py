@@ -1,7 +1,7 @@
 """The submodule that holds the parameters of a stack of layers: built from sizes, wrapped, or converted.
 
-Torch's cells have two implementations with the same parameters: ours in plain Python (:mod:`recurrl.recurrent.rnn`),
-which works with ``torch.compile`` and ``torch.vmap``, and torch's own. Any other cell has a :class:`Stack`.
+Torch's cells have two implementations with the same parameters: torch's own, and one derived from it in plain Python
+(:mod:`recurrl.recurrent.rnn`), which works with ``torch.vmap``. Any other cell has a :class:`Stack`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def make_or_wrap(
     owner: str,
     wrapped: nn.RNNBase | None,
     batch_first: bool,
+    python_based: bool,
     device: torch.device | str | None,
     input_size: int | None,
     hidden_size: int | None,
@@ -59,16 +60,17 @@ def make_or_wrap(
             f"{owner} needs input_size and hidden_size, or a torch module to wrap. Got input_size={input_size} and "
             f"hidden_size={hidden_size}."
         )
-    return cell, _make(cell, input_size, device, **sizes)
+    return cell, _make(cell, input_size, python_based, device, **sizes)
 
 
-def _make(cell: Cell, input_size: int, device: torch.device | str | None, **sizes: Any) -> nn.Module:
+def _make(
+    cell: Cell, input_size: int, python_based: bool, device: torch.device | str | None, **sizes: Any
+) -> nn.Module:
     if cell.TORCH is None:
         return Stack(cell, input_size, **sizes, device=device)
     assert isinstance(cell, GatedCell)
     projected: dict[str, Any] = {"proj_size": cell.proj_size} if cell.proj_size else {}
-    # Not torch's own module, even where its kernels will run: torch.compile does not support it.
-    form: Any = PYTHON_MODULES[cell.TORCH]
+    form: Any = PYTHON_MODULES[cell.TORCH] if python_based else cell.TORCH
     return form(input_size, cell.hidden_size, bias=cell.bias, **sizes, **projected, batch_first=True, device=device)
 
 
@@ -80,7 +82,7 @@ def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell: Cell) -> nn.Mod
     """
     if form is None:
         raise ValueError(f"Cell {cell.name!r} cannot be converted: torch has no module for it.")
-    if isinstance(old, form):
+    if isinstance(old, rnn.PythonRNN) == issubclass(form, rnn.PythonRNN):
         return old
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
     projected = ["proj_size"] if cast(Parameters, old).proj_size else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -147,3 +148,20 @@ def test_a_module_in_the_current_folder_hides_no_installed_one(train, tiny, tmp_
     (tmp_path / "gymnasium.py").write_text("raise RuntimeError('hidden')")
     outcome = train(*tiny, "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
+
+
+def test_an_unknown_precision_in_the_environment_is_an_error_message(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "recurrl", "total_frames=1024"],
+        env={**os.environ, "TORCHRL_RNN_PRECISION": "fp16"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "error: TORCHRL_RNN_PRECISION is not a precision: 'fp16'. Choose one of: auto, ieee, tf32, tf32x3, bf16, fast, "
+        "high-prec."
+    ]
+    assert list(tmp_path.iterdir()) == []

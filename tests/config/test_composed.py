@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
+from recurrl.recurrent import set_recurrent_matmul_precision
 
 
 @pytest.fixture
@@ -52,6 +53,25 @@ def test_a_typed_configuration_is_plain_dataclasses_lists_and_dictionaries(compo
 def test_an_automatic_device_is_the_gpu_where_there_is_one(compose, monkeypatch, available, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     assert compose("device=auto").device == device
+
+
+def test_an_automatic_precision_is_not_that_of_an_earlier_job_of_a_sweep(compose):
+    assert compose().precision.name == "ieee"
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert compose().precision.name == "ieee"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert compose("precision=tf32").precision.name == "tf32"
+
+
+def test_an_automatic_precision_follows_the_process_wide_setting(compose):
+    set_recurrent_matmul_precision("bf16")
+    try:
+        assert compose().precision.name == "bf16"
+    finally:
+        set_recurrent_matmul_precision(None)
+    assert compose().precision.name == "ieee"
 
 
 # Unknown and required keys

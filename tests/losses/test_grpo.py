@@ -141,7 +141,7 @@ def by_formula(log_prob: Tensor, entropy: Tensor, batch: TensorDict, options: di
 
 def reduced(values: dict[tuple[int, int], Tensor], weights: dict[tuple[int, int], float], reduction: str) -> Tensor:
     if reduction == "none":
-        each = torch.zeros(B, T, dtype=torch.float64)
+        each = torch.zeros(B, T, 1, dtype=torch.float64)
         for place, value in values.items():
             each[place] = value
         return each
@@ -219,7 +219,7 @@ def test_keys_can_be_set() -> None:
         "episode_loss_steps": "f",
     }
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode", advantage_key="a")
-    loss.set_keys(action="b", sample_log_prob="c", ref_log_prob="d", loss_mask="e", episode_loss_steps="f")
+    loss.set_keys(action="b", sample_log_prob="c", ref_log_probs="d", loss_mask="e", episode_loss_steps="f")
     renamed = batch.clone()
     for old, new in names.items():
         renamed.rename_key_(old, new)
@@ -253,8 +253,7 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> No
         ({"clip_epsilon": 1.5}, "clip_epsilon=1.5"),
         ({"clip_epsilon": (0.2, -0.1)}, "clip_epsilon="),
         ({"reduction": "median"}, "choose none, mean or sum"),
-        ({"aggregation": "token"}, "choose step or episode"),
-        ({"clip_value": 0.2}, "GRPO has no value to clip"),
+        ({"aggregation": "token"}, "choose one of step, token_mean, prompt_mean, episode, none"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

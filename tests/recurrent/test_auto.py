@@ -31,6 +31,10 @@ def make(**options: object) -> GRUModule:
     return GRUModule(3, 5, in_key="x", out_key="y", **options)
 
 
+def recomputing(recompute: str, **options: object) -> RecurrentModule:
+    return RecurrentModule("gru", 3, 5, in_key="x", out_key="y", recurrent_recompute=recompute, **options)
+
+
 def resumed(first: RecurrentModule, second: RecurrentModule) -> None:
     """The second has what the first chose."""
     auto.Choices([second.chooser]).load_state_dict(auto.Choices([first.chooser]).state_dict())
@@ -38,8 +42,8 @@ def resumed(first: RecurrentModule, second: RecurrentModule) -> None:
 
 def test_the_first_that_can_do_what_is_asked_is_chosen() -> None:
     assert run(make()) == "native"
-    assert run(make(recurrent_recompute="full")) == "native"
-    assert run(make(recurrent_recompute="chunk", recurrent_chunk_len=3)) == "scan"
+    assert run(recomputing("full")) == "native"
+    assert run(recomputing("chunk", recurrent_chunk_len=3)) == "scan"
     assert run(RecurrentModule("lstm", 3, 5, proj_size=2, in_key="x", out_key="y")) == "scan"
     assert run(RecurrentModule("mingru", 3, 5, in_key="x", out_key="y")) == "scan"
 

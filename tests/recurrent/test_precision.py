@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from recurrl.recurrent import GRUModule, get_recurrent_matmul_precision, precision, set_recurrent_matmul_precision
+from recurrl.recurrent import (
+    GRUModule,
+    get_recurrent_matmul_precision,
+    precision,
+    set_recurrent_matmul_precision,
+    set_recurrent_mode,
+)
+from recurrl.recurrent.module import _warn_once as warn_once
+from recurrl.runtime import environment
 
 CPU = torch.device("cpu")
 
@@ -15,11 +28,13 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restores torch's and our settings."""
-    monkeypatch.delenv(precision.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.delenv(environment.RNN_PRECISION, raising=False)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    set_recurrent_matmul_precision(None)
     yield
     torch.set_float32_matmul_precision(before[0])
     torch.backends.cudnn.allow_tf32 = before[1]
+    monkeypatch.undo()
     set_recurrent_matmul_precision(None)
 
 
@@ -72,16 +87,35 @@ def test_a_setting_overrides_the_environment_which_overrides_torch(
 ) -> None:
     torch.set_float32_matmul_precision("medium")
     monkeypatch.setenv("TORCHRL_RNN_PRECISION", " TF32x3 ")
+    set_recurrent_matmul_precision(None)
     assert get_recurrent_matmul_precision() == "tf32x3"
     set_recurrent_matmul_precision("bf16")
     assert get_recurrent_matmul_precision() == "bf16"
     assert precision.resolve("ieee", gpu) == "ieee"
 
 
-def test_an_invalid_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_environment_variable_is_refused_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHRL_RNN_PRECISION", "fp16")
+    set_recurrent_matmul_precision("ieee")
+    assert get_recurrent_matmul_precision() == "ieee"
+    set_recurrent_matmul_precision(None)
     with pytest.raises(ValueError, match="TORCHRL_RNN_PRECISION is not a precision: 'fp16'"):
         get_recurrent_matmul_precision()
+
+
+def test_the_environment_is_read_at_import_and_at_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHRL_RNN_PRECISION", "bf16")
+    assert get_recurrent_matmul_precision() == "ieee"
+    set_recurrent_matmul_precision("auto")
+    assert get_recurrent_matmul_precision() == "bf16"
+
+
+@pytest.mark.parametrize(("value", "found"), [("bf16", "bf16"), ("fp16", "not a precision: 'fp16'"), ("TF32", "tf32")])
+def test_the_package_can_be_imported_whatever_the_environment(value: str, found: str) -> None:
+    read = "from recurrl.recurrent import get_recurrent_matmul_precision as get; print(get())"
+    env = {**os.environ, "TORCHRL_RNN_PRECISION": value}
+    result = subprocess.run([sys.executable, "-c", read], env=env, capture_output=True, text=True, timeout=120)
+    assert found in (result.stdout + result.stderr).splitlines()[-1]
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -91,17 +125,32 @@ def test_an_unknown_mode_is_refused() -> None:
         GRUModule(3, 5, in_key="x", out_key="y", recurrent_matmul_precision="fp16")
 
 
-@pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
-@pytest.mark.parametrize("mode", ["tf32x3", "bf16"])
-def test_backends_on_torchs_matmuls_refuse_modes_torch_lacks(backend: str, mode: str) -> None:
-    with pytest.raises(ValueError, match=f"precision={mode} is not possible with backend={backend}: it needs"):
-        GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=backend, recurrent_matmul_precision=mode)
-
-
-@pytest.mark.parametrize("backend", ["reference", "pad", "scan"])
-def test_a_compute_dtype_is_refused_where_it_would_be_ignored(backend: str) -> None:
-    with pytest.raises(ValueError, match=r"recurrent_compute_dtype=torch.bfloat16 is not possible with backend="):
-        GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=backend, recurrent_compute_dtype=torch.bfloat16)
+@pytest.mark.parametrize("backend", ["auto", "native", "reference", "pad", "scan"])
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("recurrent_matmul_precision", "tf32", "precision=tf32 needs a GPU"),
+        ("recurrent_matmul_precision", "tf32x3", "precision=tf32x3 is not possible"),
+        ("recurrent_matmul_precision", "bf16", "precision=bf16 is not possible"),
+        ("recurrent_compute_dtype", torch.bfloat16, "recurrent_compute_dtype=torch.bfloat16 is not possible"),
+    ],
+)
+def test_backends_on_torchs_matmuls_warn_once_and_ignore_what_they_cannot_follow(
+    backend: str, option: str, value: object, reason: str
+) -> None:
+    warn_once.cache_clear()
+    torch.manual_seed(0)
+    module = GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=backend, **{option: value})
+    plain = GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend=backend)
+    plain.load_state_dict(module.state_dict())
+    data = TensorDict({"x": torch.randn(2, 4, 3), "is_init": torch.zeros(2, 4, 1, dtype=torch.bool)}, [2, 4])
+    with set_recurrent_mode(True):
+        with pytest.warns(UserWarning, match=f"GRUModule ignores an option: {reason}"):
+            found = module(data.clone())["y"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(module(data.clone())["y"], found)
+        assert torch.equal(plain(data.clone())["y"], found)
 
 
 def test_torchs_setting_must_match_the_requested_precision(gpu: torch.device) -> None:

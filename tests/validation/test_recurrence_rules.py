@@ -47,8 +47,8 @@ def test_the_triton_backend_is_refused_a_cell_that_is_too_large(refusal):
     ("precision", "sentence"),
     [
         ("tf32", "precision=tf32 needs a GPU, and device=cpu has no such format. Choose precision=ieee."),
-        ("tf32x3", "precision=tf32x3 is not possible with backend=scan: it needs backend=triton, on a GPU."),
-        ("bf16", "precision=bf16 is not possible with backend=scan: it needs backend=triton, on a GPU."),
+        ("tf32x3", "precision=tf32x3 is not possible with backend=auto: it needs backend=triton, on a GPU."),
+        ("bf16", "precision=bf16 is not possible with backend=auto: it needs backend=triton, on a GPU."),
     ],
 )
 def test_a_reduced_precision_is_refused_on_a_cpu(refusal, precision, sentence):

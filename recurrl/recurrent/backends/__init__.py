@@ -18,7 +18,6 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from recurrl.recurrent import precision
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments
 
@@ -46,7 +45,7 @@ class Backend(Protocol):
     """The backend interface."""
 
     OWN_PRODUCTS: bool
-    """True if the options set its matmul precision; False if torch's global settings do."""
+    """True if the options set its matmul precision and dtype; False if torch's global settings and the weights do."""
 
     supports: Callable[[Cell, Options, torch.device | None], str | None]
     """None if the backend supports this cell and these options on the device, else an error message saying why not and
@@ -97,7 +96,10 @@ def name_of(backend: str | Backend) -> str:
 
 
 def refusal(name: str | Backend, cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Why backend ``name`` does not support the request, or None if it does. ``auto`` does if any candidate does."""
+    """Why backend ``name`` cannot compute what is asked, or None if it can. ``auto`` can if any candidate can.
+
+    Precision and dtype are not part of that, see :func:`follows_torch`.
+    """
     if options.recompute not in RECOMPUTE:
         return f"Unknown recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
     if options.recompute == "chunk" and options.chunk_len < 1:
@@ -110,12 +112,9 @@ def refusal(name: str | Backend, cell: Cell, options: Options, device: torch.dev
     return None if None in reasons.values() else reasons["scan"]
 
 
-def refusal_on_device(name: str | Backend, cell: Cell, options: Options, device: torch.device) -> str | None:
-    """Like :func:`refusal`, for a named backend on ``device`` under torch's current settings."""
-    reason = refusal(name, cell, options, device)
-    if reason is None and not load_backend(name).OWN_PRODUCTS:
-        reason = precision.conflict_with_torch(name_of(name), options.precision, device)
-    return reason
+def follows_torch(name: str | Backend) -> bool:
+    """True if torch's settings and the weights' dtype decide the precision of backend ``name``, not the options."""
+    return name == AUTO or not load_backend(name).OWN_PRODUCTS
 
 
 def candidates(device: torch.device | None) -> tuple[str, ...]:

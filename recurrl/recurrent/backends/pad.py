@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments
@@ -33,7 +32,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"recompute={options.recompute} is not possible with backend=pad, whose fused kernels manage their own "
             "backward workspace. Choose backend=scan, or recompute=none."
         )
-    return precision.torch_refusal("pad", options.precision, options.compute_dtype, device)
+    return None
 
 
 def sequence(

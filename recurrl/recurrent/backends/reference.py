@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments, expanded
@@ -26,7 +25,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"recompute={options.recompute} is not possible with backend=reference, which keeps every step for "
             "autograd. Choose backend=scan, or recompute=none."
         )
-    return precision.torch_refusal("reference", options.precision, options.compute_dtype, device)
+    return None
 
 
 def sequence(

@@ -7,9 +7,10 @@ Shape legend: B rows (all batch dimensions but time), T steps, I input size, H h
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from functools import partial
-from typing import cast
+from functools import cache, partial
+from typing import ClassVar, NoReturn, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -24,7 +25,7 @@ from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, state_shapes
 from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
-from recurrl.recurrent.module.keys import read_keys, written_keys
+from recurrl.recurrent.module.keys import read_keys, state_keys, written_keys
 from recurrl.recurrent.segments import Segments, in_transform
 
 
@@ -54,10 +55,11 @@ class RecurrentModule(TensorDictModuleBase):
             submodule anywhere.
         recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence
             mode; or :class:`~recurrl.recurrent.backends.Backend` of your own, or ``package.module:Name`` of its class.
-        recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``.
+        recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``; others warn and ignore it.
         recurrent_recompute: ``none``; ``full`` to save memory by recomputing the forward pass in the backward pass;
             ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
-        recurrent_matmul_precision: matmul precision, see :mod:`recurrl.recurrent.precision`.
+        recurrent_matmul_precision: matmul precision, see :mod:`recurrl.recurrent.precision`. Backends that compute with
+            torch's matmuls warn and ignore what torch's settings do not say.
         in_key: key of the input; the states get their default keys. Exclusive with ``in_keys``.
         in_keys: keys of the input, of each state, and optionally of ``is_init``.
         out_key: key of the output; the new states get their default keys under ``"next"``. Exclusive with ``out_keys``.
@@ -71,6 +73,11 @@ class RecurrentModule(TensorDictModuleBase):
         ValueError: an option is out of range, or the backend does not support the options on any device.
         TypeError: a key has the wrong type.
     """
+
+    DEFAULT_IN_KEYS: ClassVar[Sequence[NestedKey]] = ()
+    """Keys of the states if ``in_key`` is given; empty for those of the cell's states."""
+    DEFAULT_OUT_KEYS: ClassVar[Sequence[NestedKey]] = ()
+    """Keys of the new states if ``out_key`` is given; empty for those keys under ``"next"``."""
 
     def __init__(
         self,
@@ -104,6 +111,7 @@ class RecurrentModule(TensorDictModuleBase):
             self._name,
             wrapped,
             batch_first,
+            python_based,
             device,
             input_size=input_size,
             hidden_size=hidden_size,
@@ -115,9 +123,11 @@ class RecurrentModule(TensorDictModuleBase):
         )
         self._submodule = self.cell.name if self.cell.TORCH else "stack"
         self.add_module(self._submodule, layers)
-        self.python_based = python_based or isinstance(wrapped, (rnn.GRU, rnn.LSTM))
-        self.in_keys = read_keys(self._name, self.cell, in_key, in_keys)
-        self.out_keys = written_keys(self._name, self.cell, out_key, out_keys)
+        self.python_based = python_based or isinstance(wrapped, rnn.PythonRNN)
+        states = self.DEFAULT_IN_KEYS or state_keys(self.cell)
+        self.in_keys = read_keys(self._name, states, in_key, in_keys)
+        new_states = self.DEFAULT_OUT_KEYS or [("next", key) for key in state_keys(self.cell)]
+        self.out_keys = written_keys(self._name, new_states, out_key, out_keys)
         self.default_recurrent_mode = default_recurrent_mode
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
@@ -150,7 +160,14 @@ class RecurrentModule(TensorDictModuleBase):
     @property
     def layers(self) -> Parameters:
         """The submodule that holds the parameters."""
-        return cast(Parameters, self._modules[self._submodule])
+        if not torch.compiler.is_compiling():
+            return cast(Parameters, self._modules[self._submodule])
+        # The compiler refuses torch's recurrent modules, whose forward it would unroll. Here their parameters are read.
+        before = _let_compiler_read_rnns(True)
+        layers = cast(Parameters, self._modules[self._submodule])
+        assert layers.hidden_size  # the compiler looks at a module when it is first used
+        _let_compiler_read_rnns(before)
+        return layers
 
     @property
     def options(self) -> Options:
@@ -178,6 +195,26 @@ class RecurrentModule(TensorDictModuleBase):
     def recurrent_mode(self, value: bool) -> None:
         raise RuntimeError("recurrent_mode cannot be set on a module. Use the context manager set_recurrent_mode.")
 
+    def set_recurrent_mode(self, mode: bool = True) -> NoReturn:
+        """Not possible on a module, as in TorchRL since 0.8.
+
+        Raises:
+            RuntimeError: always; the message says what to use instead.
+        """
+        raise RuntimeError(
+            f"{self._name}.set_recurrent_mode({mode}) is not possible. Use the context manager "
+            f"recurrl.recurrent.set_recurrent_mode({mode}), or construct the module with default_recurrent_mode={mode}."
+        )
+
+    @property
+    def temporal_mode(self) -> NoReturn:
+        """The former name of ``recurrent_mode``.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("temporal_mode was renamed. Use recurrent_mode.")
+
     def make_python_based(self) -> RecurrentModule:
         """Replaces the submodule by one in plain Python with the same parameters, without torch's fused kernels.
 
@@ -193,7 +230,7 @@ class RecurrentModule(TensorDictModuleBase):
     def make_cudnn_based(self) -> RecurrentModule:
         """Replaces the submodule by torch's own with the same parameters, enabling torch's fused kernels.
 
-        Returns the module. ``torch.compile`` does not support torch's own submodules; ``make_python_based`` undoes it.
+        Returns the module. ``make_python_based`` undoes it.
 
         Raises:
             ValueError: torch has no such module.
@@ -281,6 +318,14 @@ class RecurrentModule(TensorDictModuleBase):
             return partial(self.run, sequence=False)
         return make_step(self.cell, self.layers, fused=not self.python_based)
 
+    def _warn_of_ignored(self, backend: str | Backend, options: Options, device: torch.device) -> None:
+        name = backends.name_of(backend)
+        reason = precision.torch_refusal(
+            name, options.precision, options.compute_dtype, device
+        ) or precision.conflict_with_torch(name, options.precision, device)
+        if reason is not None:
+            _warn_once(f"{self._name} ignores an option: {reason}")
+
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
         segments = Segments.from_is_init(is_init_BT)
@@ -294,6 +339,22 @@ class RecurrentModule(TensorDictModuleBase):
                 "python_based=True."
             )
         elif not torch.compiler.is_compiling():
-            self._refuse_if(backends.refusal_on_device(name, self.cell, options, x_BTI.device))
+            self._refuse_if(backends.refusal(name, self.cell, options, x_BTI.device))
+        if not torch.compiler.is_compiling() and backends.follows_torch(name):
+            self._warn_of_ignored(name, options, x_BTI.device)
         self.backend_in_use = backends.name_of(name)
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
+
+
+# The compiler runs this while it traces.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _let_compiler_read_rnns(allow: bool) -> bool:
+    """Returns what it was before."""
+    before: bool = torch._dynamo.config.allow_rnn
+    torch._dynamo.config.allow_rnn = allow
+    return before
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -18,8 +19,15 @@ from recurrl.recurrent.module.entries import contiguous
 class GRUModule(RecurrentModule):
     """GRU layers. See :class:`RecurrentModule`; the state's default key is ``recurrent_state``.
 
-    ``gru`` is an ``nn.GRU`` to wrap. Constructor and behaviour match ``torchrl.modules.GRUModule``.
+    ``gru`` is an ``nn.GRU`` to wrap. Takes the place of ``torchrl.modules.GRUModule``; docs/torchrl.md lists the
+    differences.
+
+    Raises:
+        ValueError: also for ``recurrent_recompute`` without a named backend, which TorchRL does not allow either.
     """
+
+    DEFAULT_IN_KEYS: ClassVar[list[NestedKey]] = ["recurrent_state"]
+    DEFAULT_OUT_KEYS: ClassVar[list[NestedKey]] = [("next", "recurrent_state")]
 
     def __init__(
         self,
@@ -45,6 +53,7 @@ class GRUModule(RecurrentModule):
         default_recurrent_mode: bool | None = None,
         recurrent_chunk_len: int = 0,
     ) -> None:
+        _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
         super().__init__(
             "gru",
             input_size=input_size,
@@ -74,8 +83,15 @@ class LSTMModule(RecurrentModule):
     """LSTM layers. See :class:`RecurrentModule`; the states' default keys are ``recurrent_state_h`` and
     ``recurrent_state_c``.
 
-    ``lstm`` is an ``nn.LSTM`` to wrap. Constructor and behaviour match ``torchrl.modules.LSTMModule``.
+    ``lstm`` is an ``nn.LSTM`` to wrap. Takes the place of ``torchrl.modules.LSTMModule``; docs/torchrl.md lists the
+    differences.
+
+    Raises:
+        ValueError: as for :class:`GRUModule`.
     """
+
+    DEFAULT_IN_KEYS: ClassVar[list[NestedKey]] = ["recurrent_state_h", "recurrent_state_c"]
+    DEFAULT_OUT_KEYS: ClassVar[list[NestedKey]] = [("next", "recurrent_state_h"), ("next", "recurrent_state_c")]
 
     def __init__(
         self,
@@ -102,6 +118,7 @@ class LSTMModule(RecurrentModule):
         default_recurrent_mode: bool | None = None,
         recurrent_chunk_len: int = 0,
     ) -> None:
+        _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
         super().__init__(
             "lstm",
             input_size=input_size,
@@ -125,6 +142,14 @@ class LSTMModule(RecurrentModule):
             wrapped=lstm,
             default_recurrent_mode=default_recurrent_mode,
             recurrent_chunk_len=recurrent_chunk_len,
+        )
+
+
+def _check_recompute(owner: str, backend: str | Backend, recompute: str) -> None:
+    if backend == backends.AUTO and recompute != "none":
+        raise ValueError(
+            f"{owner}(recurrent_backend='auto', recurrent_recompute={recompute!r}): auto may choose a backend that "
+            "keeps all activations. Name one that recomputes: 'native', 'scan' or 'triton'."
         )
 
 

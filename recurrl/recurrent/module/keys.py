@@ -12,14 +12,20 @@ from recurrl.recurrent.cell import Cell
 IS_INIT = "is_init"
 
 
-def read_keys(owner: str, cell: Cell, in_key: NestedKey | None, in_keys: Sequence[NestedKey] | None) -> list[NestedKey]:
-    """The keys of the input, of each state, and of ``is_init``, which is added if missing.
+def state_keys(cell: Cell) -> list[NestedKey]:
+    """The default keys of a cell's states."""
+    return [f"recurrent_state{suffix}" for suffix in cell.states()]
+
+
+def read_keys(
+    owner: str, states: Sequence[NestedKey], in_key: NestedKey | None, in_keys: Sequence[NestedKey] | None
+) -> list[NestedKey]:
+    """The keys of the input, of each state (by default ``states``), and of ``is_init``, which is added if missing.
 
     Raises:
         ValueError: both or neither are given, or the number is wrong for the cell; the message names ``owner``.
         TypeError: a key has the wrong type.
     """
-    states = _state_keys(cell)
     keys = _keys("in_key", in_key, in_keys, states)
     expected = 1 + len(states)
     if len(keys) == expected and not _is_init_key(keys[-1]):
@@ -32,23 +38,18 @@ def read_keys(owner: str, cell: Cell, in_key: NestedKey | None, in_keys: Sequenc
 
 
 def written_keys(
-    owner: str, cell: Cell, out_key: NestedKey | None, out_keys: Sequence[NestedKey] | None
+    owner: str, states: Sequence[NestedKey], out_key: NestedKey | None, out_keys: Sequence[NestedKey] | None
 ) -> list[NestedKey]:
-    """The keys of the output and of each new state.
+    """The keys of the output and of each new state (by default ``states``).
 
     Raises:
         ValueError: both or neither are given, or the number is wrong for the cell; the message names ``owner``.
         TypeError: a key has the wrong type.
     """
-    states = _state_keys(cell)
-    keys = _keys("out_key", out_key, out_keys, [("next", key) for key in states])
+    keys = _keys("out_key", out_key, out_keys, states)
     if len(keys) != 1 + len(states):
         raise ValueError(f"{owner} writes one output and {len(states)} state(s). Got out_keys={keys}.")
     return keys
-
-
-def _state_keys(cell: Cell) -> list[str]:
-    return [f"recurrent_state{suffix}" for suffix in cell.states()]
 
 
 def _is_init_key(key: NestedKey) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cell import Cell, States, Weights
@@ -38,7 +37,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
         return "recompute=chunk is not possible with backend=native. Choose recompute=full, or backend=scan."
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
-    return precision.torch_refusal("native", options.precision, options.compute_dtype, device) or library.problem()
+    return library.problem()
 
 
 def sequence(

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, States, Weights, is_parallel_in_time
 from recurrl.recurrent.gated import is_hand_written
@@ -30,7 +29,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
             "has no steps to recompute. Choose recompute=none."
         )
-    return precision.torch_refusal("scan", options.precision, options.compute_dtype, device)
+    return None
 
 
 def sequence(

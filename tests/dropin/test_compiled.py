@@ -1,0 +1,107 @@
+"""``torch.compile(module, fullgraph=True)`` works on modules as they are constructed, and equals eager mode."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from recurrl.recurrent import GRU, LSTM, GRUModule, LSTMModule
+
+MODULES = {"gru": GRUModule, "lstm": LSTMModule}
+FORMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "python": {"python_based": True},
+    "scan": {"recurrent_backend": "scan", "bidirectional": True},
+}
+
+
+ONE_GRAPH = [(kind, form) for kind in MODULES for form in FORMS]
+
+
+def make(kind: str, **options: Any) -> nn.Module:
+    return MODULES[kind](4, 5, in_key="x", out_key="y", default_recurrent_mode=True, **options)
+
+
+def check_equal(compiled: Any, module: nn.Module) -> None:
+    torch.manual_seed(0)
+    data = TensorDict({"x": torch.randn(3, 6, 4), "is_init": torch.rand(3, 6, 1) < 0.3}, [3, 6])
+    outputs = []
+    for run in (compiled, module):
+        x = data["x"].clone().requires_grad_()
+        found = run(data.clone().set("x", x))
+        total = found["y"].sin().sum() + sum(found[key].sin().sum() for key in module.out_keys[1:])
+        outputs.append([found["y"], total, *torch.autograd.grad(total, [x, *module.parameters()])])
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [pytest.param(*item, marks=() if item == ("lstm", "default") else pytest.mark.slow) for item in ONE_GRAPH],
+)
+def test_a_module_is_one_graph(kind: str, form: str) -> None:
+    allowed, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, False
+    module = make(kind, **FORMS[form])
+    torch._dynamo.config.allow_rnn = False
+    check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
+    assert not torch._dynamo.config.allow_rnn  # restored
+    torch._dynamo.config.allow_rnn = allowed
+
+
+@pytest.mark.slow
+def test_a_wrapped_module_of_torch_is_one_graph() -> None:
+    module = GRUModule(gru=nn.GRU(4, 5, batch_first=True), in_key="x", out_key="y", default_recurrent_mode=True)
+    check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [GRU, LSTM])
+def test_the_plain_python_module_is_one_graph(kind: type[nn.Module]) -> None:
+    module = kind(4, 5)
+    x = torch.randn(3, 6, 4)
+    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="aot_eager")(x), module(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["native", "scan"])
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_module_compiles_as_a_newcomer_constructs_it(kind: str, compiler: str, tmp_path: Path) -> None:
+    """In a new process, with torch's default compiler: with and without a C compiler for the kernel of ``native``."""
+    script = f"""
+        import torch
+        from tensordict import TensorDict
+        from recurrl.recurrent import {kind.upper()}Module, set_recurrent_mode
+
+        torch.manual_seed(0)
+        module = {kind.upper()}Module(4, 8, in_key="x", out_key="y")
+        compiled = torch.compile(module, fullgraph=True)
+        data = TensorDict({{"x": torch.randn(3, 6, 4), "is_init": torch.rand(3, 6, 1) < 0.3}}, [3, 6])
+        results = []
+        for run in (compiled, module):
+            x = data["x"].clone().requires_grad_()
+            with set_recurrent_mode(True):
+                y = run(data.clone().set("x", x))["y"]
+            results.append([y, *torch.autograd.grad(y.sin().sum(), [x, *module.parameters()])])
+            print(module.backend_in_use)
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(compiled(data[:, 0].clone())["y"], module(data[:, 0].clone())["y"])
+    """
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment |= {"CC": "/nonexistent"} if compiler == "scan" else {}
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split()[0] == compiler

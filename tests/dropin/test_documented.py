@@ -1,0 +1,402 @@
+"""What TorchRL documents of its recurrent modules and of its GRPO loss holds for ours: both run side by side."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torchrl.modules
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torchrl.objectives.llm import GRPOLoss as TheirGRPOLoss
+from torchrl.objectives.llm.grpo import GRPOLossOutput
+
+from recurrl import recurrent
+from recurrl.losses import GRPOLoss
+from recurrl.recurrent import set_recurrent_mode
+
+B, T, IN, H = 3, 6, 4, 5
+KINDS = ("gru", "lstm")
+SIZES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two layers": {"num_layers": 2},
+    "no bias": {"bias": False},
+    "python": {"python_based": True},
+    "bidirectional": {"bidirectional": True},
+    "two layers, bidirectional": {"num_layers": 2, "bidirectional": True},
+    "dropout, evaluated": {"num_layers": 2, "dropout": 0.5},
+    "projected": {"proj_size": 2},
+}
+CALLS = ("step", "step without states", "sequence", "sequence without states", "one row", "rows of rows")
+BACKENDS = ("auto", "native", "pad", "reference", "scan")
+EQUAL = {"rtol": 1e-7, "atol": 1e-9}
+
+
+def pair(kind: str, *sizes: int, **options: Any) -> tuple[Any, Any]:
+    """TorchRL's module and ours with the same parameters, in float64."""
+    torch.manual_seed(0)
+    name, backend = f"{kind.upper()}Module", options.pop("recurrent_backend", "auto")
+    keys = {"in_key": "x", "out_key": "y"}
+    theirs = getattr(torchrl.modules, name)(*(sizes or (IN, H)), **keys, **options).double().eval()
+    ours = getattr(recurrent, name)(*(sizes or (IN, H)), **keys, recurrent_backend=backend, **options).double().eval()
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def data_of(module: Any, call: str) -> TensorDict:
+    shape = {"step": (B,), "one row": (T,), "rows of rows": (2, B, T)}.get(call.removesuffix(" without states"), (B, T))
+    torch.manual_seed(1)
+    data = TensorDict({"x": torch.randn(*shape, IN).double(), "is_init": torch.rand(*shape, 1) < 0.3}, shape)
+    if not call.endswith("without states"):
+        specs = module.make_tensordict_primer().primers
+        data.update({key: torch.randn(*shape, *specs[key].shape).double() for key in module.in_keys[1:-1]})
+    return data
+
+
+def results(module: Any, data: TensorDict, call: str) -> dict[str, Tensor]:
+    """Output, new states, and the gradients of a sum over all of them."""
+    data = data.clone()
+    leaves = [data[key].requires_grad_() for key in module.in_keys[:-1] if key in data.keys()]  # noqa: SIM118 (a TensorDict has no such test)
+    with set_recurrent_mode(not call.startswith("step")):
+        found = module(data)
+    outputs = [found[key] for key in module.out_keys]
+    weights = [torch.arange(value.numel()).sin().view_as(value) for value in outputs]
+    total = sum((weight * value).sum() for weight, value in zip(weights, outputs, strict=True))
+    inputs = [*leaves, *module.parameters()]
+    gradients = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    return dict(enumerate([*outputs, *gradients]))
+
+
+def possible(kind: str, sizes: str, call: str = "", backend: str = "") -> bool:
+    """False for what torch, TorchRL or the kernel of ``native`` does not have; other tests are about these."""
+    return sizes != "projected" or (kind == "lstm" and call != "step" and backend != "native")
+
+
+ITEMS = [
+    pytest.param(*item, marks=() if item[1] == "plain" and item[3] == "auto" else pytest.mark.slow)
+    for item in product(KINDS, SIZES, CALLS, BACKENDS)
+    if possible(*item)
+]
+
+
+@pytest.mark.parametrize(("kind", "sizes", "call", "backend"), ITEMS)
+def test_outputs_states_and_gradients_equal_torchrls(kind: str, sizes: str, call: str, backend: str) -> None:
+    theirs, ours = pair(kind, **SIZES[sizes], recurrent_backend=backend)
+    data = data_of(theirs, call)
+    expected, found = results(theirs, data, call), results(ours, data, call)
+    torch.testing.assert_close(found, expected, **EQUAL)
+
+
+def raised(call: Callable[[], object]) -> type[Exception] | None:
+    try:
+        call()
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def refused(kind: str, **options: Any) -> Callable[[Any], object]:
+    return lambda package: getattr(package, f"{kind.upper()}Module")(
+        IN, H, **{"in_key": "x", "out_key": "y", **options}
+    )
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "time first": {"batch_first": False},
+    "two inputs": {"in_keys": ["x", "h", "c"]},
+    "no input": {"in_key": None},
+    "no output": {"out_key": None},
+    "too few inputs": {"in_key": None, "in_keys": ["x"]},
+    "too few outputs": {"out_key": None, "out_keys": ["y"]},
+    "inputs as text": {"in_key": None, "in_keys": "abc"},
+    "unknown backend": {"recurrent_backend": "other"},
+    "unknown recomputation": {"recurrent_backend": "scan", "recurrent_recompute": "partial"},
+    "recomputation by pad": {"recurrent_backend": "pad", "recurrent_recompute": "full"},
+    "recomputation by auto": {"recurrent_backend": "auto", "recurrent_recompute": "full"},
+    "recomputation by default": {"recurrent_recompute": "full"},
+    "unknown precision": {"recurrent_matmul_precision": "fp16"},
+    "unknown argument": {"width": 3},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torchrl_refuses_is_refused(kind: str, case: str) -> None:
+    construct = refused(kind, **REFUSED[case])
+    theirs = raised(lambda: construct(torchrl.modules))
+    assert theirs is not None
+    ours = raised(lambda: construct(recurrent))
+    assert ours is not None
+    assert issubclass(ours, theirs)
+
+
+ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "in_keys": lambda m: m.in_keys,
+    "out_keys": lambda m: m.out_keys,
+    "canonical_keys": lambda m: m.canonical_keys,
+    "DEFAULT_IN_KEYS": lambda m: m.DEFAULT_IN_KEYS,
+    "DEFAULT_OUT_KEYS": lambda m: m.DEFAULT_OUT_KEYS,
+    "recurrent_mode": lambda m: m.recurrent_mode,
+    "recurrent_compute_dtype": lambda m: m.recurrent_compute_dtype,
+    "recurrent_recompute": lambda m: m.recurrent_recompute,
+    "recurrent_matmul_precision": lambda m: m.recurrent_matmul_precision,
+    "state_dict": lambda m: list(m.state_dict()),
+    "parameters": lambda m: [name for name, _ in m.named_parameters()],
+    "primer": lambda m: dict(m.make_tensordict_primer().primers.items(True, True)),
+    "submodules": lambda m: [name for name, _ in m.named_modules()],
+    "is an nn.GRU": lambda m: any(isinstance(each, nn.GRU) for each in m.modules()),
+    "is an nn.LSTM": lambda m: any(isinstance(each, nn.LSTM) for each in m.modules()),
+    "converted to python": lambda m: m.make_python_based() is m,
+    "converted to cudnn": lambda m: m.make_cudnn_based() is m,
+    "pickled": lambda m: list(pickle.loads(pickle.dumps(m)).state_dict()),
+    "copied": lambda m: list(copy.deepcopy(m).state_dict()),
+    "moved to float16": lambda m: {p.dtype for p in m.half().parameters()},
+    "moved to meta": lambda m: {p.device.type for p in m.to("meta").parameters()},
+}
+
+
+MEMBERS = [
+    item
+    for item in product(KINDS, ATTRIBUTES, ("plain", "two layers, bidirectional", "projected"))
+    # TorchRL refuses that, see test_what_torchrl_refuses_runs.
+    if possible(item[0], item[2]) and not (item[1] == "converted to python" and "bidirectional" in item[2])
+]
+
+
+@pytest.mark.parametrize(("kind", "attribute", "sizes"), MEMBERS)
+def test_members_equal_torchrls(kind: str, attribute: str, sizes: str) -> None:
+    theirs, ours = (ATTRIBUTES[attribute](module) for module in pair(kind, **SIZES[sizes]))
+    assert ours == theirs
+
+
+RAISING: dict[str, Callable[[Any], Any]] = {
+    "set_recurrent_mode": lambda m: m.set_recurrent_mode(),
+    "set_recurrent_mode(False)": lambda m: m.set_recurrent_mode(False),
+    "temporal_mode": lambda m: m.temporal_mode,
+    "recurrent_mode = True": lambda m: setattr(m, "recurrent_mode", True),
+    "is_init is missing": lambda m: m(TensorDict({"x": torch.zeros(2, IN).double()}, [2])),
+}
+
+
+@pytest.mark.parametrize("case", RAISING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_raise_what_torchrls_raise(kind: str, case: str) -> None:
+    theirs, ours = pair(kind)
+    expected = raised(lambda: RAISING[case](theirs))
+    assert expected is not None
+    assert raised(lambda: RAISING[case](ours)) is expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_removed_method_says_what_to_use(kind: str) -> None:
+    _, ours = pair(kind)
+    with pytest.raises(RuntimeError, match=r"context manager recurrl\.recurrent\.set_recurrent_mode\(True\)"):
+        ours.set_recurrent_mode()
+
+
+@pytest.mark.parametrize("python_based", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_submodules_are_torchs(kind: str, python_based: bool) -> None:
+    _, ours = pair(kind, python_based=python_based)
+    submodule, base = getattr(ours, kind), {"gru": nn.GRU, "lstm": nn.LSTM}[kind]
+    assert isinstance(submodule, base)
+    assert isinstance(submodule, getattr(recurrent, kind.upper())) is python_based
+    assert (type(submodule) is base) is not python_based
+
+
+def test_a_subclass_may_rename_its_states() -> None:
+    class Renamed(recurrent.GRUModule):
+        DEFAULT_IN_KEYS = ["memory"]  # noqa: RUF012 (as TorchRL's are)
+        DEFAULT_OUT_KEYS = [("next", "memory")]  # noqa: RUF012
+
+    module = Renamed(IN, H, in_key="x", out_key="y")
+    assert module.in_keys == ["x", "memory", "is_init"]
+    assert module.out_keys == ["y", ("next", "memory")]
+
+
+@pytest.mark.parametrize("options", [{"python_based": True}, {"recurrent_backend": "scan"}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torchrl_refuses_runs(kind: str, options: dict[str, Any]) -> None:
+    keys = {"in_key": "x", "out_key": "y"}
+    sizes = {"num_layers": 2, "bidirectional": True, "dropout": 0.5}
+    module = getattr(recurrent, f"{kind.upper()}Module")(IN, H, **keys, **sizes, **options).double()
+    with set_recurrent_mode(True):
+        found = module(data_of(module, "sequence"))["y"]
+    assert found.shape == (B, T, 2 * H)
+    assert module.make_python_based() is module
+
+    def theirs() -> None:
+        refused = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, **keys, **sizes, **options).double()
+        with set_recurrent_mode(True):
+            refused(data_of(refused, "sequence"))
+
+    assert raised(theirs) in (ValueError, NotImplementedError)
+
+
+def test_a_projected_step_runs() -> None:
+    theirs, ours = pair("lstm", proj_size=2)
+    data = data_of(theirs, "step")
+    assert raised(lambda: theirs(data.clone())) is RuntimeError
+    with set_recurrent_mode(True):
+        expected = ours(
+            data.clone().masked_fill(data["is_init"].squeeze(-1), 0.0).update(data.select("x")).unsqueeze(1)
+        )
+    torch.testing.assert_close(ours(data.clone())["y"], expected["y"].squeeze(1), **EQUAL)
+
+
+def test_a_projection_is_refused_by_triton() -> None:
+    with pytest.raises(ValueError, match="proj_size=2 is not possible with backend=triton"):
+        recurrent.LSTMModule(IN, H, proj_size=2, in_key="x", out_key="y", recurrent_backend="triton")
+
+
+class Masked(Categorical):
+    """A categorical that says which steps count, as those of TorchRL's language models do."""
+
+    def __init__(self, logits: Tensor, mask: Tensor) -> None:
+        super().__init__(logits=logits)
+        self.mask = mask
+
+
+class Actor(nn.Module):
+    in_keys = ("observation",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 5).double()
+
+    def get_dist(self, data: TensorDict, logits_key: str | None = None) -> Masked:
+        return Masked(self.linear(data["observation"]), data["loss_mask"].squeeze(-1))
+
+
+def grpo_batch(actor: Actor, counted: float = 1.1) -> TensorDict:
+    torch.manual_seed(1)
+    data = TensorDict(
+        {"observation": torch.randn(B, T, 3).double(), "loss_mask": torch.rand(B, T, 1) < counted}, [B, T]
+    )
+    dist = actor.get_dist(data)
+    data["action"] = dist.sample()
+    log_prob = dist.log_prob(data["action"]).detach()
+    data["action_log_prob"] = log_prob + 0.3 * torch.randn_like(log_prob)
+    data["ref_log_prob"] = log_prob + 0.5 * torch.randn_like(log_prob)
+    data["advantage"] = torch.randn(B, T, 1).double()
+    return data
+
+
+def both_losses(counted: float = 1.1, **options: Any) -> tuple[Any, Any, list[Tensor], list[Tensor]]:
+    actor = Actor()
+    data = grpo_batch(actor, counted)
+    outputs, gradients = [], []
+    for make in (TheirGRPOLoss, GRPOLoss):
+        loss = make(actor, **options).double()
+        loss.set_keys(action="action", sample_log_prob="action_log_prob", ref_log_probs="ref_log_prob")
+        output = loss(data.clone())
+        total = sum(getattr(output, name).sum() for name in output.keys() if name.startswith("loss_"))  # noqa: SIM118
+        outputs.append(output)
+        gradients.append(list(torch.autograd.grad(total, list(actor.parameters()))))
+    return outputs[0], outputs[1], gradients[0], gradients[1]
+
+
+FIELDS = [name for name in GRPOLossOutput.__dataclass_fields__ if not name.startswith("_")]
+LOSSES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "symmetric": {"clip_epsilon": 0.1},
+    "clip higher": {"clip_epsilon": (0.1, 0.3)},
+    "no entropy": {"entropy_bonus": False},
+    "entropy": {"entropy_coeff": 0.3},
+    "to reference": {"kl_to_ref_coeff": 0.2},
+    "to inference": {"kl_to_inference_coeff": 0.2},
+    "both KLs": {"kl_to_ref_coeff": 0.2, "kl_to_inference_coeff": 0.1},
+    "threshold that masks none": {"kl_mask_threshold": 100.0},
+    "threshold of zero": {"kl_mask_threshold": 0.0},
+    "token_mean": {"aggregation": "token_mean"},
+    "prompt_mean": {"aggregation": "prompt_mean"},
+    "aggregation none": {"aggregation": "none"},
+    "aggregation null": {"aggregation": None},
+    "reduction none": {"reduction": "none"},
+    "reduction mean": {"reduction": "mean"},
+    "without effect": {"clip_value": 0.2, "functional": False, "gamma": 0.9},
+}
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+def test_losses_equal_torchrls(options: dict[str, Any]) -> None:
+    theirs, ours, wanted, found = both_losses(**options)
+    for name in FIELDS:
+        a, b = getattr(theirs, name), getattr(ours, name)
+        assert (a is None) == (b is None), name
+        if a is not None:
+            torch.testing.assert_close(b, a.reshape(b.shape), **EQUAL, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(found, wanted, **EQUAL)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "prompt_mean", "none"])
+def test_losses_over_masked_steps_equal_torchrls(aggregation: str) -> None:
+    theirs, ours, wanted, found = both_losses(0.6, aggregation=aggregation)
+    for name in ("loss_objective", "loss_entropy", "ESS"):
+        b = getattr(ours, name)
+        torch.testing.assert_close(b, getattr(theirs, name).reshape(b.shape), **EQUAL)
+    torch.testing.assert_close(found, wanted, **EQUAL)
+
+
+def test_statistics_are_means_over_the_steps_that_count() -> None:
+    theirs, ours, *_ = both_losses(0.6, kl_to_ref_coeff=0.2)
+    counted = grpo_batch(Actor(), 0.6)["loss_mask"].double().mean()
+    assert 0 < counted < 1
+    for name in ("clip_fraction", "kl_approx", "kl_to_ref", "loss_kl_to_ref"):
+        torch.testing.assert_close(getattr(ours, name) * counted, getattr(theirs, name), **EQUAL)
+    assert ours.entropy != theirs.entropy
+
+
+def test_ess_is_that_of_all_steps_that_count() -> None:
+    theirs, ours, *_ = both_losses(kl_mask_threshold=0.01)
+    _, without, *_ = both_losses()
+    assert ours.ESS == without.ESS != theirs.ESS
+    torch.testing.assert_close(ours.loss_objective, theirs.loss_objective, **EQUAL)
+
+
+def test_a_sum_sums() -> None:
+    theirs, ours, *_ = both_losses(reduction="sum")
+    torch.testing.assert_close(ours.loss_objective, B * T * theirs.loss_objective, **EQUAL)
+
+
+def test_without_aggregation_all_terms_are_per_step() -> None:
+    theirs, ours, *_ = both_losses(aggregation="none", kl_to_ref_coeff=0.2)
+    assert theirs.loss_kl_to_ref.shape == ()
+    assert ours.loss_kl_to_ref.shape == (B, T, 1)
+    torch.testing.assert_close(ours.loss_kl_to_ref.mean(), theirs.loss_kl_to_ref, **EQUAL)
+
+
+def test_a_kl_without_weight_is_left_out() -> None:
+    loss = GRPOLoss(Actor(), kl_to_ref_coeff=0.0, kl_to_inference_coeff=0.0)
+    assert not any("kl_to" in str(key) for key in loss.out_keys)
+    assert "ref_log_prob" not in loss.in_keys
+    assert "ref_log_prob" in GRPOLoss(Actor(), kl_to_ref_coeff=0.1).in_keys
+
+
+@pytest.mark.parametrize("entry", ["action", "action_log_prob", "ref_log_prob", "advantage"])
+def test_a_missing_entry_is_a_key_error(entry: str) -> None:
+    actor = Actor()
+    with pytest.raises(KeyError, match=f"GRPOLoss needs the entry '{entry}'"):
+        GRPOLoss(actor, kl_to_ref_coeff=0.1)(grpo_batch(actor).exclude(entry))
+
+
+def test_the_output_is_torchrls_class() -> None:
+    theirs, ours, *_ = both_losses()
+    assert isinstance(ours, GRPOLossOutput)
+    assert isinstance(ours, GRPOLoss(Actor()).output_type)
+    assert ours["loss_objective"] == ours.loss_objective == ours.get("loss_objective")
+    assert ours.kl >= 0
+    assert set(ours.keys()) == {*theirs.keys(), "kl"}
+
+
+def test_neither_loss_has_a_critic_or_a_value_estimator() -> None:
+    losses = [make(Actor()) for make in (TheirGRPOLoss, GRPOLoss)]
+    assert not any(hasattr(loss, "loss_critic") for loss in losses)
+    assert {raised(loss.make_value_estimator) for loss in losses} == {NotImplementedError}

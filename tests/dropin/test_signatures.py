@@ -1,0 +1,101 @@
+"""Signatures and members are TorchRL's, except for what docs/torchrl.md lists."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torchrl.modules
+import torchrl.objectives.llm
+
+import recurrl.losses
+import recurrl.recurrent
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = (ROOT / "docs/torchrl.md").read_text(encoding="utf-8").split("\n## ")
+NAMES = [name for name in recurrl.recurrent.__all__ if hasattr(torchrl.modules, name)]
+PAIRS = {
+    **{name: (getattr(torchrl.modules, name), getattr(recurrl.recurrent, name)) for name in NAMES},
+    "GRPOLoss": (torchrl.objectives.llm.GRPOLoss, recurrl.losses.GRPOLoss),
+}
+ABSENT = "–"
+IN_WORDS = ("a method", "ignored", "among the ignored", "required")
+
+
+def rows(section: str) -> list[list[str]]:
+    text = next(text for text in SECTIONS if text.startswith(section))
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+
+
+def listed(name: str) -> dict[str, tuple[str, str]]:
+    """The table's rows of one class or function: both sides by parameter or member."""
+    found = [row for row in rows("Signatures") if f"`{name}`" in row[0]]
+    assert all(len(row) == 5 and row[4] for row in found), "each row needs a reason"
+    return {row[1].strip("`"): (row[2].strip("`"), row[3].strip("`")) for row in found}
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "self"}
+
+
+def members(name: str) -> dict[str, tuple[Any, Any]]:
+    """The class or function itself and its public functions, by name; None where ours is missing."""
+    theirs, ours = PAIRS[name]
+    found = {"": (theirs, ours)}
+    if inspect.isclass(theirs):
+        own = {key for cls in theirs.__mro__ if cls.__module__.startswith("torchrl") for key in vars(cls)}
+        for key in sorted(own):
+            name = key.replace("_AcceptedKeys", "default_keys")
+            if not name.startswith("_"):
+                found[name] = inspect.getattr_static(theirs, key), inspect.getattr_static(ours, key, None)
+    return found
+
+
+def differences(name: str) -> dict[str, tuple[Any, Any]]:
+    """What differs: both sides by parameter, ``member.parameter`` or member; ``ABSENT`` where there is none."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for member, (theirs, ours) in members(name).items():
+        if ours is None and theirs is not None:
+            found[member] = theirs, ABSENT
+        # forward is dispatched by its in_keys, whose tensors it also takes by name.
+        elif ours is not theirs and callable(theirs) and not isinstance(ours, property) and member != "forward":
+            a, b = parameters(theirs), parameters(ours)
+            for key in {**a, **b}:
+                if key not in a or key not in b or a[key] != b[key]:
+                    found[".".join(filter(None, (member, key)))] = a.get(key, ABSENT), b.get(key, ABSENT)
+    return found
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_signatures_and_members_differ_as_listed(name: str) -> None:
+    found, table = differences(name), listed(name)
+    assert set(found) == set(table)
+    for key, values in found.items():
+        for value, text in zip(values, table[key], strict=True):
+            if text not in IN_WORDS:
+                assert value == (ABSENT if text == ABSENT else ast.literal_eval(text))
+
+
+def test_the_order_of_positional_parameters_is_torchrls() -> None:
+    for name, (theirs, ours) in PAIRS.items():
+        positional = [
+            [p.name for p in inspect.signature(side).parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
+            for side in (theirs, ours)
+        ]
+        assert positional[0] == positional[1], name
+
+
+def test_every_difference_in_behaviour_has_a_test() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for row in rows("Behaviour"):
+        assert re.search(rf"def {row[4].strip('`')}\(", sources), row
+
+
+def test_the_table_names_only_what_is_compared() -> None:
+    named = {name for row in rows("Signatures") for name in re.findall(r"`(\w+)`", row[0])}
+    assert named <= set(PAIRS)
