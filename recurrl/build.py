@@ -21,10 +21,10 @@ from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
 from recurrl.policy import Policy, make_policy
+from recurrl.policy.spaces import kinds
 from recurrl.recurrent import precision
 from recurrl.replay_check.check import check_replay
 from recurrl.runtime.seeds import seed_after, seed_process, seeds
-from recurrl.specs import kinds
 
 _DEFAULT_THREADS = torch.get_num_threads()
 

@@ -130,6 +130,7 @@ def _without_yamls(composed: DictConfig, overrides: Sequence[str]) -> DictConfig
     found = {group: own_values(group, name) if is_own(name) else values(group, name) for group, name in names.items()}
     experiments = [text.partition("=")[2] for text in overrides if text.partition("=")[0].strip("+/") == "experiment"]
     tuned = [top_values(f"experiment/{name}") for name in experiments if name in yaml_names("experiment")]
+    found["env"] |= {"name": value_of(composed, "env.name")}  # only yamls give it
     merged = OmegaConf.merge(top_values("train"), found, *tuned)
     assert isinstance(merged, DictConfig)
     return merged

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, Condition, option
 from recurrl.errors import require
 
-CLIPS = Condition("algorithm.objective=clip", lambda run: getattr(run.algorithm, "objective", "clip") == "clip")
+CLIPS = Condition(
+    "a clipped objective (of ppo, algorithm.objective=clip)",
+    lambda run: getattr(run.algorithm, "objective", "clip") == "clip",
+)
 KL_PENALTY = Condition("algorithm.objective=kl", lambda run: run.algorithm.objective == "kl")
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)

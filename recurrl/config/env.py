@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
-from recurrl.config.options import COPIES, INDEX, NUMBERS, SCALE, STEPS, option
+from recurrl.config.options import COPIES, INDEX, NUMBERS, SCALE, STEPS, Condition, option
 from recurrl.errors import ConfigError
 
 NATIVE = "vector_entry_point"
 """Gymnasium's ``vectorization_mode`` of the same name."""
 INLINE = "inline"
+A_YAML = Condition("a yaml of your own in a folder env", lambda run: False)
 
 
 @dataclass
 class EnvConfig:
     """An environment and its number of copies."""
 
-    name: str = option("the name of this choice")
+    name: str = option("the name of this choice", only_with=A_YAML)
     source: str = option("the module of recurrl.envs.sources that makes it, or package.module:Name")
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
     num_envs: int = option("copies stepped side by side", COPIES)

@@ -69,7 +69,7 @@ class Condition(NamedTuple):
     Attributes:
         words: it in words, which follow "only with".
         holds: true for a run's configuration that meets it; None for what the environment's spaces tell, see
-            :func:`recurrl.specs.kinds`.
+            :func:`recurrl.policy.spaces.kinds`.
     """
 
     words: str

@@ -41,7 +41,7 @@ KL_FOLLOWED = Condition(
 )
 SCHEDULES = Condition(
     "a learning rate, clip range or entropy coefficient that falls",
-    lambda run: (LINEAR.holds(run) and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
+    lambda run: (run.lr_schedule == "linear" and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
 )
 
 
