@@ -9,7 +9,7 @@ from recurrl.errors import ConfigError
 NATIVE = "vector_entry_point"
 """Gymnasium's ``vectorization_mode`` of the same name."""
 INLINE = "inline"
-A_YAML = Condition("a yaml of your own in a folder env", lambda run: False)
+A_YAML = Condition("a yaml of your own in a folder env", lambda _: False)
 
 
 @dataclass

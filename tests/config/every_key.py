@@ -61,6 +61,9 @@ TEXTS: dict[str, list[Any]] = {
     "device": ["cuda"],
     "logger.project": ["another"],
     "logger.id": ["another"],
+    "logger.group": ["another"],
+    "logger.job_type": ["another"],
+    "logger.tags": [["another"]],
     "resume": ["nonesuch"],
 }
 """Other values of keys that take any text, list or mapping."""
@@ -69,8 +72,11 @@ EVENTS: dict[str, dict[str, Any]] = {
     "checkpoint.keep_last": {"total_frames": 192, "checkpoint.every_frames": 64},
     "collector.on_fault": {"env.kwargs": {"fault": "raise"}},
     "max_skipped_steps": {
-        **{"env.kwargs": {"fault": "huge"}, "env.normalize_reward": False, "epochs": 6},
-        **{"algorithm.critic_loss": "l2", "algorithm.critic_coeff": 1.0},
+        "env.kwargs": {"fault": "huge"},
+        "env.normalize_reward": False,
+        "algorithm.critic_loss": "l2",
+        "algorithm.critic_coeff": 1.0,
+        "epochs": 6,
     },
 }
 """What has to happen for a key to matter."""
@@ -149,7 +155,7 @@ def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -
     seen: dict[str, Any] = {}
     report = Report(started=time.time())
     threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch, _logged(seen):
+    with pytest.MonkeyPatch.context() as patch, Listener(seen):
         _spy(patch, seen)
         try:
             config = typed(composed)
@@ -194,7 +200,7 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
     patch.setattr(os, "fsync", lambda _: None)
 
 
-class _logged(logging.Handler):
+class Listener(logging.Handler):
     """Keeps the messages of the start-up check and the seconds of the time limit while the block runs."""
 
     def __init__(self, seen: dict[str, Any]) -> None:
@@ -247,5 +253,5 @@ def _of_trackers(made: Any) -> dict[str, Any]:
         return {}
     runs = [tracker._run for tracker in made.trackers if hasattr(tracker, "_run")]
     return {"kinds": [type(each).__name__ for each in made.trackers]} | {
-        name: getattr(run, name) for run in runs for name in ("id", "project", "offline")
+        name: getattr(run, name) for run in runs for name in ("id", "project", "offline", "group", "job_type", "tags")
     }

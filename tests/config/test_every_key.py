@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, other
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl.config.composed import typed
-from recurrl.config.plugins import default_name, names
+from recurrl.config.plugins import default_name, names, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.validation import check_config
 
 Compose = Callable[..., DictConfig]
+
+logger = logging.getLogger(__name__)
 
 SHOWN, REFUSED, ALONE, SILENT = "shown", "refused", "the only choice", "silent"
 
@@ -88,8 +91,8 @@ def is_legal(composed: DictConfig, given: Collection[str] = ()) -> bool:
     return True
 
 
-def in_every_pair(compose: Compose) -> Iterator[tuple[str, DictConfig]]:
-    """Configurations that together have every legal pair of choices of the groups, with other values drawn at random."""
+def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictConfig]]:
+    """Configurations that together have every legal pair of choices, with some of the other values drawn at random."""
     drawn = random.Random(0)
     own = ("env=gym", "env.id=Kind-v0", "env.packages=[every_key_env]")
     made = {
@@ -112,11 +115,13 @@ def in_every_pair(compose: Compose) -> Iterator[tuple[str, DictConfig]]:
     missing = {((a, x), (b, y)) for a, b in combinations(groups, 2) for x in groups[a] for y in groups[b]}
     for pair in sorted(missing):
         drafts = [{group: drawn.choice(of) for group, of in groups.items()} | dict(pair) for _ in range(12)]
-        legal = [draft for draft in drafts if pair in missing and is_legal(composed(draft), given(draft))]
-        if legal:
-            best = max(legal, key=lambda draft: len(missing & set(combinations(draft.items(), 2))))
-            missing -= set(combinations(best.items(), 2))
-            yield ", ".join(best.values()), _varied(composed(best), drawn)
+        drafts.sort(key=lambda draft: -len(missing & set(combinations(draft.items(), 2))))
+        for draft in drafts if pair in missing else ():
+            found = composed(draft)
+            if is_legal(found, given(draft)) and "refused" not in observed(found, folder):
+                missing -= set(combinations(draft.items(), 2))
+                yield ", ".join(draft.values()), _varied(found, drawn)
+                break
 
 
 def _varied(composed: DictConfig, drawn: random.Random) -> DictConfig:
@@ -129,16 +134,54 @@ def _varied(composed: DictConfig, drawn: random.Random) -> DictConfig:
     return composed
 
 
-@pytest.mark.slow
-def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
+def judged(trials: Iterable[tuple[str, DictConfig]], folder: Path, *prefixes: str) -> tuple[Counter[str], list[str]]:
+    """How many keys of configurations do what, and the silent ones."""
     counts: Counter[str] = Counter()
     silent = []
-    import time
+    for name, composed in trials:
+        counts["configurations"] += 1
+        silent += [f"{name}: {key}" for key in silent_keys(Trial(composed, folder / "run"), counts, prefixes or ("",))]
+        logger.info("%s: %s %s", name, dict(counts), silent)
+    return counts, silent
 
-    for name, composed in in_every_pair(compose_untyped):
-        t = time.time()
-        for key in silent_keys(Trial(composed, tmp_path / "run"), counts):
-            silent.append(f"{name}: {key}")
-            print(silent[-1], flush=True)
-        print(name, round(time.time() - t), dict(counts), flush=True)
+
+def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untyped, tmp_path):
+    counts, silent = judged([("defaults", compose_untyped(*TINY))], tmp_path, "algorithm.", "encoder.", "policy.")
+    assert counts[SHOWN] >= 10
+    assert counts[REFUSED] >= 5
+    assert not silent
+
+
+@pytest.mark.slow
+def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
+    counts, silent = judged(in_every_pair(compose_untyped, tmp_path / "run"), tmp_path)
+    assert counts["configurations"] >= 20
+    assert counts[SHOWN] > 50 * counts["configurations"]
+    assert not silent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [name for name in yaml_names("env") if name != "gym"])
+def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untyped, tmp_path, env):
+    images = ["encoder.images=impala"] if env == "minigrid" else []
+    composed = compose_untyped(*TINY, f"env={env}", *images)
+    _, silent = judged([(env, composed)], tmp_path, "env.", "encoder.", "policy.")
+    assert not silent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("choice", "prefixes"),
+    [
+        ("collector=multi_sync", ("collector.",)),
+        ("collector=multi_async", ("collector.",)),
+        ("logger=tensorboard", ("logger.",)),
+        ("logger=wandb", ("logger.",)),
+        ("backend=triton", ("cell.", "backend.", "recompute.", "precision.")),
+    ],
+)
+def test_no_key_of_a_choice_that_takes_seconds_is_silent(compose_untyped, tmp_path, monkeypatch, choice, prefixes):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    counts, silent = judged([(choice, compose_untyped(*TINY, choice))], tmp_path, *prefixes)
+    assert counts[SHOWN]
     assert not silent
