@@ -77,7 +77,7 @@ class Condition(NamedTuple):
 
 
 CONTINUOUS = Condition("continuous actions")
-SINGLE_CONTINUOUS = Condition("a single continuous action")
+SINGLE_CONTINUOUS = Condition("continuous actions of a single part")
 BOUNDED = Condition("bounded continuous actions")
 IMAGES = Condition("images")
 NO_IMAGES = Condition("observations other than images")
@@ -166,8 +166,8 @@ def check_effects(config: Any, given: Collection[str], kinds: Collection[Conditi
         needed = meaning.only_with
         if needed is None or key not in given or (needed.holds is None) == (kinds is None):
             continue
-        given_value = json.dumps(value).strip('"')
-        asked = f"{key.removesuffix('.name')}={given_value} has no effect here: it goes with {needed.words}"
+        name, shown = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value).strip('"')
+        asked = f"{name}={shown} has no effect here: it goes with {needed.words}"
         if kinds is not None:
             require(needed in kinds, f"{asked}, and env.id={config.env.id} has none. Leave it out.")
         elif needed.holds is not None:

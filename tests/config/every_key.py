@@ -44,8 +44,8 @@ TINY = (
         "epochs=2",
         "cell.hidden_size=8",
         "encoder.sizes=[8]",
-        "algorithm.clip_epsilon=0.02",
-        "lr=0.005",
+        "algorithm.clip_epsilon=0.001",
+        "lr=0.01",
     ),
     *("evaluation.episodes=1", "evaluation.memory=false", "evaluation.random=false", "checkpoint.every_frames=64"),
 )

@@ -36,7 +36,7 @@ BY_THE_CONFIGURATION = [
 
 BY_THE_SPACES = [
     ("cartpole_no_velocity", "policy.initial_std=0.3", "continuous actions"),
-    ("cartpole_no_velocity", "policy.noise_correlation=0.5", "a single continuous action"),
+    ("cartpole_no_velocity", "policy.noise_correlation=0.5", "continuous actions of a single part"),
     ("cartpole_no_velocity", "policy.bounded_action=tanh", "bounded continuous actions"),
     ("cartpole_no_velocity", "encoder.images=impala", "images"),
     ("repeat_first", "env.normalize_observation=false", "observations of numbers"),
