@@ -109,10 +109,10 @@ def given_keys(composed: DictConfig, overrides: Sequence[str]) -> set[str]:
         overrides: the command line.
     """
     chosen = chosen_options(composed)
-    values = [
+    theirs, ours = (
         plain(with_defaults(each, chosen), resolve=False) for each in (_without_yamls(composed, overrides), composed)
-    ]
-    return overridden_keys(overrides) | set(differences(*values))
+    )
+    return overridden_keys(overrides) | differences(theirs, ours).keys()
 
 
 def overridden_keys(overrides: Sequence[str]) -> set[str]:

@@ -166,7 +166,7 @@ def check_effects(config: Any, given: Collection[str], kinds: Collection[Conditi
         needed = meaning.only_with
         if needed is None or key not in given or (needed.holds is None) == (kinds is None):
             continue
-        name, shown = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value).strip('"')
+        name, shown = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value, default=str).strip('"')
         asked = f"{name}={shown} has no effect here: it goes with {needed.words}"
         if kinds is not None:
             require(needed in kinds, f"{asked}, and env.id={config.env.id} has none. Leave it out.")
