@@ -12,6 +12,7 @@ CLIPS = Condition(
 )
 KL_PENALTY = Condition("algorithm.objective=kl", lambda run: run.algorithm.objective == "kl")
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
+VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
 
@@ -103,9 +104,11 @@ class PPOConfig(ClippedConfig):
     )
     lmbda: float = option("λ of generalised advantage estimation", FRACTION)
     critic_coeff: float = option("weight of the value loss", WEIGHT)
-    critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"))
+    critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"), only_with=VALUE_LOSS)
     clip_value: float | None = option(
-        "how far the value may move from the stored one in the value loss; null: any distance", POSITIVE
+        "how far the value may move from the stored one in the value loss; null: any distance",
+        POSITIVE,
+        only_with=VALUE_LOSS,
     )
     normalize_advantage: str = option(
         "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "

@@ -62,6 +62,7 @@ TEXTS: dict[str, list[Any]] = {
 """Other values of keys that take any text, list or mapping."""
 
 EVENTS: dict[str, dict[str, Any]] = {
+    "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_fault": {"env.kwargs": {"fault": "raise"}},
