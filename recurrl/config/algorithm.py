@@ -12,6 +12,7 @@ CLIPS = Condition(
 )
 KL_PENALTY = Condition("algorithm.objective=kl", lambda run: run.algorithm.objective == "kl")
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
+DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
@@ -102,7 +103,7 @@ class PPOConfig(ClippedConfig):
         "encoder and layer, without memory)",
         choices=("shared", "recurrent", "feedforward"),
     )
-    lmbda: float = option("λ of generalised advantage estimation", FRACTION)
+    lmbda: float = option("λ of generalised advantage estimation", FRACTION, only_with=DISCOUNT)
     critic_coeff: float = option("weight of the value loss", WEIGHT)
     critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"), only_with=VALUE_LOSS)
     clip_value: float | None = option(

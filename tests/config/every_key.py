@@ -38,7 +38,7 @@ from recurrl.validation import check_config
 
 TINY = (
     *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
-    *("slice_len=4", "minibatch_slices=4", "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]", "lr=0.01"),
+    *("slice_len=4", "minibatch_slices=4", "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]", "lr=0.008"),
     *("algorithm.clip_epsilon=0.001", "evaluation.episodes=1", "evaluation.memory=false", "evaluation.random=false"),
     "replay_check=false",
 )

@@ -26,6 +26,7 @@ BY_THE_CONFIGURATION = [
     (("algorithm.objective=plain",), "algorithm.clip_final_fraction=0.5", CLIPPED),
     (("algorithm.entropy_coeff=0",), "algorithm.entropy_final_fraction=0.5", "algorithm.entropy_coeff above 0"),
     (("algorithm.critic_coeff=0",), "algorithm.critic_loss=smooth_l1", "algorithm.critic_coeff above 0"),
+    (("algorithm.gamma=0",), "algorithm.lmbda=0.5", "algorithm.gamma above 0"),
     (("lr_final_fraction=1", "algorithm.entropy_coeff=0"), "schedule_frames=50_000", FALLING),
     (GRPO, "desired_kl=0.02", "lr_schedule=adaptive or algorithm.objective=kl"),
     (GRPO, "algorithm.ref_refresh_updates=3", "algorithm.kl_to_ref_coeff above 0"),
