@@ -1,6 +1,6 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +11,10 @@ from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.collector.rollouts import RolloutCollector, Rollouts
 from recurrl.config import TrainConfig
 from recurrl.config.cell import NO_CELL
+from recurrl.config.options import check_effects
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
-from recurrl.keys import ACTION
+from recurrl.keys import ACTION, OBSERVATION
 from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.flat import flattened
 from recurrl.learning.learner import Learner
@@ -21,6 +22,7 @@ from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
 from recurrl.policy import Policy, make_policy
+from recurrl.policy.spaces import kinds
 from recurrl.recurrent import precision
 from recurrl.replay_check.check import check_replay
 from recurrl.runtime.seeds import seed_after, seed_process, seeds
@@ -37,11 +39,21 @@ def set_process_state(config: TrainConfig) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def make_policy_for(config: TrainConfig) -> Policy:
-    """The configured policy. One copy of the environment is made and closed for its specs."""
+def make_policy_for(config: TrainConfig, given: Collection[str] = ()) -> Policy:
+    """The configured policy. One copy of the environment is made and closed for its specs.
+
+    Args:
+        config: a checked configuration.
+        given: the keys of values that the user gave.
+
+    Raises:
+        ConfigError: the policy cannot be made for these specs, or a given value has no effect with them.
+    """
     env = make_env(config.env, 1, config.seed)
     try:
-        return make_policy(config, env.observation_spec[0], env.full_action_spec[0][ACTION])
+        observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
+        check_effects(config, given, kinds(observation[OBSERVATION], action))
+        return make_policy(config, observation, action)
     finally:
         env.close()
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -49,6 +49,7 @@ def train(
     report: Report,
     request: StopRequest,
     start: checkpoint.Checkpoint | None = None,
+    given: Collection[str] = (),
 ) -> None:
     """Trains a policy as configured, from scratch or from a checkpoint.
 
@@ -59,13 +60,14 @@ def train(
         report: updated during the run.
         request: ends the run after the current iteration, with a checkpoint; an evaluation stops between two steps.
         start: the checkpoint to resume from; None for a new run.
+        given: the keys of values that the user gave; those that have no effect in this environment are rejected.
 
     Raises:
         ConfigError: the environment or the checkpoint cannot be used as asked.
         Interrupted: the run was asked to end.
     """
     set_process_state(config)
-    policy = make_policy_for(config)
+    policy = make_policy_for(config, given)
     learner, episodes, diagnosis = make_learner(config, policy), EpisodeStatistics(), make_diagnosis(config, policy)
     logger.info(describe(config, policy))
     report.has_begun = True

@@ -5,13 +5,14 @@ on the machine: a function for each subject.
 """
 
 import math
+from collections.abc import Collection
 
 import torch
 
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.keys import typed_value
-from recurrl.config.options import check_values
+from recurrl.config.options import check_effects, check_values
 from recurrl.config.plugins import GROUPS, check_name, factory, is_own, key_of
 from recurrl.config.run import BURN_IN, STORED
 from recurrl.envs.checks import check_rows
@@ -27,8 +28,12 @@ COMPILABLE = (AUTO, "native", "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
 
 
-def check_config(config: TrainConfig) -> None:
+def check_config(config: TrainConfig, given: Collection[str] = ()) -> None:
     """Checks every value and every rule between values, before any environment or process is started.
+
+    Args:
+        config: the configuration.
+        given: the keys of values that the user gave; those that have no effect are rejected.
 
     Raises:
         ConfigError: a rule is violated; the message says what was asked, why it cannot be, and what to do.
@@ -43,6 +48,7 @@ def check_config(config: TrainConfig) -> None:
     source_of(config.env).check()
     if config.algorithm.members_of_a_group is not None:
         check_rows(config.env, config.steps_per_row)
+    check_effects(config, given)
 
 
 def _groups(config: TrainConfig) -> None:
@@ -177,10 +183,6 @@ def _states(config: TrainConfig) -> None:
     )
     steps, half = config.burn_in_len, max(1, config.slice_len // 2)
     if config.state != BURN_IN:
-        require(
-            steps is None,
-            f"burn_in_len={steps} has no effect with state={config.state}. Leave it out, or give state=burn_in.",
-        )
         return
     require(
         steps is not None,

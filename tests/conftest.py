@@ -227,7 +227,7 @@ def checked(untyped_defaults: DictConfig, no_environments: None) -> Callable[[di
         for key, value in changes.items():
             OmegaConf.update(composed, key, value, merge=False, force_add=True)
         config = typed(composed)
-        check_config(config)
+        check_config(config, changes)
         return config
 
     return checked

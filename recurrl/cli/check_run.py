@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from recurrl.build import make_collector, make_learner, make_policy_for, make_replay_check, set_process_state
 from recurrl.checkpoint import not_finite
 from recurrl.cli.messages import message
-from recurrl.cli.overrides import prepared
+from recurrl.cli.overrides import given_keys, prepared
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
 from recurrl.collector import collector_state
@@ -34,15 +34,17 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
     try:
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            config = typed(hydra.compose("train", [*prepared(overrides), *search]))
+            composed = hydra.compose("train", [*prepared(overrides), *search])
+            config = typed(composed)
     except HydraException as error:
         raise ConfigError(message(error)) from error
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
-    check_config(config)
+    given = given_keys(composed, overrides)
+    check_config(config, given)
     set_process_state(config)
     with time_limit(config.collector.timeout_s):
-        policy = make_policy_for(config)
+        policy = make_policy_for(config, given)
         collector = make_collector(config, policy)
         try:
             line = make_replay_check(config, policy)(next(iter(collector)))

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from recurrl import checkpoint
 from recurrl.cli import run_config
+from recurrl.cli.overrides import given_keys, given_overrides, overridden_keys
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, RunError
@@ -46,7 +47,10 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
             effective, start = run_config.with_resumed(composed, run_dir)
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-            check_config(config)
+            # A resumed run's configuration has all values, whoever gave them.
+            overrides = given_overrides()
+            given = given_keys(composed, overrides) if start is None else overridden_keys(overrides)
+            check_config(config, given)
             if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):
                 _check_extends(config, start)
                 if _is_completed(run_dir):
@@ -55,7 +59,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
                     return
             run_config.record(effective, run_dir)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, plain(effective), report, request, start)
+                train(config, run_dir, plain(effective), report, request, start, given)
         report.status = "completed"
     except KeyboardInterrupt:
         report.status = "interrupted"

@@ -8,10 +8,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from recurrl.config.keys import check_key, packaged_keys
-from recurrl.config.plugins import GROUPS, ROOMS, is_own, own_values
+from recurrl.config.composed import chosen_options, plain, value_of, with_defaults
+from recurrl.config.keys import check_key, differences, packaged_keys
+from recurrl.config.plugins import GROUPS, ROOMS, is_own, key_of, own_values, top_values, values, yaml_names
 from recurrl.errors import ConfigError
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
@@ -96,3 +97,40 @@ def given_overrides() -> list[str]:
     given = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     assert isinstance(given, list)
     return [str(override) for override in given]
+
+
+def given_keys(composed: DictConfig, overrides: Sequence[str]) -> set[str]:
+    """The keys whose values the user gave: on the command line, or in a yaml of their own.
+
+    Of the latter, those whose values differ from the package's: a yaml may repeat all of them.
+
+    Args:
+        composed: what Hydra made of the yamls and the command line.
+        overrides: the command line.
+    """
+    chosen = chosen_options(composed)
+    theirs, ours = (
+        plain(with_defaults(each, chosen), resolve=False) for each in (_without_yamls(composed, overrides), composed)
+    )
+    return overridden_keys(overrides) | differences(theirs, ours).keys()
+
+
+def overridden_keys(overrides: Sequence[str]) -> set[str]:
+    """The keys whose values a command line gives; for a group, that of its name."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    keys = {override.key_or_group.removeprefix("/") for override in parsed if not override.is_delete()}
+    return {key_of(key) if key in GROUPS else key for key in keys}
+
+
+def _without_yamls(composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The values that the package's yamls have for the choices of a configuration."""
+    names = {group: str(value_of(composed, key_of(group))) for group in GROUPS}
+    if not is_own(names["env"]):
+        names["env"] = name if (name := value_of(composed, "env.name")) in yaml_names("env") else "gym"
+    found = {group: own_values(group, name) if is_own(name) else values(group, name) for group, name in names.items()}
+    experiments = [text.partition("=")[2] for text in overrides if text.partition("=")[0].strip("+/") == "experiment"]
+    tuned = [top_values(f"experiment/{name}") for name in experiments if name in yaml_names("experiment")]
+    found["env"] |= {"name": value_of(composed, "env.name")}  # only yamls give it
+    merged = OmegaConf.merge(top_values("train"), found, *tuned)
+    assert isinstance(merged, DictConfig)
+    return merged

@@ -95,6 +95,8 @@ def _job(composed: DictConfig) -> None:
         with run_directory(run_dir):
             check_unused(run_dir, value_of(composed, "resume"))
             as_schema(composed)
+            if is_sweep:
+                _name_group(composed)
             # This imports torch, which takes seconds.
             from recurrl.cli.job import run
 
@@ -107,6 +109,13 @@ def _job(composed: DictConfig) -> None:
         raise
     finally:
         _finished.append((" ".join(given_overrides()) or "(defaults)", failure))
+
+
+def _name_group(composed: DictConfig) -> None:
+    """Names the group of a sweep's runs at the logger, unless it has one: the last two folders of the sweep's path."""
+    logger = composed.logger
+    if "group" in logger and logger.group is None:
+        logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])
 
 
 def _report_jobs() -> None:

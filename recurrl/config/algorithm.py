@@ -3,8 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, option
+from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, Condition, option
 from recurrl.errors import require
+
+CLIPS = Condition(
+    "a clipped objective (of ppo, algorithm.objective=clip)",
+    lambda run: getattr(run.algorithm, "objective", "clip") == "clip",
+)
+KL_PENALTY = Condition("algorithm.objective=kl", lambda run: run.algorithm.objective == "kl")
+ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
+DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
+VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
+REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
 
 @dataclass
@@ -33,6 +43,16 @@ class AlgorithmConfig:
         """Options that training adapts, so that a resumed run ignores them, each with the option that enables it."""
         return {}
 
+    @property
+    def follows_kl(self) -> bool:
+        """False if the algorithm does not use the run's ``desired_kl``."""
+        return True
+
+    @property
+    def follows_schedule(self) -> bool:
+        """False if nothing in the algorithm changes with the progress of the run."""
+        return True
+
     def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
         """Rejects options that do not fit the numbers of frames.
 
@@ -45,16 +65,24 @@ class AlgorithmConfig:
 class ClippedConfig(AlgorithmConfig):
     """Options of algorithms with a clipped probability ratio and an entropy bonus."""
 
-    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
-    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE)
-    clip_final_fraction: float = option("fraction of the clip range at the end; 1: constant", FRACTION)
+    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE, only_with=CLIPS)
+    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE, only_with=CLIPS)
+    clip_final_fraction: float = option("fraction of the clip range at the end; 1: constant", FRACTION, only_with=CLIPS)
     entropy_coeff: float = option("weight of the entropy bonus", WEIGHT)
-    entropy_final_fraction: float = option("fraction of entropy_coeff at the end; 1: constant", FRACTION)
+    entropy_final_fraction: float = option(
+        "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=ENTROPY_BONUS
+    )
 
     @property
     def clip_range(self) -> tuple[float, float]:
         """The clip range of the probability ratio below and above 1."""
         return self.clip_epsilon, self.clip_epsilon if self.clip_epsilon_high is None else self.clip_epsilon_high
+
+    @property
+    def follows_schedule(self) -> bool:
+        """If the clip range or the entropy bonus does."""
+        clips = getattr(self, "objective", "clip") == "clip" and self.clip_final_fraction != 1
+        return clips or (self.entropy_coeff > 0 and self.entropy_final_fraction != 1)
 
 
 @dataclass
@@ -67,17 +95,21 @@ class PPOConfig(ClippedConfig):
     objective: str = option(
         "clip, kl (a penalty on the KL from the policy that collected) or plain", choices=("clip", "kl", "plain")
     )
-    kl_coeff: float = option("initial weight for objective=kl; adapts to hold the KL near desired_kl", SCALE)
+    kl_coeff: float = option(
+        "initial weight of the KL penalty; adapts to hold the KL near desired_kl", SCALE, only_with=KL_PENALTY
+    )
     critic: str = option(
         "shared (a head on the actor's trunk), recurrent (its own encoder, cell and states) or feedforward (its own "
         "encoder and layer, without memory)",
         choices=("shared", "recurrent", "feedforward"),
     )
-    lmbda: float = option("λ of generalised advantage estimation", FRACTION)
+    lmbda: float = option("λ of generalised advantage estimation", FRACTION, only_with=DISCOUNT)
     critic_coeff: float = option("weight of the value loss", WEIGHT)
-    critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"))
+    critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"), only_with=VALUE_LOSS)
     clip_value: float | None = option(
-        "how far the value may move from the stored one in the value loss; null: any distance", POSITIVE
+        "how far the value may move from the stored one in the value loss; null: any distance",
+        POSITIVE,
+        only_with=VALUE_LOSS,
     )
     normalize_advantage: str = option(
         "normalise advantages to mean 0 and standard deviation 1: none, per minibatch or per batch; amplifies noise "
@@ -94,6 +126,11 @@ class PPOConfig(ClippedConfig):
     def adaptive(self) -> Mapping[str, str]:
         """The weight of a KL penalty."""
         return {"kl_coeff": "objective"} if self.objective == "kl" else {}
+
+    @property
+    def follows_kl(self) -> bool:
+        """If the KL is penalised."""
+        return self.objective == "kl"
 
     def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
         """Rejects advantages normalised over a single frame."""
@@ -124,7 +161,9 @@ class GRPOConfig(ClippedConfig):
     )
     kl_to_ref_coeff: float = option("weight of the KL from the reference policy; 0: no reference", WEIGHT)
     ref_refresh_updates: int | None = option(
-        "iterations between updates of the reference to the policy; null: the first policy remains", STEPS
+        "iterations between updates of the reference to the policy; null: the first policy remains",
+        STEPS,
+        only_with=REFERENCE,
     )
     kl_to_inference_coeff: float = option("weight of the KL from the policy that collected", WEIGHT)
     kl_mask_threshold: float | None = option(
@@ -135,3 +174,8 @@ class GRPOConfig(ClippedConfig):
     def members_of_a_group(self) -> int | None:
         """As configured."""
         return self.group_size
+
+    @property
+    def follows_kl(self) -> bool:
+        """It has no use for ``desired_kl``."""
+        return False

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from recurrl.config.options import FEATURES, LAYERS, option
+from recurrl.config.options import FEATURES, LAYERS, Condition, option
 
 NO_CELL = "none"
+A_CELL = Condition("a cell other than none", lambda run: run.cell.name != NO_CELL)
+CHUNKS = Condition("recompute=chunk", lambda run: run.recompute.name == "chunk")
 
 
 @dataclass
@@ -23,19 +25,19 @@ class CellConfig:
 class BackendConfig:
     """The implementation of the recurrent layer."""
 
-    name: str = option("the implementation of the recurrent layer; auto is native where it can")
+    name: str = option("the implementation of the recurrent layer; auto is native where it can", only_with=A_CELL)
 
 
 @dataclass
 class PrecisionConfig:
     """The arithmetic of the recurrent layer's matrix products."""
 
-    name: str = option("the arithmetic of the recurrent layer's matrix products")
+    name: str = option("the arithmetic of the recurrent layer's matrix products", only_with=A_CELL)
 
 
 @dataclass
 class RecomputeConfig:
     """Activations that the recurrent layer's backward pass recomputes instead of storing."""
 
-    name: str = option("what the backward pass recomputes instead of storing it")
-    chunk_len: int = option("steps per piece, for recompute=chunk")
+    name: str = option("what the backward pass recomputes instead of storing it", only_with=A_CELL)
+    chunk_len: int = option("steps per piece", only_with=CHUNKS)

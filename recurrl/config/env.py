@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 from typing import Any
 
-from recurrl.config.options import COPIES, INDEX, SCALE, STEPS, option
+from recurrl.config.options import COPIES, INDEX, NUMBERS, SCALE, STEPS, Condition, option
 from recurrl.errors import ConfigError
 
 NATIVE = "vector_entry_point"
 """Gymnasium's ``vectorization_mode`` of the same name."""
 INLINE = "inline"
+A_YAML = Condition("a yaml of your own in a folder env", lambda _: False)
 
 
 @dataclass
 class EnvConfig:
     """An environment and its number of copies."""
 
-    name: str = option("the name of this choice")
+    name: str = option("the name of this choice", only_with=A_YAML)
     source: str = option("the module of recurrl.envs.sources that makes it, or package.module:Name")
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
     num_envs: int = option("copies stepped side by side", COPIES)
@@ -37,7 +38,9 @@ class EnvConfig:
     mask: list[int] = option("indices of the observation to hide from the policy", INDEX)
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
-    normalize_observation: bool = option("normalise observations by running statistics, which are part of the policy")
+    normalize_observation: bool = option(
+        "normalise observations by running statistics, which are part of the policy", only_with=NUMBERS
+    )
     previous_action: bool = option("show the policy its previous action, zero at an episode's first step")
     previous_reward: bool = option("show the policy the previous reward, unscaled")
     action_mask_from_info: bool = option(

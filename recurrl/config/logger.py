@@ -20,4 +20,7 @@ class WandbConfig(LoggerConfig):
     mode: str = option(
         "auto (online with a login, else offline), online or offline", choices=("auto", "online", "offline")
     )
+    group: str | None = option("wandb's group; null: a sweep's runs have its folder, other runs none")
+    job_type: str | None = option("wandb's job type")
+    tags: list[str] = option("wandb's tags")
     id: str | None = option("id of a wandb run to continue; null: that of the resumed run, or a new one")

@@ -3,8 +3,9 @@
 The schema, its validation, ``--help`` and docs/configuration.md are made from them.
 """
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +63,27 @@ INDEX = Range(0, math.inf, integers=True, below=True)
 SEED = Range(0, 2**31 - 1, integers=True)
 
 
+class Condition(NamedTuple):
+    """What an option needs to have an effect.
+
+    Attributes:
+        words: it in words, which follow "only with".
+        holds: true for a run's configuration that meets it; None for what the environment's spaces tell, see
+            :func:`recurrl.policy.spaces.kinds`.
+    """
+
+    words: str
+    holds: Callable[[Any], bool] | None = None
+
+
+CONTINUOUS = Condition("continuous actions")
+SINGLE_CONTINUOUS = Condition("continuous actions of a single part")
+BOUNDED = Condition("bounded continuous actions")
+IMAGES = Condition("images")
+NO_IMAGES = Condition("observations other than images")
+NUMBERS = Condition("observations of numbers")
+
+
 class Meaning(NamedTuple):
     """The metadata of a field of options.
 
@@ -70,12 +92,14 @@ class Meaning(NamedTuple):
         range: the numbers it takes; of a list, each of its entries.
         choices: the names it takes.
         removed: names that it no longer takes, with what to give instead.
+        only_with: what it needs to have an effect.
     """
 
     text: str = ""
     range: Range | None = None
     choices: Sequence[str] = ()
     removed: Mapping[str, str] = {}
+    only_with: Condition | None = None
 
 
 def option(
@@ -83,6 +107,7 @@ def option(
     range: Range | None = None,  # noqa: A002
     choices: Sequence[str] = (),
     removed: Mapping[str, str] | None = None,
+    only_with: Condition | None = None,
     default: Any = MISSING,
 ) -> Any:
     """A field of an options dataclass.
@@ -92,9 +117,11 @@ def option(
         range: the numbers it takes, such as :data:`FRACTION`; of a list, each of its entries.
         choices: the names it takes, for a string.
         removed: names that it no longer takes, with what to give instead.
+        only_with: what it needs to have an effect; without that, a value that the user gave is refused.
         default: the value if no yaml gives one. Those of the package are in ``configs/``.
     """
-    meaning = Meaning(text, range, choices, removed or {})
+    text = text if only_with is None else f"{text}; only with {only_with.words}"
+    meaning = Meaning(text, range, choices, removed or {}, only_with)
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), kw_only=True, metadata={"meaning": meaning})
     return field(default=default, kw_only=True, metadata={"meaning": meaning})
@@ -116,15 +143,45 @@ def check_values(options: Any, prefix: str = "") -> None:
     Raises:
         ConfigError: with the values that the key takes.
     """
-    for of in fields(options):
-        key, value, meaning = prefix + of.name, getattr(options, of.name), meaning_of(of)
-        if is_dataclass(value):
-            check_values(value, f"{key}.")
-        elif isinstance(value, str):
+    for key, value, meaning in _values(options, prefix):
+        if isinstance(value, str):
             _check_choice(key, value, meaning)
         elif meaning.range is not None:
             for name, number in _numbers(key, value):
                 require(meaning.range.holds(number), f"{name}={number} is out of range. Give {meaning.range.words}.")
+
+
+def check_effects(config: Any, given: Collection[str], kinds: Collection[Condition] | None = None) -> None:
+    """Rejects values that the user gave and that have no effect.
+
+    Args:
+        config: the run's.
+        given: the keys of the values that the user gave.
+        kinds: what the environment's spaces have; None to check what the configuration alone tells.
+
+    Raises:
+        ConfigError: with what such a value goes with.
+    """
+    for key, value, meaning in _values(config):
+        needed = meaning.only_with
+        if needed is None or key not in given or (needed.holds is None) == (kinds is None):
+            continue
+        name, shown = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value, default=str).strip('"')
+        asked = f"{name}={shown} has no effect here: it goes with {needed.words}"
+        if kinds is not None:
+            require(needed in kinds, f"{asked}, and env.id={config.env.id} has none. Leave it out.")
+        elif needed.holds is not None:
+            require(needed.holds(config), f"{asked}. Leave it out, or choose {needed.words}.")
+
+
+def _values(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
+    """The dotted keys of options, those within them included, with their values and what they mean."""
+    for of in fields(options):
+        key, value = prefix + of.name, getattr(options, of.name)
+        if is_dataclass(value):
+            yield from _values(value, f"{key}.")
+        else:
+            yield key, value, meaning_of(of)
 
 
 def _check_choice(key: str, value: str, meaning: Meaning) -> None:

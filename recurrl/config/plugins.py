@@ -85,6 +85,12 @@ def values(group: str, name: str) -> dict[str, Any]:
     return found
 
 
+def top_values(name: str) -> dict[str, Any]:
+    """The values in a yaml of the package that chooses groups, without Hydra's own."""
+    found: dict[str, Any] = yaml.safe_load((_CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {key: value for key, value in found.items() if key not in ("defaults", "hydra")}
+
+
 def own_values(group: str, name: str) -> dict[str, Any]:
     """The values of a user's own choice that has no yaml.
 

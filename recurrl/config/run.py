@@ -6,17 +6,43 @@ Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`
 from dataclasses import dataclass
 
 from recurrl.config.algorithm import AlgorithmConfig
-from recurrl.config.cell import BackendConfig, CellConfig, PrecisionConfig, RecomputeConfig
+from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, PrecisionConfig, RecomputeConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig
 from recurrl.config.encoder import EncoderConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.logger import LoggerConfig
-from recurrl.config.options import COPIES, FRACTION, POSITIVE, RATE, SCALE, SEED, STEPS, WORKERS, Range, option
+from recurrl.config.options import (
+    BOUNDED,
+    CONTINUOUS,
+    COPIES,
+    FRACTION,
+    POSITIVE,
+    RATE,
+    SCALE,
+    SEED,
+    SINGLE_CONTINUOUS,
+    STEPS,
+    WORKERS,
+    Condition,
+    Range,
+    option,
+)
 
 AUTO_DEVICE = AUTO_PRECISION = "auto"
 
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
 """The values of ``state``: where slices take their first recurrent state from, see ``recurrl.learning.states``."""
+
+BURNS_IN = Condition("state=burn_in", lambda run: run.state == BURN_IN)
+LINEAR = Condition("lr_schedule=linear", lambda run: run.lr_schedule == "linear")
+KL_FOLLOWED = Condition(
+    "lr_schedule=adaptive or algorithm.objective=kl",
+    lambda run: run.lr_schedule == "adaptive" or run.algorithm.follows_kl,
+)
+SCHEDULES = Condition(
+    "a learning rate, clip range or entropy coefficient that falls",
+    lambda run: (run.lr_schedule == "linear" and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
+)
 
 
 @dataclass
@@ -26,17 +52,21 @@ class PolicyConfig:
     layer_norm: bool = option("normalise the cell's output")
     residual: bool = option("add the cell's input to its output")
     initial_std: float = option(
-        "standard deviation of continuous actions before training, in units of half the action range", SCALE
+        "standard deviation of continuous actions before training, in units of half the action range",
+        SCALE,
+        only_with=CONTINUOUS,
     )
     noise_correlation: float = option(
         "correlation of a continuous action's deviations from its mean at successive steps; more explores further, but "
-        "updates are less stable. Actions of several parts are drawn independently",
+        "updates are less stable",
         Range(0, 1, below=True),
+        only_with=SINGLE_CONTINUOUS,
     )
     bounded_action: str = option(
-        "how bounded continuous actions stay within their bounds: clip (a Gaussian that the environment clips) or tanh "
-        "(a squashed Gaussian)",
+        "how actions stay within their bounds: clip (a Gaussian that the environment clips) or tanh (a squashed "
+        "Gaussian)",
         choices=("clip", "tanh"),
+        only_with=BOUNDED,
     )
 
 
@@ -56,7 +86,9 @@ class EvaluationConfig:
 
     episodes: int = option("number of deterministic episodes", COPIES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option("at the end, also with states zeroed at each step and with those of another episode")
+    memory: bool = option(
+        "at the end, also with states zeroed at each step and with those of another episode", only_with=A_CELL
+    )
     random: bool = option("at the end, also with random actions; a warning if the policy is no better")
 
 
@@ -90,6 +122,7 @@ class TrainConfig:
         "frames over which learning rate, clip range and entropy coefficient fall; null: total_frames. A run resumed "
         "with other total_frames keeps its schedules",
         STEPS,
+        only_with=SCHEDULES,
     )
     frames_per_batch: int = option(
         "frames per iteration; each environment takes a row of frames_per_batch / env.num_envs steps", STEPS
@@ -100,7 +133,7 @@ class TrainConfig:
         "slice) or refresh (all recomputed before each epoch)",
         choices=STATE_POLICIES,
     )
-    burn_in_len: int | None = option("for state=burn_in: steps before the slice; less than slice_len", STEPS)
+    burn_in_len: int | None = option("steps before the slice; less than slice_len", STEPS, only_with=BURNS_IN)
     epochs: int = option("passes over each batch", STEPS)
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
     lr: float = option("Adam's initial learning rate", RATE)
@@ -108,8 +141,8 @@ class TrainConfig:
         "linear (falls with frames) or adaptive (holds the KL of an update near desired_kl)",
         choices=("linear", "adaptive"),
     )
-    lr_final_fraction: float = option("for lr_schedule=linear: fraction of lr at the end; 1: constant", FRACTION)
-    desired_kl: float = option("for lr_schedule=adaptive and algorithm.objective=kl: the KL to hold", POSITIVE)
+    lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
+    desired_kl: float = option("the KL to hold", POSITIVE, only_with=KL_FOLLOWED)
     max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
     replay_check: bool = option(
         "before learning, check that the update sees what the rollout saw; refuse to train otherwise"

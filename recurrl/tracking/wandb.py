@@ -169,6 +169,9 @@ def _start(
             dir=run_dir,
             # A resumed run keeps its name.
             name="/".join(run_dir.resolve().parts[-2:]) if run_id is None else None,
+            group=options.group,
+            job_type=options.job_type,
+            tags=options.tags,
             id=run_id,
             # Offline, this makes the files upload as a continuation.
             resume=None if run_id is None else "allow",

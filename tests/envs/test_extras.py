@@ -45,7 +45,9 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
 ) -> None:
     extra, packages, overrides = ENVIRONMENTS[env_id]
     require(extra, *packages)
-    given = (*tiny, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
+    # Images have no use for the widths of dense layers.
+    small = [override for override in tiny if not override.startswith("encoder.")]
+    given = (*small, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
     checked = recurrl_check(*given, cwd=tmp_path)
     assert checked.code == 0, checked.err
     assert "Checkpoints cannot hold unfinished episodes; a resumed run starts new ones." in checked.out

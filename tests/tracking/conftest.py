@@ -13,7 +13,7 @@ def logger_options():
     def options(name="csv", mode="auto", project="memory", run_id=None):
         if name != "wandb":
             return LoggerConfig(name=name)
-        return WandbConfig(name=name, mode=mode, project=project, id=run_id)
+        return WandbConfig(name=name, mode=mode, project=project, group=None, job_type=None, tags=[], id=run_id)
 
     return options
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import wandb
+import yaml
 from wandb.proto.wandb_internal_pb2 import Record
 
 from recurrl.tracking.wandb import make
@@ -23,7 +24,7 @@ from recurrl.config import WandbConfig
 from recurrl.tracking import make_trackers
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-options = WandbConfig(name="wandb", project="memory", mode="auto", id=None)
+options = WandbConfig(name="wandb", project="memory", mode="auto", group=None, job_type=None, tags=[], id=None)
 for job in (0, 1):
     run_dir = Path(sys.argv[1]) / "12-00-00" / str(job)
     run_dir.mkdir(parents=True)
@@ -321,7 +322,11 @@ def test_a_sweep_by_the_command_line_is_one_finished_offline_run_a_job(console, 
     for job, cell in enumerate(("gru", "lstm")):
         found = records(tmp_path / "sweep" / str(job))
         [run] = only(found, "run")
+        assert (run.run_group, run.job_type) == (f"{tmp_path.name}/sweep", "train")
+        assert list(run.tags) == ["cartpole_no_velocity", cell, "ppo"]
         settings = config_of(run)
+        settings.pop("_wandb", None)
+        assert settings == yaml.safe_load((tmp_path / "sweep" / str(job) / "config.yaml").read_text())
         assert settings["cell"]["name"] == cell
         assert settings["total_frames"] == 64
         assert [step["frames"] for step in history(found)] == [32, 64]

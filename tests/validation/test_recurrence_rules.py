@@ -9,8 +9,8 @@ def test_a_preset_precision_is_fine_on_a_cpu(checked):
     assert checked({"precision.name": "fast"}).precision.name == "fast"
 
 
-def test_a_feed_forward_policy_has_no_backend_to_refuse(checked):
-    assert checked({"cell.name": "none", "backend.name": "triton"}).cell.name == "none"
+def test_a_feed_forward_policy_has_no_backend(refusal):
+    assert refusal({"cell.name": "none", "backend.name": "triton"}).startswith("backend=triton has no effect here")
 
 
 def test_full_recomputation_is_fine_where_the_backend_is_free(checked):

@@ -23,7 +23,7 @@ def test_a_state_policy_is_refused_for_a_policy_without_states(refusal, state):
 @pytest.mark.parametrize("state", ["stored", "zero", "refresh"])
 def test_a_burn_in_length_is_refused_with_another_state_policy(refusal, state):
     assert refusal({"state": state, "burn_in_len": 4}) == (
-        f"burn_in_len=4 has no effect with state={state}. Leave it out, or give state=burn_in."
+        "burn_in_len=4 has no effect here: it goes with state=burn_in. Leave it out, or choose state=burn_in."
     )
 
 

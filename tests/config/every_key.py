@@ -1,0 +1,252 @@
+"""Changes one key of a run's configuration and looks whether anything comes of it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import pytest
+import torch
+from every_key_env import Kind
+from omegaconf import DictConfig, OmegaConf
+
+from recurrl import checkpoint
+from recurrl import train as loop
+from recurrl.config.composed import chosen_options, plain, typed
+from recurrl.config.keys import keys_of
+from recurrl.config.options import Meaning
+from recurrl.config.plugins import GROUPS, names, values
+from recurrl.errors import ConfigError
+from recurrl.learning import learner
+from recurrl.runtime import time_limit
+from recurrl.runtime.report import Report
+from recurrl.runtime.signals import StopRequest
+from recurrl.validation import check_config
+
+TINY = (
+    *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
+    *("slice_len=4", "minibatch_slices=4", "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]", "lr=0.008"),
+    *("algorithm.clip_epsilon=0.001", "evaluation.episodes=1", "evaluation.memory=false", "evaluation.random=false"),
+    "replay_check=false",
+)
+"""Two iterations in a tenth of a second, with clipping from the first steps on."""
+
+TEXTS: dict[str, list[Any]] = {
+    "env.id": ["Acrobot-v1"],
+    "env.source": ["gymnasium", "memory"],
+    "env.name": ["another"],
+    "env.packages": [["noticed"]],
+    "env.wrappers": [["every_key_env:Doubled"]],
+    "env.kwargs": [{"length": 4}, {"g": 5.0}, {"sutton_barto_reward": True}, {"decks": 2}],
+    "device": ["cuda"],
+    "logger.project": ["another"],
+    "logger.id": ["another"],
+    "logger.group": ["another"],
+    "logger.job_type": ["another"],
+    "logger.tags": [["another"]],
+    "resume": ["nonesuch"],
+}
+"""Other values of keys that take any text, list or mapping."""
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "algorithm.advantage": {"algorithm.divide_by_std": False},
+    "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
+    "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
+    "collector.on_fault": {"env.kwargs": {"fault": "raise"}},
+    "max_skipped_steps": {
+        "env.kwargs": {"fault": "huge"},
+        "env.normalize_reward": False,
+        "algorithm.critic_loss": "l2",
+        "algorithm.critic_coeff": 1.0,
+        "epochs": 6,
+    },
+}
+"""What has to happen for a key to matter."""
+
+SLOW = {"backend": ("triton",), "collector": ("multi_async", "multi_sync"), "logger": ("wandb",)}
+"""Choices that take seconds: they start processes, or run in an interpreter."""
+
+
+def keys(composed: DictConfig) -> list[tuple[str, Any, Meaning]]:
+    """All keys of a configuration that take a value."""
+    return [each for each in keys_of(chosen=chosen_options(composed)) if not is_dataclass(each[1])]
+
+
+def others(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
+    """Other legal values of a key, far from its own and near."""
+    group = key.removesuffix(".name")
+    if key in TEXTS:
+        found = TEXTS[key]
+    elif group in GROUPS:
+        found = [name for name in names(group) if name not in SLOW.get(group, ())]
+    elif meaning.choices:
+        found = list(meaning.choices)
+    elif kind is bool:
+        found = [not value]
+    elif "list" in str(kind):
+        found = [[], [0], [4], [1, 2]]
+    else:
+        found = _numbers(kind, meaning, value)
+    return [each for each in found if each != value]
+
+
+def _numbers(kind: Any, meaning: Meaning, value: Any) -> list[Any]:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    assert {int, float} & set(kinds), f"give other values of this key in TEXTS: {meaning.text}"
+    if int in kinds:
+        near = [1, 2, 32] if value is None else [value * 2, value // 2, value + 1, value - 1, 1]
+    else:
+        near = [1e-6, 0.5, 2.0] if value is None else [value * 1e-3, value / 2, value * 2, 0.5, 1.0, 1e-6]
+    legal = [number for number in near if meaning.range is None or meaning.range.holds(number)]
+    return [*legal, *([None] if type(None) in kinds else [])]
+
+
+def levels(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
+    """The values of a key that may decide whether others matter: choices, yes or no, null, and zero or one."""
+    if key in TEXTS or key in EVENTS or key in ("compile", "replay_check") or key.endswith(".name"):
+        return []
+    found: list[Any] = [*meaning.choices, *((True, False) if kind is bool else ())]
+    if type(None) in get_args(kind):
+        found += [0.5] if value is None and float in get_args(kind) else [None]
+    elif meaning.range is not None and kind is float and meaning.range.holds(0):
+        found += [0.0, 1.0] if meaning.range.holds(1) else [0.0]
+    return found
+
+
+def changed(composed: DictConfig, key: str, value: Any) -> DictConfig:
+    """A configuration with another value; of a group's name, with that choice's values where the names are shared."""
+    result = deepcopy(composed)
+    group = key.removesuffix(".name")
+    if key != "env.name" and group in GROUPS:
+        shared = {name: of for name, of in plain(composed[group], resolve=False).items() if name != "name"}
+        own = values(group, value)
+        shared |= own if group == "recompute" else {}
+        kept = {name: of for name, of in shared.items() if name in own}
+        OmegaConf.update(result, group, {**own, **kept}, merge=False, force_add=True)
+    else:
+        OmegaConf.update(result, key, value, merge=False, force_add=True)
+    return result
+
+
+def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -> dict[str, Any]:
+    """All that a run shows of itself: its error, or its metrics, weights, files, layers and settings of the process."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    sys.modules.pop("noticed", None)
+    Kind.made = 0
+    seen: dict[str, Any] = {}
+    report = Report(started=time.time())
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch, Listener(seen):
+        _spy(patch, seen)
+        try:
+            config = typed(composed)
+            check_config(config, given)
+            checkpoint.to_resume(config.resume, run_dir)
+            with time_limit.time_limit(config.collector.timeout_s):
+                loop.train(config, run_dir, plain(composed), report, StopRequest(), given=given)
+        except ConfigError as error:
+            return {"refused": str(error)}
+        except Exception as error:
+            seen["error"] = f"{type(error).__name__}: {error}"
+        finally:
+            seen["threads"] = torch.get_num_threads()
+            torch.set_num_threads(threads)
+    seen |= {f"report/{name}": value for name, value in asdict(report).items() if "time" not in name}
+    seen |= _of_learner(seen.pop("learner", None))
+    seen |= {f"logger/{name}": value for name, value in _of_trackers(seen.pop("trackers", None)).items()}
+    seen["noticed"] = "noticed" in sys.modules
+    seen["files"] = sorted({re.sub(r"[\d.]{5,}.*", "", str(path.relative_to(run_dir))) for path in run_dir.rglob("*")})
+    seen["checkpoints"] = sorted(path.name for path in run_dir.glob("checkpoints/*"))
+    if (run_dir / "metrics.csv").exists():
+        rows = csv.DictReader((run_dir / "metrics.csv").open())
+        seen |= {f"{at}/{name}": value for at, row in enumerate(rows) for name, value in row.items()}
+    return seen
+
+
+def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
+    """Keeps the learner and the trackers of a run, which waits neither for the compiler nor for a disk or a plot."""
+    for name in ("make_learner", "make_trackers"):
+        made = getattr(loop, name)
+        patch.setattr(
+            loop, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
+        )
+
+    def compiled(loss: Any, device: Any) -> Any:
+        seen["compiled"] = True
+        return loss
+
+    patch.setattr(learner, "compiled", compiled)
+    patch.setattr(loop, "plot_learning_curve", lambda *_: None)
+    patch.setattr(loop, "start_up_spared", nullcontext)
+    patch.setattr(os, "fsync", lambda _: None)
+
+
+class Listener(logging.Handler):
+    """Keeps the messages of the start-up check and the seconds of the time limit while the block runs."""
+
+    def __init__(self, seen: dict[str, Any]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("replay check"):
+            self.seen["replay check"] = True
+        self.seen["limit"] = time_limit._limit.seconds
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger("recurrl")
+        self.before = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+    def __exit__(self, *_: object) -> None:
+        logger = logging.getLogger("recurrl")
+        logger.removeHandler(self)
+        logger.setLevel(self.before)
+
+
+def _of_learner(made: Any) -> dict[str, Any]:
+    if made is None:
+        return {}
+    state = {"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]}
+    layers = [
+        (
+            module.recurrent_backend,
+            module.recurrent_recompute,
+            module.recurrent_matmul_precision,
+            module.recurrent_chunk_len,
+        )
+        for module in made.policy.recurrent_modules
+    ]
+    return {**{name: _digest(value) for name, value in state.items()}, "layers": layers}
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return hashlib.sha1(value.detach().contiguous().numpy().tobytes()).hexdigest() + str(tuple(value.shape))
+    if isinstance(value, Mapping):
+        return hashlib.sha1("".join(f"{key}{_digest(value[key])}" for key in value).encode()).hexdigest()
+    return str(value)
+
+
+def _of_trackers(made: Any) -> dict[str, Any]:
+    if made is None:
+        return {}
+    runs = [tracker._run for tracker in made.trackers if hasattr(tracker, "_run")]
+    return {"kinds": [type(each).__name__ for each in made.trackers]} | {
+        name: getattr(run, name) for run in runs for name in ("id", "project", "offline", "group", "job_type", "tags")
+    }

@@ -1,0 +1,80 @@
+"""An environment for the test of every key: any kind of observation and of action, and faults on request."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+BOX = spaces.Box(-2.0, 2.0, (4,))
+IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+OBSERVATIONS = {
+    "vector": BOX,
+    "image": IMAGE,
+    "index": spaces.Discrete(5),
+    "dict": spaces.Dict({"image": IMAGE, "vector": BOX, "bits": spaces.MultiBinary(3)}),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(3),
+    "several": spaces.MultiDiscrete([2, 3]),
+    "bounded": spaces.Box(-1.0, 1.0, (2,)),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,)),
+    "dict": spaces.Dict({"gate": spaces.Discrete(2), "force": spaces.Box(-1.0, 1.0, (1,))}),
+}
+
+
+class Kind(gymnasium.Env):
+    """Random observations; episodes of different lengths, and in some of them no reward at all.
+
+    Args:
+        sees: the kind of observation.
+        does: the kind of action.
+        length: of the longest episodes.
+        fault: ``raise`` raises at the third step of an episode; ``huge`` returns a reward there whose square overflows.
+            Not in the first environments, which only the checks before a run step.
+
+    Attributes:
+        made: environments so far.
+    """
+
+    made = 0
+
+    def __init__(self, sees: str = "vector", does: str = "discrete", length: int = 6, fault: str = "") -> None:
+        self.observation_space, self.action_space = deepcopy(OBSERVATIONS[sees]), ACTIONS[does]
+        Kind.made += 1
+        self.length, self.does = length, does
+        self.fault = fault if Kind.made > 3 else ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.left = int(self.np_random.integers(3, self.length + 1))
+        self.reward = float(self.np_random.integers(2))
+        self.steps = 0
+        return self.observation_space.sample(), self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        if self.steps == 3 and self.fault == "raise":
+            raise RuntimeError("the simulator crashed")
+        flat = spaces.flatten(self.action_space, action)
+        reward = self.reward * float(np.tanh(flat) @ np.arange(1, 1 + flat.size))
+        reward = 1e30 if self.steps == 3 and self.fault == "huge" else reward
+        return self.observation_space.sample(), reward, self.steps >= self.left, False, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        masks = {"discrete": [1, 1, 0], "several": [1, 1, 1, 0, 1]}
+        return {"action_mask": np.array(masks[self.does], np.int8)} if self.does in masks else {}
+
+
+class Doubled(gymnasium.RewardWrapper):
+    """Twice the reward."""
+
+    def reward(self, reward: Any) -> Any:
+        return 2 * reward
+
+
+gymnasium.register("Kind-v0", Kind, max_episode_steps=8)

@@ -1,0 +1,117 @@
+"""A value that the user gave and that has no effect in the run is refused; one of the package's yamls is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from recurrl.cli.overrides import given_keys
+
+CELL = "a cell other than none"
+CLIPPED = "a clipped objective (of ppo, algorithm.objective=clip)"
+FALLING = "a learning rate, clip range or entropy coefficient that falls"
+GRPO = ("algorithm=grpo", "env.max_episode_steps=32")
+
+BY_THE_CONFIGURATION = [
+    ((), "desired_kl=0.02", "lr_schedule=adaptive or algorithm.objective=kl"),
+    ((), "algorithm.kl_coeff=2.0", "algorithm.objective=kl"),
+    ((), "burn_in_len=4", "state=burn_in"),
+    ((), "recompute.chunk_len=4", "recompute=chunk"),
+    ((), "env.name=mine", "a yaml of your own in a folder env"),
+    (("lr_schedule=adaptive",), "lr_final_fraction=0.5", "lr_schedule=linear"),
+    (("algorithm.objective=kl",), "algorithm.clip_epsilon=0.1", CLIPPED),
+    (("algorithm.objective=plain",), "algorithm.clip_final_fraction=0.5", CLIPPED),
+    (("algorithm.entropy_coeff=0",), "algorithm.entropy_final_fraction=0.5", "algorithm.entropy_coeff above 0"),
+    (("algorithm.critic_coeff=0",), "algorithm.critic_loss=smooth_l1", "algorithm.critic_coeff above 0"),
+    (("algorithm.gamma=0",), "algorithm.lmbda=0.5", "algorithm.gamma above 0"),
+    (("lr_final_fraction=1", "algorithm.entropy_coeff=0"), "schedule_frames=50_000", FALLING),
+    (GRPO, "desired_kl=0.02", "lr_schedule=adaptive or algorithm.objective=kl"),
+    (GRPO, "algorithm.ref_refresh_updates=3", "algorithm.kl_to_ref_coeff above 0"),
+    (("cell=none",), "backend=triton", CELL),
+    (("cell=none",), "recompute=full", CELL),
+    (("cell=none",), "precision=tf32", CELL),
+    (("cell=none",), "evaluation.memory=true", CELL),
+]
+
+BY_THE_SPACES = [
+    ("cartpole_no_velocity", "policy.initial_std=0.3", "continuous actions"),
+    ("cartpole_no_velocity", "policy.noise_correlation=0.5", "continuous actions of a single part"),
+    ("cartpole_no_velocity", "policy.bounded_action=tanh", "bounded continuous actions"),
+    ("cartpole_no_velocity", "encoder.images=impala", "images"),
+    ("repeat_first", "env.normalize_observation=false", "observations of numbers"),
+    ("atari", "encoder.layer_norm=true", "observations other than images"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "given", "goes_with"), BY_THE_CONFIGURATION)
+def test_a_value_that_has_no_effect_is_refused_with_what_it_goes_with(refused, overrides, given, goes_with):
+    assert refused("device=cpu", *overrides, given) == (
+        f"{given.replace('_000', '000')} has no effect here: it goes with {goes_with}. Leave it out, or choose "
+        f"{goes_with}."
+    )
+
+
+@pytest.mark.parametrize(("env", "given", "goes_with"), BY_THE_SPACES)
+def test_a_value_that_has_no_effect_in_the_environment_is_refused_before_anything_is_written(
+    recurrl_train, recurrl_check, compose_untyped, tmp_path, env, given, goes_with
+):
+    env_id = compose_untyped(f"env={env}").env.id
+    expected = f"{given} has no effect here: it goes with {goes_with}, and env.id={env_id} has none. Leave it out."
+    outcome = recurrl_train("device=cpu", f"env={env}", given, cwd=tmp_path)
+    assert outcome.error == expected
+    assert list(tmp_path.iterdir()) == []
+    assert recurrl_check("device=cpu", f"env={env}", given, cwd=tmp_path).error == expected
+
+
+def test_what_the_user_gave_is_on_the_command_line_or_in_a_yaml_of_their_own(
+    compose_untyped: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nlr: 2e-3\ndesired_kl: 0.3\n")
+    (tmp_path / "cell").mkdir()
+    (tmp_path / "cell" / "wide.yaml").write_text("defaults: [gru, _self_]\nhidden_size: 128\nnum_layers: 1\n")
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+
+    def given(*overrides: str) -> set[str]:
+        return given_keys(compose_untyped(search, *overrides), overrides)
+
+    assert given() == set()
+    assert given("lr=2e-3", "backend=scan", "+env.kwargs.a=1") == {"lr", "backend.name", "env.kwargs.a"}
+    assert given("experiment=cartpole_grpo", "env=atari", "algorithm=ppo") == {
+        "experiment",
+        "env.source",
+        "algorithm.name",
+    }
+    assert given("experiment=mine", "cell=wide") == {"experiment", "cell.name", "desired_kl", "cell.hidden_size"}
+
+
+def test_a_value_in_a_yaml_of_the_users_own_is_refused_too(refused, tmp_path):
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("# @package _global_\nlr_schedule: adaptive\nlr_final_fraction: 0.5\n")
+    assert refused("--config-dir", str(tmp_path), "experiment=mine").startswith("lr_final_fraction=0.5 has no effect")
+
+
+def test_a_value_of_the_packages_yamls_is_left_alone(recurrl_train, tiny, tmp_path):
+    tuned = ("experiment=mountaincar_continuous_no_velocity", "env=cartpole_no_velocity", "lr_schedule=adaptive")
+    outcome = recurrl_train(*tiny, *tuned, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_value_that_a_resumed_run_had_is_left_alone_and_one_that_is_given_is_not(
+    recurrl_train, finished_run, tmp_path
+):
+    ours = (f"resume={finished_run}", "lr_schedule=adaptive", "total_frames=96", "hydra.run.dir=run")
+    error = recurrl_train(*ours, "lr_final_fraction=0.2", cwd=tmp_path).error
+    assert error.startswith("lr_final_fraction=0.2 has no effect here: it goes with lr_schedule=linear.")
+    outcome = recurrl_train(*ours, cwd=tmp_path)  # the run had lr_final_fraction=0.1
+    assert outcome.code == 0, outcome.err
+
+
+def test_of_a_sweep_the_jobs_in_which_a_value_has_no_effect_are_refused(recurrl_train, tiny, tmp_path):
+    outcome = recurrl_train("-m", *tiny, "cell=none,gru", "backend=scan", cwd=tmp_path)
+    assert "1 of 2 jobs completed" in outcome.err
+    assert "backend=scan has no effect here" in outcome.err

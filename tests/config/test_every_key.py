@@ -1,0 +1,186 @@
+"""Every key of the configuration does something, or a value that the user gives for it is refused."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
+from omegaconf import DictConfig, OmegaConf
+
+from recurrl.config.composed import typed
+from recurrl.config.plugins import default_name, names, yaml_names
+from recurrl.errors import ConfigError
+from recurrl.validation import check_config
+
+Compose = Callable[..., DictConfig]
+
+logger = logging.getLogger(__name__)
+
+SHOWN, REFUSED, ALONE, SILENT = "shown", "refused", "the only choice", "silent"
+
+SPACES = [("dict", "dict"), ("index", "bounded")]
+"""What environments see and do."""
+
+
+class Trial:
+    """Runs of one choice of groups, and of these with one key changed.
+
+    Args:
+        composed: the configuration.
+        folder: of the runs.
+    """
+
+    def __init__(self, composed: DictConfig, folder: Path) -> None:
+        self.composed, self.folder = composed, folder
+        self._bases: dict[str, dict[str, Any]] = {}
+
+    def base(self, event: str = "") -> tuple[DictConfig, dict[str, Any], set[str]]:
+        """The configuration in which an event happens, what its run shows, and what changes from run to run."""
+        composed = self.composed
+        for key, value in EVENTS.get(event, {}).items():
+            composed = changed(composed, key, {**composed.env.kwargs, **value} if key == "env.kwargs" else value)
+        if event not in self._bases:
+            first, second = (observed(composed, self.folder) for _ in range(2))
+            assert "refused" not in first, (first, OmegaConf.to_container(composed))
+            assert event or "error" not in first, first
+            self._bases[event] = first, {name for name in {**first, **second} if first.get(name) != second.get(name)}
+        return composed, *self._bases[event]
+
+    def outcome(self, key: str, kind: Any, meaning: Any) -> str:
+        """What comes of other values of a key."""
+        composed, base, random_names = self.base(key if key in EVENTS else "")
+        values = others(key, kind, meaning, OmegaConf.select(composed, key))
+        outcomes = set()
+        for value in values:
+            seen = observed(changed(composed, key, value), self.folder, given=(key,))
+            if "refused" in seen:
+                outcomes.add(REFUSED)
+            elif any(seen.get(name) != base.get(name) for name in {**seen, **base}.keys() - random_names):
+                return SHOWN
+            else:
+                outcomes.add(SILENT)
+        return SILENT if SILENT in outcomes else REFUSED if outcomes else ALONE
+
+
+def silent_keys(trial: Trial, counts: Counter[str], prefixes: tuple[str, ...] = ("",)) -> Iterator[str]:
+    """The keys of a configuration of which nothing comes; counts what comes of the others."""
+    found = keys(trial.composed)
+    known = {key for key, _, _ in found} - ({"env.kwargs"} if trial.composed.env.id != "Kind-v0" else set())
+    for key, kind, meaning in found:
+        if key.startswith(prefixes) and EVENTS.get(key, {}).keys() <= known:
+            outcome = trial.outcome(key, kind, meaning)
+            counts[outcome] += 1
+            if outcome == SILENT:
+                yield key
+
+
+def is_legal(composed: DictConfig, given: Collection[str] = ()) -> bool:
+    """True for a configuration that a run accepts."""
+    try:
+        check_config(typed(composed), given)
+    except ConfigError:
+        return False
+    return True
+
+
+def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictConfig]]:
+    """Configurations that together have every legal pair of choices, with some of the other values drawn at random."""
+    drawn = random.Random(0)
+    own = ("env=gym", "env.id=Kind-v0", "env.packages=[every_key_env]")
+    made = {
+        f"{sees} {does}": compose(*TINY, *own, f"+env.kwargs.sees={sees}", f"+env.kwargs.does={does}")
+        for sees, does in SPACES
+    } | {"memory": compose(*TINY, "env=repeat_previous_torch")}
+    varied = ("cell", "backend", "recompute", "precision", "algorithm")
+    groups = {"env": list(made)}
+    groups |= {group: [name for name in names(group) if name not in SLOW.get(group, ())] for group in varied}
+
+    def composed(choice: dict[str, str]) -> DictConfig:
+        result = made[choice["env"]]
+        for group in varied:
+            result = changed(result, f"{group}.name", choice[group])
+        return changed(result, "algorithm.group_size", 2) if choice["algorithm"] == "grpo" else result
+
+    def given(choice: dict[str, str]) -> list[str]:
+        return [f"{group}.name" for group in varied if choice[group] != default_name(group)]
+
+    missing = {((a, x), (b, y)) for a, b in combinations(groups, 2) for x in groups[a] for y in groups[b]}
+    for pair in sorted(missing):
+        drafts = [{group: drawn.choice(of) for group, of in groups.items()} | dict(pair) for _ in range(12)]
+        drafts.sort(key=lambda draft: -len(missing & set(combinations(draft.items(), 2))))
+        for draft in drafts if pair in missing else ():
+            found = composed(draft)
+            if is_legal(found, given(draft)) and "refused" not in observed(found, folder):
+                missing -= set(combinations(draft.items(), 2))
+                yield ", ".join(draft.values()), _varied(found, drawn)
+                break
+
+
+def _varied(composed: DictConfig, drawn: random.Random) -> DictConfig:
+    """A configuration with other values of some of the keys that may decide whether others matter."""
+    for key, kind, meaning in keys(composed):
+        found = levels(key, kind, meaning, OmegaConf.select(composed, key))
+        if found and drawn.random() < 0.3:
+            varied = changed(composed, key, drawn.choice(found))
+            composed = varied if is_legal(varied) else composed
+    return composed
+
+
+def judged(trials: Iterable[tuple[str, DictConfig]], folder: Path, *prefixes: str) -> tuple[Counter[str], list[str]]:
+    """How many keys of configurations do what, and the silent ones."""
+    counts: Counter[str] = Counter()
+    silent = []
+    for name, composed in trials:
+        counts["configurations"] += 1
+        silent += [f"{name}: {key}" for key in silent_keys(Trial(composed, folder / "run"), counts, prefixes or ("",))]
+        logger.info("%s: %s %s", name, dict(counts), silent)
+    return counts, silent
+
+
+def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untyped, tmp_path):
+    counts, silent = judged([("defaults", compose_untyped(*TINY))], tmp_path, "algorithm.", "encoder.", "policy.")
+    assert counts[SHOWN] >= 10
+    assert counts[REFUSED] >= 5
+    assert not silent
+
+
+@pytest.mark.slow
+def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
+    counts, silent = judged(in_every_pair(compose_untyped, tmp_path / "run"), tmp_path)
+    assert counts["configurations"] >= 15
+    assert counts[SHOWN] > 50 * counts["configurations"]
+    assert not silent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [name for name in yaml_names("env") if name != "gym"])
+def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untyped, tmp_path, env):
+    images = ["encoder.images=impala"] if env == "minigrid" else []
+    composed = compose_untyped(*TINY, f"env={env}", *images)
+    _, silent = judged([(env, composed)], tmp_path, "env.", "encoder.", "policy.")
+    assert not silent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("choice", "prefixes"),
+    [
+        ("collector=multi_sync", ("collector.",)),
+        ("collector=multi_async", ("collector.",)),
+        ("logger=tensorboard", ("logger.",)),
+        ("logger=wandb", ("logger.",)),
+        ("backend=triton", ("cell.", "backend.", "recompute.", "precision.")),
+    ],
+)
+def test_no_key_of_a_choice_that_takes_seconds_is_silent(compose_untyped, tmp_path, monkeypatch, choice, prefixes):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    counts, silent = judged([(choice, compose_untyped(*TINY, choice))], tmp_path, *prefixes)
+    assert counts[SHOWN]
+    assert not silent
