@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -18,13 +19,19 @@ from recurrl.runtime.resources import os_error_message, resource_errors_as_messa
 from recurrl.runtime.run_directory import SUMMARY, read_text
 from recurrl.runtime.signals import stop_request
 from recurrl.runtime.time_limit import time_limit
-from recurrl.train import train
+from recurrl.training import Callback, train
 from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
 
 
-def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bool) -> None:
+def run(
+    composed: DictConfig,
+    run_dir: Path,
+    started: float,
+    record_refusals: bool,
+    callbacks: Sequence[Callback] = (),
+) -> None:
     """Trains as configured, and writes the run's summary however it ends.
 
     Args:
@@ -32,6 +39,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
         run_dir: the run's directory, which it has to itself.
         started: when the command began, seconds since the epoch.
         record_refusals: write a summary of a run that is refused, too.
+        callbacks: called after each iteration.
 
     Raises:
         ConfigError: what was asked for cannot be done.
@@ -55,8 +63,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
                     return
             run_config.record(effective, run_dir)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, plain(effective), report, request, start)
-        report.status = "completed"
+                train(config, run_dir, plain(effective), report, request, start, callbacks)
     except KeyboardInterrupt:
         report.status = "interrupted"
         raise
