@@ -23,11 +23,11 @@ def export_main() -> None:
     parser.add_argument("--format", action="append", metavar="onnx|pt2", help="only this one; may be repeated")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
-    from recurrl.cli.export_run import FORMATS, export_run  # with torch, which help and typos do not wait for
+    from recurrl.cli.export_run import export_run  # with torch, which help and typos do not wait for
 
     folder = arguments.output or (arguments.run if arguments.run.is_dir() else Path()) / "export"
     try:
-        given = (arguments.which, arguments.sampled, arguments.format or FORMATS, arguments.trust_packages)
+        given = (arguments.which, arguments.sampled, arguments.format, arguments.trust_packages)
         written = export_run(arguments.run, folder, *given)
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")

@@ -16,7 +16,7 @@ def export_run(
     folder: Path,
     which: str = "best",
     sampled: bool = False,
-    formats: Collection[str] = FORMATS,
+    formats: Collection[str] | None = None,
     trust_packages: bool = False,
 ) -> dict[str, Any]:
     """Writes a run's policy into a folder; see :func:`recurrl.export.export.export`.
@@ -37,4 +37,4 @@ def export_run(
         "hidden_size": config.cell.hidden_size,
         "seed": config.seed,
     }
-    return export(agent, folder, described, sampled, formats)
+    return export(agent, folder, described, sampled, formats or FORMATS)

@@ -28,11 +28,12 @@ Pool = list[Tensors]
 def played(agent: Agent, steps: int) -> Pool:
     """The inputs of the policy in one environment, over so many steps."""
     env, state, pool = agent.make_env(), agent.initial_state(), []
-    reward, begins = 0.0, True
+    reward: Any = 0.0
+    begins = True
     try:
         observation, info = env.reset(seed=0)
         for _ in range(steps):
-            given = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
+            given: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
             pool.append(agent.inputs(observation, state, begins, **given))
             action, state = agent.act(observation, state, begins, **given)
             observation, reward, terminated, truncated, info = env.step(action)
@@ -90,7 +91,7 @@ def largest_difference(step: Step, call: Call, pool: Pool, steps: int, batch: in
         states, theirs = (_next(each) for each in (ours, found))
     # Noise may make two choices equal up to rounding.
     if wrong > (steps * batch / 1000 if step.sampled else 0):
-        raise ConfigError(f"{wrong} of the actions in {steps * batch} steps are not those of the exported distribution.")
+        raise ConfigError(f"{wrong} of the actions in {steps * batch} steps are not what their distributions say.")
     return max(differences[name] / scales[name] for name in differences) if differences else 0.0
 
 

@@ -17,7 +17,7 @@ import torch
 from recurrl import __version__
 from recurrl.agent import Agent
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors
-from recurrl.errors import ConfigError, require
+from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, as_arrays, as_tensors, example, largest_difference, played
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 from recurrl.policy.noise import NOISE
@@ -68,9 +68,9 @@ def export(
             difference = max(largest_difference(step, load(path), pool, STEPS, each) for each in (1, BATCH))
             require(
                 difference <= TOLERANCE,
-                f"The policy as {name} differs from the policy by {difference:.1e} of the scale, more than "
-                f"{TOLERANCE:.0e}, within {STEPS} steps. Nothing was written. Its encoder or cell may compute something "
-                "that does not export exactly; give the other --format.",
+                f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
+                f"more than {TOLERANCE:.0e}. Nothing was written. Its encoder or cell may compute something that does "
+                "not export exactly; give the other --format.",
             )
             files[path.name] = {
                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -160,7 +160,8 @@ def _meaning(name: str, states: Collection[str]) -> str:
         NOISE: "state: the last step's noise of actions",
     }
     kept = f"state: the output {NEXT}{name} of the last step"
-    return meanings.get(name, kept if name in states else "as the environment returns it, with hidden entries, not scaled")
+    raw = "as the environment returns it, with its hidden entries, not scaled"
+    return meanings.get(name, kept if name in states else raw)
 
 
 def _result(name: str) -> str:
