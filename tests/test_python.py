@@ -191,6 +191,22 @@ def test_loading_changes_no_random_numbers(finished_run) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_run_of_another_device_can_be_loaded(finished_run, tmp_path) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    path = run / "config.yaml"
+    text = (
+        path.read_text()
+        .replace("device: cpu", "device: cuda")
+        .replace("backend:\n  name: auto", "backend:\n  name: triton")
+    )
+    assert "name: triton" in text
+    path.write_text(text)
+    agent = recurrl.load(run)
+    observation = np.float32([0.1, 0.2, 0.3, 0.4])
+    expected = recurrl.load(finished_run)
+    assert agent.act(observation, agent.initial_state())[0] == expected.act(observation, expected.initial_state())[0]
+
+
 def test_what_cannot_be_loaded_is_refused(finished_run, tmp_path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         recurrl.load("nowhere")

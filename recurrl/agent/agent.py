@@ -16,12 +16,12 @@ from torch import Tensor
 from recurrl.agent.interface import interface_of
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors
 from recurrl.config import EnvConfig
-from recurrl.envs.observations import is_castable, limit_of
+from recurrl.envs.observations import is_castable, limit_of, starts_of_choices
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import spec_of
 from recurrl.envs.wrappers import without_names
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD
 from recurrl.policy import Policy
 
 Array = np.ndarray[Any, Any]
@@ -135,6 +135,7 @@ class Agent:
         if not deterministic:
             inputs[NOISE_INPUT] = torch.randn(len(state.begins), step.noise_size(), device=self.policy.device)
         outputs = step(inputs)
+        # Only sampled steps have noise, which is kept for the next one.
         new = {name: outputs.get(NEXT + name, value) for name, value in state.tensors.items()}
         like = _first_tensor(observation)
         return self._action(outputs, state.batch, like), AgentState(new, torch.zeros_like(state.begins), state.batch)
@@ -157,6 +158,9 @@ class Agent:
             inputs[ACTION_MASK] = self._mask(action_mask, state.batch)
         if PREVIOUS_REWARD in added:
             inputs[PREVIOUS_REWARD] = self._reward(reward, begins_B, state.batch)
+        mask = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
+        if mask is not None:
+            self._check_mask(mask)
         return inputs
 
     def _check(self, state: Any) -> None:
@@ -229,6 +233,16 @@ class Agent:
             raise ConfigError('The policy sees the mask of actions in the info: pass action_mask=info["action_mask"].')
         size = spaces.flatdim(self.action_space)
         return self._entry(ACTION_MASK, np.asarray(mask) != 0, (size,), np.dtype(np.int8), batch)
+
+    def _check_mask(self, mask_BK: Tensor) -> None:
+        """Rejects masks that allow no action, where any choice would be a forbidden one."""
+        starts = starts_of_choices(self.action_space)
+        allows_B = np.logical_or.reduceat(mask_BK.cpu().numpy() != 0, starts, -1).all(-1)
+        if not allows_B.all():
+            raise ConfigError(
+                f"act was given a mask that allows no action in environment {int(allows_B.argmin())}. Reset an "
+                "environment whose episode is over before acting in it again."
+            )
 
     def _reward(self, reward: Any, begins_B: Tensor, batch: int | None) -> Tensor:
         if reward is None:

@@ -83,7 +83,11 @@ def open_run(
         trusted(settings, source_of(saved), trust_packages)
     _change(settings, overrides)
     config = trusted(settings, source_of(saved), trust_packages=True)
-    config = replace(config, resume=None, device=device or config.device)
+    if device not in (None, config.device):
+        # The backend of another device may not run on this one, nor does acting need it.
+        backend, recompute = replace(config.backend, name="reference"), replace(config.recompute, name="none")
+        config = replace(config, device=device, backend=backend, recompute=recompute, compile=False)
+    config = replace(config, resume=None)
     check_config(config)
     return Opened(saved, config, settings)
 

@@ -21,20 +21,20 @@ RESETS = 0.02
 """Probability that a step begins an episode."""
 
 Call = Callable[[Tensors], Tensors]
-Pool = list[Tensors]
 
 
 @torch.no_grad()
-def played(agent: Agent, steps: int) -> Pool:
-    """The inputs of the policy in one environment, over so many steps."""
-    env, state, pool = agent.make_env(), agent.initial_state(), []
+def played(agent: Agent, steps: int) -> Tensors:
+    """The inputs of the policy in one environment, over so many steps: each step in a row."""
+    env, state = agent.make_env(), agent.initial_state()
+    rows: list[Tensors] = []
     reward: Any = 0.0
     begins = True
     try:
         observation, info = env.reset(seed=0)
         for _ in range(steps):
             given: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
-            pool.append(agent.inputs(observation, state, begins, **given))
+            rows.append(agent.inputs(observation, state, begins, **given))
             action, state = agent.act(observation, state, begins, **given)
             observation, reward, terminated, truncated, info = env.step(action)
             begins = terminated or truncated
@@ -42,14 +42,14 @@ def played(agent: Agent, steps: int) -> Pool:
                 observation, info = env.reset()
     finally:
         env.close()
-    return pool
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def example(step: Step, pool: Pool, batch: int, generator: torch.Generator) -> Tensors:
-    """Inputs of ``batch`` environments: observations of the pool in random order, and states as at the beginning."""
-    rows = torch.randint(len(pool), (batch,), generator=generator).tolist()
+def example(step: Step, pool: Tensors, batch: int, generator: torch.Generator) -> Tensors:
+    """Inputs of ``batch`` environments: rows of the pool at random, and states as at the beginning."""
+    rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)
     states = {name: torch.zeros(batch, *shape) for name, shape in step.state_shapes().items()}
-    found = {name: torch.cat([pool[row][name] for row in rows]) for name in pool[0] if name not in states}
+    found = {name: values[rows_B] for name, values in pool.items() if name not in states}
     found[IS_INIT] = torch.rand(batch, generator=generator) < RESETS
     if PREVIOUS_REWARD in found:
         found[PREVIOUS_REWARD] = torch.randn(batch, 1, generator=generator)
@@ -59,7 +59,7 @@ def example(step: Step, pool: Pool, batch: int, generator: torch.Generator) -> T
 
 
 @torch.no_grad()
-def largest_difference(step: Step, call: Call, pool: Pool, steps: int, batch: int) -> float:
+def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch: int) -> float:
     """The largest difference of any number that two steps return, each going on from its own states.
 
     It is relative to the largest value of its output, or to 1. An action of choices is compared with what the exported

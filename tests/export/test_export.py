@@ -178,9 +178,10 @@ def test_the_largest_difference_in_10_000_steps_is_a_millionth_of_the_scale(
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.hidden_size=64", observation=observation, action=action, delay=6)
     export(agent, tmp_path, {})
     pool = played(agent, 100)
-    for load, name in ((load_onnx, "onnx"), (load_pt2, "pt2")):
-        found = [largest_difference(agent.step_module(), load(tmp_path / f"policy.{name}"), pool, 10_000, 1)]
-        found.append(largest_difference(agent.step_module(), load(tmp_path / f"policy.{name}"), pool, 10_000, 64))
+    # The program of torch.export calls the same operations, and is compared less.
+    for load, name, steps in ((load_onnx, "onnx", 10_000), (load_pt2, "pt2", 1000)):
+        call = load(tmp_path / f"policy.{name}")
+        found = [largest_difference(agent.step_module(), call, pool, steps, batch) for batch in (1, 64)]
         sys.stdout.write(f"\n{name} {cell} {observation} {action}: {found[0]:.1e} {found[1]:.1e}\n")
         assert max(found) <= 1e-6
 
