@@ -203,7 +203,7 @@ def test_sampled_actions_have_the_frequencies_of_the_policy(
 
 
 def test_correlated_noise_goes_with_the_state(agent_of: AgentOf) -> None:
-    agent, _ = agent_of("Pendulum-v1", "policy.noise_correlation=0.9", "cell=none")
+    agent, _ = agent_of(CUE, "policy.noise_correlation=0.9", "cell=none", action="unbounded")
     observation, state = np.zeros((4000, 3), np.float32), agent.initial_state(4000)
     first, state = agent.act(observation, state, deterministic=False)
     second, state = agent.act(observation, state, deterministic=False)
