@@ -48,7 +48,7 @@ def evaluate_main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="recurrl-evaluate",
-        description="Plays episodes with the policies of runs and prints the returns: their mean, a 95%% interval of "
+        description="Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of "
         "the mean (percentiles of a bootstrap over episodes), the interquartile mean, and their standard deviation. "
         "Each environment plays one episode, so that short ones count no more than long ones.",
     )

@@ -25,10 +25,9 @@ def export_main() -> None:
     arguments = parser.parse_args()
     from recurrl.cli.export_run import export_run  # with torch, which help and typos do not wait for
 
-    folder = arguments.output or (arguments.run if arguments.run.is_dir() else Path()) / "export"
     try:
         given = (arguments.which, arguments.sampled, arguments.format, arguments.trust_packages)
-        written = export_run(arguments.run, folder, *given)
+        folder, written = export_run(arguments.run, arguments.output, *given)
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
     for name, file in written["files"].items():

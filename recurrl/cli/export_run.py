@@ -8,18 +8,21 @@ from recurrl.agent import Agent
 from recurrl.cli.load_run import open_run
 from recurrl.export.export import FORMATS, export
 from recurrl.runtime.resources import resource_errors_as_messages
+from recurrl.runtime.run_directory import run_directory_of
 
 
 @resource_errors_as_messages()
 def export_run(
     run: Path,
-    folder: Path,
+    folder: Path | None = None,
     which: str = "best",
     sampled: bool = False,
     formats: Collection[str] | None = None,
     trust_packages: bool = False,
-) -> dict[str, Any]:
-    """Writes a run's policy into a folder; see :func:`recurrl.export.export.export`.
+) -> tuple[Path, dict[str, Any]]:
+    """Writes a run's policy into a folder, ``export`` in the run by default; see :func:`recurrl.export.export.export`.
+
+    Returns the folder, and what ``policy.json`` says.
 
     Raises:
         ConfigError: the run has no such checkpoint, a package is missing, or the export is not exact.
@@ -37,4 +40,5 @@ def export_run(
         "hidden_size": config.cell.hidden_size,
         "seed": config.seed,
     }
-    return export(agent, folder, described, sampled, formats or FORMATS)
+    folder = folder or run_directory_of(run) / "export"
+    return folder, export(agent, folder, described, sampled, formats or FORMATS)

@@ -8,15 +8,15 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from torchrl.checkpoint import GlobalRNGState
 
 from recurrl import __version__, checkpoint
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for
-from recurrl.cli.run_config import config_of, source_of, trusted
+from recurrl.cli.run_config import check_trusted, config_of, source_of, trusted
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError
+from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.validation import check_config
@@ -46,11 +46,8 @@ class Opened:
             ConfigError: the checkpoint does not fit the configuration.
         """
         # Its first parameters are drawn, which must not change what the caller draws.
-        state = GlobalRNGState().state_dict()
-        try:
+        with random_numbers_restored():
             policy = make_policy_for(self.config)
-        finally:
-            GlobalRNGState().load_state_dict(state)
         with _naming_version(self.saved):
             self.saved.load_policy(policy, plain(self.settings))
         return policy
@@ -78,9 +75,11 @@ def open_run(
     """
     saved = checkpoint.Checkpoint(checkpoint.find(path, which))
     settings = config_of(saved)
+    if not trust_packages:
+        # Before the overrides: what the command line names is trusted, what the file names is not.
+        check_trusted(settings, source_of(saved))
     with _naming_version(saved):
-        # Also where it is overridden below: what the command line names is trusted, what the file names is not.
-        trusted(settings, source_of(saved), trust_packages)
+        trusted(settings, source_of(saved), trust_packages=True)
     _change(settings, overrides)
     config = trusted(settings, source_of(saved), trust_packages=True)
     if device not in (None, config.device):
