@@ -17,7 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from matplotlib.ticker import EngFormatter
 
 from benchmarks.command_line import publish
 from benchmarks.measuring import machine
+from recurrl.evaluation import interquartile_mean
 
 SUITE = Path(__file__).parent / "suite"
 CONTROL = "none"
@@ -245,15 +246,6 @@ def result(folder: Path) -> Result | None:
     measured = (values.get(f"eval_return_mean{of}") for of in ("", "_zeroed_state", "_random"))
     final, zeroed, random = (math.nan if value is None else float(value) for value in measured)
     return Result(final, zeroed, random, curve, seconds)
-
-
-def interquartile_mean(values: Iterable[float]) -> float:
-    """The mean without the lowest and highest quarter, rounded down in number (Agarwal et al. 2021,
-    https://arxiv.org/abs/2108.13264).
-    """
-    ordered = np.sort(np.fromiter(values, float))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -1,6 +1,15 @@
-"""Recurrent policies trained with PPO, end to end."""
+"""Recurrent policies trained with PPO, end to end.
 
+``train`` and ``load`` are the Python interface; they import torch when first used.
+"""
+
+import importlib
 import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recurrl.cli.load_run import load
+    from recurrl.cli.train_run import Run, train
 
 import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import fails on some values)
 
@@ -8,3 +17,12 @@ STARTED = time.time()
 """When this process began to import the package: the beginning of its first run."""
 
 __version__ = "0.1.0"
+__all__ = ["Run", "__version__", "load", "train"]
+
+_MODULES = {"load": "recurrl.cli.load_run", "train": "recurrl.cli.train_run", "Run": "recurrl.cli.train_run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,13 +1,14 @@
 """Evaluation of a policy: complete episodes with its most probable actions."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
@@ -27,6 +28,10 @@ MOST_STEPS = 100_000
 """Episodes that last longer, perhaps without an end, count with their return so far."""
 MOST_RANDOM_STEPS = 10_000
 """The same with random actions."""
+MOST_COPIES = 256
+"""Environments that play many episodes."""
+RESAMPLES = 10_000
+"""Of the bootstrap."""
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +112,7 @@ class Evaluator:
 
 
 @contextmanager
-def _random_numbers_restored() -> Iterator[None]:
+def random_numbers_restored() -> Iterator[None]:
     """Isolates training from evaluation: neither its timing nor its repetition on resume changes what follows."""
     state = GlobalRNGState().state_dict()
     try:
@@ -117,7 +122,7 @@ def _random_numbers_restored() -> Iterator[None]:
 
 
 @torch.no_grad()
-@_random_numbers_restored()
+@random_numbers_restored()
 def evaluate(
     config: EnvConfig,
     policy: Policy | None,
@@ -125,8 +130,9 @@ def evaluate(
     seed: int,
     states: str = KEPT,
     stopped: Callable[[], bool] = never,
+    deterministic: bool = True,
 ) -> list[float]:
-    """Undiscounted, unscaled returns of deterministic episodes, or of random actions.
+    """Undiscounted, unscaled returns of episodes, or of random actions.
 
     Each environment contributes one episode, so that short episodes are not overrepresented.
 
@@ -138,18 +144,19 @@ def evaluate(
         states: ``kept`` leaves the recurrent states alone. ``zeroed`` sets them to zero before each step. ``shuffled``
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
+        deterministic: take the most probable actions; False to sample them with torch's global generator.
 
     Raises:
         StoppedError: ``stopped`` returned True.
         RunError: an environment failed.
     """
-    act = act_at_random if policy is None else _deterministic(policy, states, seed)
+    act = act_at_random if policy is None else _acting(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
     env = make_env(config, copies, seed + SEED_OFFSET, policy)
     returns: list[float | None] = [None] * copies
     try:
-        with set_exploration_type(ExplorationType.DETERMINISTIC):
+        with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
             current = env.reset()
             for _ in range(most_steps):
                 if stopped():
@@ -168,7 +175,64 @@ def evaluate(
     return [value for value in returns[:episodes] if value is not None]
 
 
-def _deterministic(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, TensorDictBase], TensorDictBase]:
+@random_numbers_restored()
+def evaluate_many(
+    config: EnvConfig, policy: Policy, episodes: int, all_seeds: Sequence[int], states: str, deterministic: bool
+) -> list[float]:
+    """:func:`evaluate` with each of several seeds, and with any number of episodes.
+
+    At most :data:`MOST_COPIES` environments exist at a time. Single environments get the seeds that they would get if
+    there were as many as episodes.
+
+    Args:
+        config: the environment.
+        policy: acts on its own device.
+        episodes: for each seed.
+        all_seeds: of the environments.
+        states: as for :func:`evaluate`.
+        deterministic: likewise.
+    """
+    returns = []
+    for seed in all_seeds:
+        starts = seeds(seed + SEED_OFFSET, episodes)[::MOST_COPIES]
+        for first, start in zip(range(0, episodes, MOST_COPIES), starts, strict=True):
+            count, began = min(MOST_COPIES, episodes - first), start - SEED_OFFSET
+            torch.manual_seed(began)
+            returns += evaluate(config, policy, count, began, states, deterministic=deterministic)
+    return returns
+
+
+def summarized(returns: Sequence[float]) -> dict[str, Any]:
+    """Statistics of the returns of independent episodes, and the returns.
+
+    ``interval_95`` holds the mean with a probability of about 95%: the percentiles of the means of 10,000 resamples.
+    """
+    values, count = np.asarray(returns, np.float64), len(returns)
+    generator = np.random.default_rng(0)
+    means = [values[generator.integers(count, size=count)].mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(means, (0.025, 0.975))
+    return {
+        "episodes": count,
+        "mean": fmean(returns),
+        "std": pstdev(returns),
+        "interval_95": [float(low), float(high)],
+        "interquartile_mean": interquartile_mean(returns),
+        "min": min(returns),
+        "max": max(returns),
+        "returns": list(returns),
+    }
+
+
+def interquartile_mean(values: Iterable[float]) -> float:
+    """The mean without the lowest and highest quarter, rounded down in number (Agarwal et al. 2021,
+    https://arxiv.org/abs/2108.13264).
+    """
+    ordered = np.sort(np.fromiter(values, float))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, TensorDictBase], TensorDictBase]:
     device, acting = next(policy.parameters()).device, PolicyModule(policy)
     generator = torch.Generator().manual_seed(seed)
 
@@ -215,7 +279,7 @@ def memory_metrics(
     }
 
 
-@_random_numbers_restored()
+@random_numbers_restored()
 def random_metrics(
     config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = never
 ) -> dict[str, float]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import hydra
@@ -33,6 +33,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
+from recurrl.agent import Agent
+from recurrl.build import make_policy_for, set_process_state
 from recurrl.cli import check as check_command
 from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
@@ -40,8 +42,11 @@ from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
+from recurrl.policy.normalization import ObservationNormalizer
 from recurrl.recurrent.backends.native import library
 from recurrl.validation import check_config
+
+sys.path.append(str(Path(__file__).parent / "policy"))  # its module of tiny tasks, which configurations name
 
 
 class Outcome(NamedTuple):
@@ -119,6 +124,27 @@ def compose(compose_untyped: Callable[..., DictConfig]) -> Callable[..., TrainCo
 def small(compose: Callable[..., TrainConfig], tiny: list[str]) -> Callable[..., TrainConfig]:
     """The configuration of the ``tiny`` run, with further overrides: four environments, rows of 8 steps, width 8."""
     return lambda *overrides: compose(*tiny, *overrides)
+
+
+@pytest.fixture(scope="session")
+def agent_of(small: Callable[..., TrainConfig]) -> Callable[..., tuple[Agent, TrainConfig]]:
+    """A policy whose heads are far from zero and whose statistics have seen something, as an agent."""
+
+    def agent_of(env_id: str, *overrides: str, **kwargs: Any) -> tuple[Agent, TrainConfig]:
+        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", "encoder.images=impala", *overrides)
+        config.env.kwargs = kwargs
+        set_process_state(config)
+        policy = make_policy_for(config)
+        with torch.no_grad():
+            for parameter in policy.actor_head.parameters():
+                parameter.normal_(std=0.5)
+            for module in policy.modules():
+                if isinstance(module, ObservationNormalizer):
+                    module.mean.normal_()
+                    module.scale.uniform_(0.5, 2)
+        return Agent(policy, config.env), config
+
+    return agent_of
 
 
 @pytest.fixture(scope="session")

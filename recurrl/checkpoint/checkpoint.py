@@ -65,6 +65,7 @@ class Checkpoint:
     Attributes:
         path: likewise.
         frames: frames seen when it was written.
+        version: of recurrl, that wrote it.
         settings: the configuration of the run that wrote it, as plain values.
         resumed: the tracking state that a resumed run continues from.
         metrics: the metrics of its iteration, without those of an evaluation.
@@ -79,13 +80,15 @@ class Checkpoint:
         self.path = path
         values = files.metadata(path)
         frames, settings, ids = values.get("frames"), values.get("settings", {}), values.get("tracker_ids", {})
-        metrics = values.get("metrics", {})
+        metrics, version = values.get("metrics", {}), values.get("version")
         of_their_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
+        of_their_types = of_their_types and isinstance(version, str | None)
         if type(frames) is not int or not 0 <= frames < 10**18 or not of_their_types:
             raise ConfigError(
                 f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
             )
         self.frames: int = frames
+        self.version: str | None = version
         self.settings: dict[str, Any] = settings
         self.resumed = Resumed(self.frames, ids)
         self.metrics: dict[str, float] = metrics

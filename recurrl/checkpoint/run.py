@@ -1,16 +1,18 @@
 """The checkpoints of a run: writing them, keeping some, and finding one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from recurrl import __version__
 from recurrl.checkpoint import files
 from recurrl.checkpoint.checkpoint import Checkpoint, Stateful
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.runtime.run_directory import CHECKPOINTS, run_directory_of
 
 AUTO = "auto"
+BEST, LAST = "best", "last"
 RETURN_MEAN = "eval/return_mean"
 """The metric by which the best checkpoint is found."""
 
@@ -37,7 +39,7 @@ def save(
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
     """
     path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
-    values = {"frames": frames, "metrics": dict(metrics)}
+    values = {"version": __version__, "frames": frames, "metrics": dict(metrics)}
     files.write(path, of, {**values, "tracker_ids": dict(tracker_ids), "settings": dict(settings)})
     return path
 
@@ -47,10 +49,8 @@ def prune(run_dir: Path, keep_last: int | None) -> None:
     found = files.checkpoints_in(run_dir / CHECKPOINTS)
     if keep_last is None or len(found) <= keep_last:
         return
-    whole = {path: files.evaluation(path) or {} for path in found if files.damage(path) is None}
-    returns = {path: values[RETURN_MEAN] for path, values in whole.items() if RETURN_MEAN in values}
-    best = max(returns, key=lambda path: (returns[path], path), default=None)
-    last = list(whole)[-keep_last:]
+    whole = [path for path in found if files.damage(path) is None]
+    best, last = _best(whole), whole[-keep_last:]
     for path in found:
         if path != best and last and path < last[0]:
             files.remove(path)
@@ -77,12 +77,24 @@ def newest(run_dir: Path) -> Path | None:
     return next(reversed(files.checkpoints_in(run_dir / CHECKPOINTS)), None)
 
 
-def find(path: Path) -> Path:
-    """The checkpoint a path names: itself, or the newest of a run directory.
+def _best(intact: Sequence[Path]) -> Path | None:
+    """The checkpoint with the best evaluation; None if none was evaluated."""
+    evaluations = {path: files.evaluation(path) or {} for path in intact}
+    returns = {path: values[RETURN_MEAN] for path, values in evaluations.items() if RETURN_MEAN in values}
+    return max(returns, key=lambda path: (returns[path], path), default=None)
+
+
+def find(path: Path, which: str = LAST) -> Path:
+    """The checkpoint a path names: itself, or one of a run directory.
+
+    Args:
+        path: of a checkpoint or a run directory.
+        which: of a run directory: ``last``, or ``best`` by the return of the evaluation after it.
 
     Raises:
-        ConfigError: the path is neither, or the run has written no checkpoint.
+        ConfigError: the path is neither, or the run has written no such checkpoint.
     """
+    require(which in (BEST, LAST), f"which={which} is not possible. Give {BEST} or {LAST}.")
     if files.is_checkpoint(path):
         return path
     run_dir = run_directory_of(path)
@@ -92,4 +104,13 @@ def find(path: Path) -> Path:
             f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
             "without resume."
         )
-    return found
+    if which == LAST:
+        return found
+    intact = [each for each in files.checkpoints_in(run_dir / CHECKPOINTS) if files.damage(each) is None]
+    best = _best(intact)
+    if best is None:
+        raise ConfigError(
+            f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation. Give which={LAST} for "
+            "its newest checkpoint, or resume it first."
+        )
+    return best

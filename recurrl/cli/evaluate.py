@@ -1,49 +1,113 @@
-"""``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
+"""``recurrl-evaluate``: plays episodes with the policies of runs."""
 
 import argparse
+import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, pstdev
+from typing import Any
 
 from recurrl.cli.overrides import TRUST
 from recurrl.errors import ConfigError, RunError
 
+_OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
+_STARTS = {"kept": "", "zeroed": "with its memory zeroed: ", "shuffled": "with another episode's: "}
+_COLUMNS = ("mean", "95% interval", "interquartile mean", "std", "min", "max", "episodes")
+
 
 def evaluate_main() -> None:
-    """``recurrl-evaluate``: plays deterministic episodes with the policy of a run."""
+    """``recurrl-evaluate``: plays episodes with the policies of runs, and prints their returns."""
+    arguments = _parser().parse_intermixed_args()
+    overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
+    runs = [Path(text) for text in arguments.run if text not in overrides]
+    from recurrl.cli.evaluate_run import evaluate_run, report  # with torch, which help and typos do not wait for
+
+    try:
+        if not runs:
+            raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
+        reports = [
+            report(
+                evaluate_run(
+                    *(run, arguments.episodes, arguments.seed, arguments.device),
+                    states=list(_STARTS) if arguments.memory else ["kept"],
+                    trust_packages=arguments.trust_packages,
+                    which=arguments.which,
+                    deterministic=not arguments.sampled,
+                    overrides=overrides,
+                ),
+                {"run": str(run), "overrides": overrides, "deterministic": not arguments.sampled},
+            )
+            for run in runs
+        ]
+    except (ConfigError, RunError) as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(_text(reports, arguments.json))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="recurrl-evaluate",
-        description="Plays deterministic episodes with a run's policy and prints the returns.",
+        description="Plays episodes with the policies of runs and prints the returns: their mean, a 95% interval of "
+        "the mean (percentiles of a bootstrap over episodes), the interquartile mean, and their standard deviation. "
+        "Each environment plays one episode, so that short ones count no more than long ones.",
     )
-    parser.add_argument("run", type=Path, help="a run directory, or a checkpoint in one")
-    parser.add_argument("--episodes", type=int, help="number of episodes (default: the run's evaluation.episodes)")
-    parser.add_argument("--seed", type=int, help="seed of the environments (default: the run's)")
+    parser.add_argument(
+        "run",
+        nargs="+",
+        metavar="run|env.key=value",
+        help="run directories, or checkpoints in them; several are compared. env.key=value changes their environment: "
+        "env.kwargs.length=20",
+    )
+    parser.add_argument("--episodes", type=int, help="episodes per seed (default: the run's evaluation.episodes)")
+    parser.add_argument(
+        "--seed", type=_seeds, metavar="SEED[,...]", help="seeds of the environments (default: the run's)"
+    )
+    parser.add_argument("--which", default="last", help="the last checkpoint of a run, or the best (default: last)")
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most probable")
     parser.add_argument("--device", help="where the policy runs (default: the run's device)")
     parser.add_argument(
         "--memory",
         action="store_true",
         help="also evaluate with recurrent states zeroed at each step, and with those of another episode",
     )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, with all returns")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
-    arguments = parser.parse_args()
-    begun = {"kept": ""}
-    if arguments.memory:
-        begun |= {"zeroed": "with its memory zeroed: ", "shuffled": "with another episode's: "}
-    from recurrl.cli.evaluate_run import evaluate_run  # with torch, which help and typos do not wait for
-
-    try:
-        returns = evaluate_run(
-            *(arguments.run, arguments.episodes, arguments.seed, arguments.device, list(begun)),
-            trust_packages=arguments.trust_packages,
-        )
-    except (ConfigError, RunError) as error:
-        sys.exit(f"error: {error}")
-    for states, start in begun.items():
-        sys.stdout.write(f"{start}{_return_line(returns[states])}\n")
+    return parser
 
 
-def _return_line(returns: list[float]) -> str:
+def _seeds(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
+    if as_json:
+        return json.dumps(reports, indent=2, ensure_ascii=False) + "\n"
+    rows = [
+        (f"{each['run']} {_STARTS[states].removesuffix(': ')}".rstrip(), found, _STARTS[states])
+        for each in reports
+        for states, found in each["returns"].items()
+    ]
+    if len(reports) == 1:
+        return "".join(f"{start}{_line(found)}\n" for _, found, start in rows)
+    return _table([("run", *_COLUMNS), *((name, *_cells(found)) for name, found, _ in rows)])
+
+
+def _line(found: dict[str, Any]) -> str:
+    mean, interval, interquartile, std, low, high, episodes = _cells(found)
     return (
-        f"return {fmean(returns):.1f} ± {pstdev(returns):.1f} over {len(returns)} episodes "
-        f"(min {min(returns):.1f}, max {max(returns):.1f})"
+        f"return {mean} ± {std} over {episodes} episodes (min {low}, max {high}); 95% interval of the mean {interval}, "
+        f"interquartile mean {interquartile}"
     )
+
+
+def _cells(found: dict[str, Any]) -> tuple[str, ...]:
+    low, high = found["interval_95"]
+    numbers = [f"{found[key]:.1f}" for key in ("mean", "interquartile_mean", "std", "min", "max")]
+    return (numbers[0], f"{low:.1f} to {high:.1f}", *numbers[1:], str(found["episodes"]))
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return "\n".join(lines) + "\n"

@@ -3,13 +3,14 @@
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from recurrl import checkpoint
 from recurrl.cli import run_config
-from recurrl.cli.overrides import given_keys, given_overrides, overridden_keys
+from recurrl.cli.overrides import given_keys, overridden_keys
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, RunError
@@ -19,20 +20,29 @@ from recurrl.runtime.resources import os_error_message, resource_errors_as_messa
 from recurrl.runtime.run_directory import SUMMARY, read_text
 from recurrl.runtime.signals import stop_request
 from recurrl.runtime.time_limit import time_limit
-from recurrl.train import train
+from recurrl.training import Callback, train
 from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
 
 
-def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bool) -> None:
+def run(
+    composed: DictConfig,
+    overrides: Sequence[str],
+    run_dir: Path,
+    started: float,
+    record_refusals: bool,
+    callbacks: Sequence[Callback] = (),
+) -> None:
     """Trains as configured, and writes the run's summary however it ends.
 
     Args:
         composed: what Hydra made of the configuration files and the command line.
+        overrides: those whose values must have an effect.
         run_dir: the run's directory, which it has to itself.
         started: when the command began, seconds since the epoch.
         record_refusals: write a summary of a run that is refused, too.
+        callbacks: called after each iteration.
 
     Raises:
         ConfigError: what was asked for cannot be done.
@@ -48,7 +58,6 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             # A resumed run's configuration has all values, whoever gave them.
-            overrides = given_overrides()
             given = given_keys(composed, overrides) if start is None else overridden_keys(overrides)
             check_config(config, given)
             if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):
@@ -59,8 +68,7 @@ def run(composed: DictConfig, run_dir: Path, started: float, record_refusals: bo
                     return
             run_config.record(effective, run_dir)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, plain(effective), report, request, start, given)
-        report.status = "completed"
+                train(config, run_dir, plain(effective), report, request, start, given, callbacks)
     except KeyboardInterrupt:
         report.status = "interrupted"
         raise

@@ -138,11 +138,20 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
         ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
     """
     if not trust_packages:
-        with naming(source):
-            named = code_named(config)
-        check_code(named, source, "add --trust-packages")
+        check_trusted(config, source)
     with naming(source):
         return typed(config)
+
+
+def check_trusted(config: DictConfig, source: Path) -> None:
+    """Rejects a saved configuration that names code to import.
+
+    Raises:
+        ConfigError: with the code.
+    """
+    with naming(source):
+        named = code_named(config)
+    check_code(named, source, "add --trust-packages (trust_packages=True in Python)")
 
 
 def record(effective: DictConfig, run_dir: Path) -> None:

@@ -100,7 +100,7 @@ def _job(composed: DictConfig) -> None:
             # This imports torch, which takes seconds.
             from recurrl.cli.job import run
 
-            run(composed, run_dir, started, record_refusals=is_sweep)
+            run(composed, given_overrides(), run_dir, started, record_refusals=is_sweep)
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
         # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.

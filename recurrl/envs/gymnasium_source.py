@@ -42,6 +42,7 @@ class GymnasiumSource(Source):
         "previous_reward",
         "action_mask_from_info",
     )
+    scales_actions = True
 
     @abstractmethod
     def create(self) -> gymnasium.Env[Any, Any]:
@@ -61,14 +62,11 @@ class GymnasiumSource(Source):
         members = [SeededEpisodes(self.single(), groups.episode_seeds(i)) for i in range(num_envs)]
         return InlineEnv(members, self.options.id)
 
-    def single(self) -> gymnasium.Env[Any, Any]:
-        """One environment in the form that policies need.
-
-        Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
-        Observations and actions of several parts are dicts under the keys ``observation`` and ``action``.
+    def plain(self) -> gymnasium.Env[Any, Any]:
+        """One environment as its user knows it: within the time limit and the wrappers of the configuration.
 
         Raises:
-            ConfigError: a package is missing, a wrapper does not fit, or the policy cannot handle the spaces.
+            ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
             EnvironmentFaultError: the environment's constructor raised.
         """
         options = self.options
@@ -80,6 +78,19 @@ class GymnasiumSource(Source):
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), spaces.Space):
                 raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
+        return env
+
+    def single(self) -> gymnasium.Env[Any, Any]:
+        """One environment in the form that policies need.
+
+        Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
+        Observations and actions of several parts are dicts under the keys ``observation`` and ``action``.
+
+        Raises:
+            ConfigError: as :meth:`plain`, or the policy cannot handle the spaces.
+            EnvironmentFaultError: the environment's constructor raised.
+        """
+        options, env = self.options, self.plain()
         if has_tuples(env.observation_space) or has_tuples(env.action_space):
             env = TuplesAsDicts(env)
         check_spaces(options.id, env.observation_space, env.action_space)

@@ -40,7 +40,7 @@ class Observations:
         self.zeros_N = {key: values.numpy() for key, values in zeros.items(True, True)}
         self._faults, self.keys = faults, list(self.zeros_N)
         found = dict(leaves(space))
-        self._limits = {key: _limit(found[path_of(key)[1:]]) for key in self.keys}
+        self._limits = {key: limit_of(found[path_of(key)[1:]]) for key in self.keys}
         first = 0 if batched else 1
         self._entries = [(key, path_of(key)[1:], each.dtype, each.shape[first:]) for key, each in self.zeros_N.items()]
         self._plain = not isinstance(space, spaces.Dict)
@@ -109,10 +109,7 @@ def starts_of_choices(action_space: Space) -> Array:
 
 def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     # A scalar may stand for a vector of one, as in its spec.
-    fits = entry.shape == shape or (*entry.shape, 1) == shape
-    # Bytes instead of floats are usually an image that was not divided by 255.
-    as_bytes = entry.dtype == np.uint8 and dtype.kind == "f"
-    if fits and not as_bytes and np.can_cast(entry.dtype, dtype, "same_kind"):
+    if (entry.shape == shape or (*entry.shape, 1) == shape) and is_castable(entry.dtype, dtype):
         fitted = entry.astype(dtype).reshape(shape)
         if dtype.kind == "f" or np.array_equal(fitted, entry.reshape(shape)):
             return fitted
@@ -123,7 +120,13 @@ def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtyp
     )
 
 
-def _limit(space: Space) -> Any:
+def is_castable(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """True if an entry of an observation may have the dtype ``found`` instead of that of its space."""
+    # Bytes instead of floats are usually an image that was not divided by 255.
+    return np.can_cast(found, wanted, "same_kind") and not (found == np.uint8 and wanted.kind == "f")
+
+
+def limit_of(space: Space) -> Any:
     """The number of values each number of an observation can take; None if unlimited."""
     if isinstance(space, spaces.Discrete):
         return np.uint64(space.n)

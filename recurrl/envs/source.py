@@ -5,11 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Any
 
+import gymnasium
+from gymnasium import spaces
 from torchrl.envs import EnvBase
 
 from recurrl.config.env import INLINE, EnvConfig
 from recurrl.config.plugins import factory
 from recurrl.envs.groups import Groups
+from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError
 
 _UNUSED: dict[str, Any] = {
@@ -37,9 +40,11 @@ class Source(ABC):
     Attributes:
         options: likewise.
         honours: the options of every environment that this source honours. A run that uses another one is rejected.
+        scales_actions: policies act in units of half the range of bounded actions.
     """
 
     honours: Collection[str] = ()
+    scales_actions = False
 
     def __init__(self, options: EnvConfig) -> None:
         self.options = options
@@ -64,6 +69,18 @@ class Source(ABC):
             "algorithm=grpo needs the episodes of a group to start from the same state, which "
             f"env.source={self.options.source} cannot do. Choose algorithm=ppo, or a Gymnasium task."
         )
+
+    def plain(self) -> gymnasium.Env[Any, Any]:
+        """One environment with Gymnasium's interface, for the user of a trained policy."""
+        return SingleEnv(self.make(1))
+
+    def plain_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """The observation and the action space of :meth:`plain`."""
+        env = self.plain()
+        try:
+            return env.observation_space, env.action_space
+        finally:
+            env.close()
 
     def check(self) -> None:
         """Rejects what cannot be honoured, before any environment is made.

@@ -80,6 +80,17 @@ def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
         return units, lambda action: {key: to_env(action[key]) for key, (_, to_env) in parts.items()}
     if not isinstance(space, spaces.Box):
         return space, lambda action: action
+    box, (middle, half, low, high) = half_range(space)
+
+    def to_env(action: Any) -> Any:
+        # Clipped after scaling, because rounding may leave the bounds too.
+        return np.minimum(np.maximum(middle + half * action, low), high).astype(space.dtype)
+
+    return box, to_env
+
+
+def half_range(space: Any) -> tuple[spaces.Box[Any], tuple[Array, Array, Array, Array]]:
+    """The space of actions in units of half their range; and in float64 its middle, its half, and its bounds."""
     dtype = space.dtype  # a policy may compute in another
     limits = np.finfo(dtype)
     # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
@@ -88,12 +99,8 @@ def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
     units_low, units_high = np.where(bounded, -one, low), np.where(bounded, one, high)
     low, high = np.maximum(low, float(limits.min)), np.minimum(high, float(limits.max))
     middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
-
-    def to_env(action: Any) -> Any:
-        # Clipped after scaling, because rounding may leave the bounds too.
-        return np.minimum(np.maximum(middle + half * action, low), high).astype(dtype)
-
-    return spaces.Box(units_low.astype(dtype), units_high.astype(dtype), dtype=dtype.type), to_env
+    units = spaces.Box(units_low.astype(dtype), units_high.astype(dtype), dtype=dtype.type)
+    return units, (middle, half, low, high)
 
 
 class TuplesAsDicts(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -101,7 +108,7 @@ class TuplesAsDicts(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self.observation_space, self.action_space = _named(env.observation_space), _named(env.action_space)
+        self.observation_space, self.action_space = named(env.observation_space), named(env.action_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment."""
@@ -110,7 +117,7 @@ class TuplesAsDicts(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment."""
-        returned = unpacked("step", self.env.step(_without_names(self.env.action_space, action)))
+        returned = unpacked("step", self.env.step(without_names(self.env.action_space, action)))
         return _with_names(self.env.observation_space, returned[0]), *returned[1:]
 
 
@@ -119,10 +126,11 @@ def has_tuples(space: Space) -> bool:
     return isinstance(space, spaces.Tuple) or (isinstance(space, spaces.Dict) and any(map(has_tuples, space.values())))
 
 
-def _named(space: Space) -> Space:
+def named(space: Space) -> Space:
+    """The space with tuples replaced by dicts, whose keys are the places ``0``, ``1``, and so on."""
     if isinstance(space, spaces.Tuple):
         space = spaces.Dict({str(i): part for i, part in enumerate(space.spaces)})
-    return spaces.Dict({key: _named(part) for key, part in space.items()}) if isinstance(space, spaces.Dict) else space
+    return spaces.Dict({key: named(part) for key, part in space.items()}) if isinstance(space, spaces.Dict) else space
 
 
 def _with_names(space: Space, value: Any) -> Any:
@@ -137,11 +145,12 @@ def _with_names(space: Space, value: Any) -> Any:
     return value
 
 
-def _without_names(space: Space, value: Any) -> Any:
+def without_names(space: Space, value: Any) -> Any:
+    """An action in which dicts stand for tuples, as ``space`` has it."""
     if isinstance(space, spaces.Tuple):
-        return tuple(_without_names(part, value[str(i)]) for i, part in enumerate(space.spaces))
+        return tuple(without_names(part, value[str(i)]) for i, part in enumerate(space.spaces))
     if isinstance(space, spaces.Dict):
-        return {key: _without_names(part, value[key]) for key, part in space.spaces.items()}
+        return {key: without_names(part, value[key]) for key, part in space.spaces.items()}
     return value
 
 

@@ -245,8 +245,12 @@ class Joint(Distribution):
 
 def deterministic(distribution: Distribution) -> Any:
     """The action of a deterministic policy."""
-    chosen = getattr(distribution, "deterministic_sample", None)
-    return distribution.mode if chosen is None else chosen
+    # That of equally shaped choices too: torch would compare their probabilities, which round to ties.
+    for each in (distribution, getattr(distribution, "base_dist", None)):
+        chosen = getattr(each, "deterministic_sample", None)
+        if chosen is not None:
+            return chosen
+    return distribution.mode
 
 
 def sample(distribution: Distribution) -> Any:

@@ -30,9 +30,14 @@ class CorrelatedNoise(nn.Module):
         super().__init__()
         self.size, self.correlation = size, correlation
 
-    def forward(self, last_B1X: Tensor) -> Tensor:
-        """The next step's noise ``[B, 1, X]``; drawn independently where the last is zero, as at an episode's start."""
-        drawn = torch.randn_like(last_B1X)
+    def forward(self, last_B1X: Tensor, drawn_B1X: Tensor | None = None) -> Tensor:
+        """The next step's noise ``[B, 1, X]``; drawn independently where the last is zero, as at an episode's start.
+
+        Args:
+            last_B1X: the last step's.
+            drawn_B1X: standard normal numbers; None to draw them here.
+        """
+        drawn = torch.randn_like(last_B1X) if drawn_B1X is None else drawn_B1X
         continued = self.correlation * last_B1X + math.sqrt(1 - self.correlation**2) * drawn
         return torch.where((last_B1X == 0).all(-1, keepdim=True), drawn, continued)
 

@@ -22,7 +22,7 @@ class Report:
         seed: the run's seed.
         device: the policy's device.
         cell: the recurrent cell.
-        status: ``completed``, ``interrupted`` or ``failed``.
+        status: ``completed``, ``stopped`` by a callback, ``interrupted`` or ``failed``.
         error: the error of a failed run.
         frames: environment steps summed over environments, including those before a resume.
         frames_here: frames of this process; not part of the summary.

@@ -22,6 +22,7 @@ def test_the_commands_are_installed_with_the_package():
     commands = {script.name: script.value for script in importlib.metadata.entry_points(group="console_scripts")}
     assert commands["recurrl-train"] == "recurrl.cli.train:main"
     assert commands["recurrl-evaluate"] == "recurrl.cli.evaluate:evaluate_main"
+    assert commands["recurrl-export"] == "recurrl.cli.export:export_main"
     assert commands["recurrl-check"] == "recurrl.cli.check:check_main"
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from run_files import summary
 
+from recurrl import evaluation
+from recurrl.checkpoint import files
 from recurrl.cli.evaluate_run import evaluate_run
 
 
@@ -17,7 +21,7 @@ def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, fin
     found = summary(finished_run)
     assert outcome.code == 0, outcome.err
     printed = re.fullmatch(
-        r"return (-?[\d.]+) ± ([\d.]+) over (\d+) episodes \(min (-?[\d.]+), max (-?[\d.]+)\)\n", outcome.out
+        r"return (-?[\d.]+) ± ([\d.]+) over (\d+) episodes \(min (-?[\d.]+), max (-?[\d.]+)\); .*\n", outcome.out
     )
     assert printed, outcome.out
     assert printed[1] == f"{found['eval_return_mean']:.1f}"
@@ -83,3 +87,80 @@ def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_
     outcome = evaluate(finished_run, "--device", "cuda")
     assert outcome.code == 1
     assert outcome.error.startswith("device=cuda was requested, but torch ")
+
+
+def found_in(outcome) -> list[dict]:
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def test_json_holds_all_returns_and_their_statistics(evaluate, finished_run):
+    (found,) = found_in(evaluate(finished_run, "--json", "--episodes", 8, "--seed", "3,4", "--memory"))
+    assert found["run"] == str(finished_run)
+    assert found["deterministic"] is True
+    assert list(found["returns"]) == ["kept", "zeroed", "shuffled"]
+    kept = found["returns"]["kept"]
+    each = [evaluate_run(finished_run, episodes=8, seed=seed)["kept"] for seed in (3, 4)]
+    assert kept["returns"] == [*each[0], *each[1]]
+    assert kept["episodes"] == 16
+    assert kept["mean"] == pytest.approx(np.mean(kept["returns"]))
+    assert kept["interquartile_mean"] == pytest.approx(np.mean(sorted(kept["returns"])[4:12]))
+    low, high = kept["interval_95"]
+    assert low < kept["mean"] < high
+    assert high - low == pytest.approx(2 * 1.96 * kept["std"] / 4, rel=0.2)
+
+
+def test_sampled_actions_are_repeatable_and_not_the_deterministic_ones(evaluate, finished_run):
+    sampled, again, not_sampled = (
+        found_in(evaluate(finished_run, "--json", "--episodes", 6, *options))[0]
+        for options in (["--sampled"], ["--sampled"], [])
+    )
+    assert sampled == again
+    assert sampled["deterministic"] is False
+    assert sampled["returns"]["kept"]["returns"] != not_sampled["returns"]["kept"]["returns"]
+
+
+def test_several_runs_are_compared_in_a_table(evaluate, finished_run):
+    checkpoint = finished_run / "checkpoints" / "frames_000000000032"
+    outcome = evaluate(finished_run, checkpoint, "--episodes", 3, "env.max_episode_steps=5")
+    assert outcome.code == 0, outcome.err
+    head, first, second = outcome.out.splitlines()
+    assert head.split() == ["run", "mean", "95%", "interval", "interquartile", "mean", "std", "min", "max", "episodes"]
+    assert first.split() == [str(finished_run), "5.0", "5.0", "to", "5.0", "5.0", "0.0", "5.0", "5.0", "3"]
+    assert second.split()[0] == str(checkpoint)
+
+
+def test_the_best_checkpoint_can_be_asked_for(evaluate, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    first, last = sorted(run.glob("checkpoints/frames_*"))
+    files.add_evaluation(first, {"eval/return_mean": 1e9})
+    best = found_in(evaluate(run, "--which", "best", "--json"))[0]["returns"]
+    assert best == found_in(evaluate(first, "--json"))[0]["returns"]
+    assert best != found_in(evaluate(last, "--json"))[0]["returns"]
+
+
+def test_many_episodes_are_played_by_fewer_environments_with_the_same_returns(finished_run, monkeypatch):
+    whole = evaluate_run(finished_run, episodes=7, seed=2)
+    monkeypatch.setattr(evaluation, "MOST_COPIES", 3)
+    assert evaluate_run(finished_run, episodes=7, seed=2) == whole
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("lr=1", "lr=1 does not change the environment of the run. Give env.key=value"),
+        ("env=gym", "env=gym does not change the environment of the run."),
+        ("env.num_envs=3", "env.num_envs=3 has no effect on returns. Leave it out."),
+        ("env.max_episode_steps=soon", "The configuration key 'env.max_episode_steps'"),
+        ("env.maximum=3", "Unknown configuration key 'env.maximum'"),
+        ("env.mask=[1]", "does not fit this configuration"),
+    ],
+)
+def test_overrides_that_do_not_fit_are_refused(evaluate, finished_run, override, sentence):
+    outcome = evaluate(finished_run, override)
+    assert outcome.code == 1
+    assert sentence in outcome.error
+
+
+def test_an_override_needs_a_run(evaluate):
+    assert evaluate("env.max_episode_steps=3").error.endswith("Give a run directory too.")

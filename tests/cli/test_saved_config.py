@@ -23,7 +23,7 @@ from run_files import metrics, settings
 from recurrl.cli import evaluate_run as evaluate_command
 from recurrl.config.composed import chosen_options
 from recurrl.config.keys import keys_of
-from recurrl.evaluation import evaluate as evaluate_policy
+from recurrl.evaluation import evaluate_many
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, p
 def test_evaluating_uses_the_threads_of_the_run(evaluate, run, monkeypatch):
     used = []
     monkeypatch.setattr(
-        evaluate_command, "evaluate", lambda *given: used.append(torch.get_num_threads()) or evaluate_policy(*given)
+        evaluate_command, "evaluate_many", lambda *given: used.append(torch.get_num_threads()) or evaluate_many(*given)
     )
     torch.set_num_threads(2)
     try:

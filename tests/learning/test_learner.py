@@ -24,7 +24,7 @@ from recurrl.learning.learner import Learner
 from recurrl.losses import Losses
 from recurrl.losses.ppo import PPOTerms
 from recurrl.losses.schedule import annealed
-from recurrl.train import is_due, is_last
+from recurrl.training import is_due, is_last
 
 Compose = Callable[..., TrainConfig]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 from torchrl.envs import EnvBase
@@ -103,6 +104,25 @@ class Registered(GymnasiumSource):
         with making(self._asked()):
             return gymnasium.make(self.spec().id, limit, disable_env_checker=True, **self.options.kwargs)
 
+    def plain_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """The spaces of one environment, also where only a vector environment is registered."""
+        if self.spec().entry_point is not None:
+            return super().plain_spaces()
+        vector = self._vector(1)
+        try:
+            return vector.single_observation_space, vector.single_action_space
+        finally:
+            vector.close()
+
+    def plain(self) -> gymnasium.Env[Any, Any]:
+        """One environment within the wrappers of the configuration."""
+        if self.spec().entry_point is None:
+            raise ConfigError(
+                f"env.id={self.options.id} is registered only with a vector_entry_point, so single environments cannot "
+                "be made. Make its vector environment with gymnasium.make_vec."
+            )
+        return super().plain()
+
     def _asked(self) -> str:
         arguments = f" with env.kwargs={self.options.kwargs}" if self.options.kwargs else ""
         return f"env.id={self.options.id}{arguments}"
@@ -122,13 +142,15 @@ class Registered(GymnasiumSource):
         return super().make_groups(num_envs, groups)
 
     def _make_native(self, num_envs: int) -> NativeVectorEnv:
+        return NativeVectorEnv(self._vector(num_envs), self.options.id, self.options.mask)
+
+    def _vector(self, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         options, spec = self.options, self.spec()
         arguments = self._arguments(self._creator(spec))
         if options.max_episode_steps is not None:
             arguments["max_episode_steps"] = options.max_episode_steps
         with making(self._asked()):
-            vector = gymnasium.make_vec(spec.id, num_envs, NATIVE, **arguments)
-        return NativeVectorEnv(vector, options.id, options.mask)
+            return gymnasium.make_vec(spec.id, num_envs, NATIVE, **arguments)
 
 
 make = Registered

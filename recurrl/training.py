@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from recurrl import checkpoint
+from recurrl.agent import Agent
 from recurrl.build import (
     describe,
     make_collector,
@@ -23,7 +24,7 @@ from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import Restarts
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.config import TrainConfig
-from recurrl.evaluation import Evaluator
+from recurrl.evaluation import Evaluator, random_numbers_restored
 from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
@@ -42,6 +43,21 @@ _STOP_NOTICE = (
 )
 
 
+class Callback(Protocol):
+    """Called during a run."""
+
+    def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool | None:
+        """Called after each iteration, before it is logged. What it draws at random does not change the run.
+
+        Args:
+            metrics: of the iteration, with those of the evaluation after it if there was one, and ``frames``.
+            policy: acts with the parameters that the iteration learned.
+
+        Returns:
+            True to stop: the run is saved and evaluated as at its end, with the status ``stopped``. It can be resumed.
+        """
+
+
 def train(
     config: TrainConfig,
     run_dir: Path,
@@ -50,6 +66,7 @@ def train(
     request: StopRequest,
     start: checkpoint.Checkpoint | None = None,
     given: Collection[str] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Trains a policy as configured, from scratch or from a checkpoint.
 
@@ -61,6 +78,7 @@ def train(
         request: ends the run after the current iteration, with a checkpoint; an evaluation stops between two steps.
         start: the checkpoint to resume from; None for a new run.
         given: the keys of values that the user gave; those that have no effect in this environment are rejected.
+        callbacks: called after each iteration.
 
     Raises:
         ConfigError: the environment or the checkpoint cannot be used as asked.
@@ -96,16 +114,25 @@ def train(
         stack.enter_context(request.held(_STOP_NOTICE.format(run_dir)))
         stack.enter_context(start_up_spared())
         # If the evaluation after a checkpoint was interrupted, its iteration is not logged yet.
+
+        def save(metrics: Mapping[str, float]) -> Path:
+            path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
+            report.checkpoint = f"{CHECKPOINTS}/{path.name}"
+            return path
+
+        agent = Agent(policy, config.env) if callbacks else None
+        stopping = False
         unlogged = [start.metrics] if start is not None and start.evaluation is None else []
         for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, diagnosis, collector, report)):
             path = None if start is None else start.path_in(run_dir, report.frames)
             if path is None and is_saved(config, report.frames, request.made):
-                path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
-            if path is not None:
-                report.checkpoint = f"{CHECKPOINTS}/{path.name}"
+                path = save(metrics)
             is_evaluated = is_due(config, report.frames, config.evaluation.every_frames)
             last = is_last(config, report.frames)
             evaluation = evaluator.evaluate(report.frames, path, last) if is_evaluated else {}
+            if evaluation is not None and stops(callbacks, metrics | evaluation, report.frames, agent) and not last:
+                stopping, path = True, path or save(metrics)
+                evaluation = evaluator.evaluate(report.frames, path, is_last=True)
             if evaluation is None:
                 break
             evaluation |= restarts.metrics()
@@ -117,9 +144,20 @@ def train(
             if path is not None:
                 checkpoint.add_evaluation(path, evaluation)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
-                if request.made:
-                    break
+            if stopping or (request.made and path is not None):
+                break
         plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
+    report.status = "stopped" if stopping else "completed"
+
+
+def stops(callbacks: Sequence[Callback], metrics: Mapping[str, float], frames: int, policy: Agent | None) -> bool:
+    """Calls the callbacks; True if one of them stops the run."""
+    if policy is None:
+        return False
+    with random_numbers_restored():
+        # All are called, whatever the first ones return.
+        asked = [callback.on_iteration({"frames": frames, **metrics}, policy) for callback in callbacks]
+    return True in asked
 
 
 def iterations(

@@ -1,0 +1,239 @@
+"""One step of acting as one module: from raw observations to the environment's own actions.
+
+Everything between the two is in it, so that the same module acts in Python and is exported: the hidden entries of the
+observation, its normalisation, masks of actions, the previous action and reward, the network, the choice of the
+action, and its units.
+
+Shape legend: B batch, Z numbers of noise, A entries of the flattened action.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
+from torch.nn import functional
+
+from recurrl.agent.interface import Interface, Space
+from recurrl.envs.spaces import spec_of
+from recurrl.envs.wrappers import half_range, seen_entries
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.policy import Policy
+from recurrl.policy.distributions import Binary, Joint, LazyCategorical, SquashedGaussian, deterministic, displaced
+from recurrl.policy.functions import as_function
+from recurrl.policy.noise import NOISE
+
+IS_INIT = "is_init"
+NOISE_INPUT = "noise"
+NEXT = "next."
+
+Tensors = dict[str, Tensor]
+
+
+class Step(nn.Module):
+    """Inputs by name to outputs by name, all with the batch as their first dimension.
+
+    Inputs: the entries of the observation; ``action_mask`` if it comes with the info; ``previous_reward`` if the policy
+    sees it; the states; ``is_init``, true where an episode begins, which makes the states and the previous reward zero;
+    and ``noise`` if actions are sampled, standard normal numbers drawn anew for each step.
+
+    Outputs: the entries of the action; ``next.`` and the name of each state; ``distribution.`` and the parameters of
+    each part's distribution (``logits``, or ``mean`` and ``std``, those of continuous actions in the policy's units).
+
+    Args:
+        policy: acts with the parameters that it has at each call.
+        interface: of its environment.
+        sampled: draw actions instead of taking the most probable ones.
+    """
+
+    def __init__(self, policy: Policy, interface: Interface, sampled: bool = False) -> None:
+        super().__init__()
+        self.policy, self.interface, self.sampled = policy, interface, sampled
+        env = interface.env
+        self._observed = [(name, path, spec_of(leaf, 1)) for name, path, leaf in interface.observations()]
+        self.parts = {path: _Part(name, leaf, interface.scales_actions) for name, path, leaf in interface.actions()}
+        self._modules_of_parts = nn.ModuleList(self.parts.values())
+        seen = seen_entries(interface.observation_space, env.mask)[1] if env.mask else None
+        self.seen: Tensor | None
+        self.register_buffer("seen", None if seen is None else torch.from_numpy(seen))
+        self.added = [
+            name
+            for name, asked in (
+                (ACTION_MASK, env.action_mask_from_info),
+                (PREVIOUS_ACTION, env.previous_action),
+                (PREVIOUS_REWARD, env.previous_reward),
+            )
+            if asked
+        ]
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each state of one environment, by name. Episodes begin with zeros."""
+        found = {".".join(path_of(key)): shape for key, shape in self.policy.trunk.state_shapes.items()}
+        if PREVIOUS_ACTION in self.added:
+            found[PREVIOUS_ACTION] = (sum(part.flat_size for part in self.parts.values()),)
+        if self.policy.noise is not None and self.sampled:
+            found[NOISE] = (1, self.policy.noise.size)
+        return found
+
+    def noise_size(self) -> int:
+        """Z."""
+        return sum(part.noise_size for part in self.parts.values()) if self.sampled else 0
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """Acts once in each of B environments."""
+        begins_B = inputs[IS_INIT]
+        observation = self._observation(inputs, begins_B)
+        trunk = self.policy.trunk
+        entering = {key: inputs[".".join(path_of(key))] for key in trunk.state_keys}
+        features, new_states = trunk.stepper()(observation, entering, begins_B)
+        distribution = as_function(self.policy.actor_head)(features, observation)
+        outputs = {NEXT + ".".join(path_of(key)): state for key, state in new_states.items()}
+        noise_BZ = self._noise(inputs, begins_B, outputs)
+        parts = _parts_of(distribution)
+        actions: Tensors = {}
+        flat_BA = []
+        # In the order of the environment's parts, which is that of the flattened action.
+        for path, part in self.parts.items():
+            chosen = _chosen(parts[path], None if noise_BZ is None else noise_BZ[:, : part.noise_size])
+            noise_BZ = None if noise_BZ is None else noise_BZ[:, part.noise_size :]
+            actions[part.name] = part.to_env(chosen)
+            if PREVIOUS_ACTION in self.added:
+                flat_BA.append(part.flat(chosen))
+        if flat_BA:
+            outputs[NEXT + PREVIOUS_ACTION] = torch.cat(flat_BA, -1)
+        for path, each in parts.items():
+            outputs |= {".".join(("distribution", *path, key)): value for key, value in parameters_of(each).items()}
+        return {**actions, **outputs}
+
+    def _observation(self, inputs: Tensors, begins_B: Tensor) -> Any:
+        """The observation as the policy takes it: a tensor, or a nested mapping."""
+        entries: dict[str, Any] = {}
+        for name, path, spec in self._observed:
+            value = inputs[name].reshape(-1, *spec.shape[1:])
+            value = value if self.seen is None else value[:, self.seen]
+            if not path:
+                entries[OBSERVATION] = value
+                continue
+            inner = entries
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[path[-1]] = value
+        for name in self.added:
+            value = inputs[name]
+            entries[name] = value if name == ACTION_MASK else value.masked_fill(begins_B.unsqueeze(-1), 0.0)
+        is_dict = isinstance(self.interface.observation_space, spaces.Dict | spaces.Tuple) or self.added
+        return entries if is_dict else entries[OBSERVATION]
+
+    def _noise(self, inputs: Tensors, begins_B: Tensor, outputs: Tensors) -> Tensor | None:
+        """The noise of this step; if it is correlated, also written for the next one."""
+        if not self.sampled:
+            return None
+        drawn_BZ = inputs[NOISE_INPUT]
+        if self.policy.noise is None:
+            return drawn_BZ
+        last_B1Z = inputs[NOISE].masked_fill(begins_B.view(-1, 1, 1), 0.0)
+        outputs[NEXT + NOISE] = self.policy.noise(last_B1Z, drawn_BZ.unsqueeze(1))
+        return outputs[NEXT + NOISE].squeeze(1)
+
+
+class _Part(nn.Module):
+    """One part of an action.
+
+    Args:
+        name: of the output.
+        space: of the environment's action.
+        scales: the policy's actions are in units of half the range.
+    """
+
+    def __init__(self, name: str, space: Space, scales: bool) -> None:
+        super().__init__()
+        self.name, self.space = name, space
+        self.flat_size, self.noise_size = spaces.flatdim(space), spaces.flatdim(space)
+        if isinstance(space, spaces.MultiDiscrete):
+            self.noise_size = len(space.nvec) * int(space.nvec.max())
+        self.dtype = spec_of(space, 1).dtype
+        self._scales = scales and isinstance(space, spaces.Box)
+        self._scaling: Tensor
+        self._bounds: Tensor
+        if isinstance(space, spaces.Box):
+            units, scaling = half_range(space)
+            limits = np.finfo(np.float32)
+            bounds = np.maximum(units.low, limits.min), np.minimum(units.high, limits.max)
+            self.register_buffer("_scaling", torch.from_numpy(np.stack(scaling)))
+            self.register_buffer("_bounds", torch.from_numpy(np.stack(bounds).astype(np.float32)).flatten(1))
+
+    def to_env(self, chosen: Tensor) -> Tensor:
+        """The environment's action ``[B, ...]`` for the policy's."""
+        if self._scales:
+            middle, half, low, high = self._scaling
+            chosen = (middle + half * chosen.double()).maximum(low).minimum(high)
+        return chosen.to(self.dtype)
+
+    def flat(self, chosen: Tensor) -> Tensor:
+        """The policy's action as it is shown to it afterwards, ``[B, A]``; see :class:`AddedEntries`."""
+        if isinstance(self.space, spaces.Box):
+            return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
+        if isinstance(self.space, spaces.Discrete):
+            return functional.one_hot(chosen.long(), int(self.space.n)).float()
+        if isinstance(self.space, spaces.MultiDiscrete):
+            columns = zip(chosen.long().unbind(-1), self.space.nvec, strict=True)
+            return torch.cat([functional.one_hot(each, int(size)) for each, size in columns], -1).float()
+        return chosen.flatten(1).float()
+
+
+def parameters_of(distribution: Distribution) -> Tensors:
+    """The parameters of the distribution of one part of an action: ``logits``, or ``mean`` and ``std``."""
+    base: Any = _base(distribution)
+    if isinstance(base, Normal):
+        return {"mean": base.loc, "std": base.scale}
+    return {"logits": base.unnormalized if isinstance(base, LazyCategorical) else base.logits}
+
+
+def decided(step: Step, name: str, outputs: Tensors, inputs: Tensors) -> Tensor:
+    """The choices that the distribution among a step's outputs, and its noise, lead to.
+
+    Args:
+        step: whose action has this part.
+        name: of the output.
+        outputs: of any implementation of the step.
+        inputs: of the same step.
+    """
+    first = 0
+    for path, part in step.parts.items():
+        if part.name == name:
+            logits = outputs[".".join(("distribution", *path, "logits"))]
+            binary = isinstance(part.space, spaces.MultiBinary)
+            noise_BZ = inputs[NOISE_INPUT][:, first : first + part.noise_size] if step.sampled else None
+            return part.to_env(_chosen(Binary(logits) if binary else LazyCategorical(logits), noise_BZ))
+        first += part.noise_size
+    raise KeyError(name)
+
+
+def _base(distribution: Distribution) -> Any:
+    inner: Any = distribution.base if isinstance(distribution, SquashedGaussian) else distribution
+    return inner.base_dist if isinstance(inner, Independent) else inner
+
+
+def _parts_of(distribution: Distribution) -> dict[tuple[str, ...], Distribution]:
+    if isinstance(distribution, Joint):
+        return {path_of(key): part for key, part in distribution.parts.items()}
+    return {(): distribution}
+
+
+def _chosen(distribution: Distribution, noise_BZ: Tensor | None) -> Tensor:
+    """The most probable action, or the one that standard normal noise selects."""
+    if noise_BZ is None:
+        return deterministic(distribution)
+    base = _base(distribution)
+    if isinstance(base, Normal):
+        return displaced(distribution, noise_BZ)
+    logits = parameters_of(distribution)["logits"]
+    tiny = torch.finfo(noise_BZ.dtype).tiny
+    uniform = (0.5 * torch.erfc(-noise_BZ / math.sqrt(2))).clamp(tiny, 1 - torch.finfo(noise_BZ.dtype).eps)
+    if not isinstance(base, LazyCategorical):
+        return (uniform.view_as(logits) < logits.sigmoid()).to(torch.int8)
+    # Gumbel's trick: the largest of the logits plus such noise is a choice with their probabilities.
+    return (logits - (-uniform.log()).log().view_as(logits)).argmax(-1)

@@ -1,0 +1,191 @@
+"""Training from Python."""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import DictConfig, open_dict, read_write
+
+from recurrl.agent import Agent
+from recurrl.cli.directories import BeforeRun, check_unused, run_directory
+from recurrl.cli.job import run as run_job
+from recurrl.cli.load_run import load
+from recurrl.cli.messages import message
+from recurrl.cli.overrides import check_overrides, prepared
+from recurrl.config.composed import as_schema, value_of
+from recurrl.config.keys import flat
+from recurrl.config.plugins import GROUPS, is_own, yaml_names
+from recurrl.errors import ConfigError
+from recurrl.evaluation import random_numbers_restored
+from recurrl.runtime.run_directory import SUMMARY, read_text
+from recurrl.training import Callback
+
+_SAFE = re.compile(r"[A-Za-z_][\w./-]*")
+_WORDS = ("null", "true", "false", "nan", "inf")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        directory: with everything it wrote.
+        summary: the content of its ``summary.json``; ``status`` is ``completed``, or ``stopped`` by a callback.
+    """
+
+    directory: Path
+    summary: Mapping[str, Any]
+
+    def load(self, which: str = "best", device: str = "cpu") -> Agent:
+        """The run's policy, as :func:`recurrl.load` gives it."""
+        return load(self.directory, which, device=device, trust_packages=True)
+
+
+def train(
+    config: Sequence[str] | Mapping[str, Any] = (),
+    run_dir: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    config_dir: str | Path | None = None,
+) -> Run:
+    """Trains a policy: the same run, with the same files, as that of ``recurrl-train``.
+
+    It logs to ``recurrl.log`` in the run's directory, and to whatever the caller's logging does with the logger
+    ``recurrl``. Random numbers, torch's settings, loggers, signal handlers and Hydra are left as they were. Ctrl-C ends
+    the run after its iteration, with a checkpoint, and raises ``KeyboardInterrupt``.
+
+    Args:
+        config: overrides as on the command line, ``["cell=lstm", "env.num_envs=32"]``; or a mapping of keys to values,
+            nested or with dots, which may be the whole configuration of another run.
+        run_dir: where everything is written; default: ``outputs/<date>/<time>``.
+        callbacks: called after each iteration.
+        config_dir: a folder with yamls of your own.
+
+    Raises:
+        ConfigError: what was asked for cannot be done; nothing is left of the run.
+        RunError: the run failed.
+    """
+    started = time.time()
+    overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
+    with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():
+        composed = _composed(overrides, run_dir, config_dir)
+        BeforeRun().on_run_start(composed)
+        directory = Path(composed.hydra.run.dir).absolute()
+        HydraConfig.instance().set_config(composed)
+        with open_dict(composed):
+            del composed["hydra"]
+        with run_directory(directory), _log_in(directory / "recurrl.log"):
+            check_unused(directory, value_of(composed, "resume"))
+            as_schema(composed)
+            # A mapping may be a whole configuration, with values that have no effect.
+            strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
+            run_job(composed, strict, directory, started, record_refusals=False, callbacks=callbacks)
+    return Run(directory, json.loads(read_text(directory / SUMMARY)))
+
+
+def overrides_of(config: Mapping[str, Any]) -> list[str]:
+    """A configuration as overrides: choices of groups first, then values.
+
+    Raises:
+        ConfigError: a value has no form on a command line.
+    """
+    choices, values = [], []
+    for key, value in config.items():
+        if key in ("experiment", *GROUPS) and isinstance(value, str):
+            choices.append(f"{key}={value}")
+        elif isinstance(value, Mapping):
+            name = value.get("name")
+            if key in GROUPS and isinstance(name, str) and (is_own(name) or name in yaml_names(key)):
+                choices.append(f"{key}={name}")
+            values += [f"{key}.{path}={_text(inner)}" for path, inner in flat(value).items()]
+        else:
+            values.append(f"{key}={_text(value)}")
+    return choices + values
+
+
+def _text(value: Any) -> str:
+    """A value in the grammar of overrides."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_text, value)) + "]"
+    if not isinstance(value, str | Path):
+        raise ConfigError(f"{value!r} cannot be a value of a configuration. Give numbers, strings, lists or mappings.")
+    text = str(value)
+    if _SAFE.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _composed(overrides: list[str], run_dir: str | Path | None, config_dir: str | Path | None) -> DictConfig:
+    check_overrides(overrides if config_dir is None else ["--config-dir", str(config_dir), *overrides])
+    search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    try:
+        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+            composed = hydra.compose("train", [*prepared(overrides), *search], return_hydra_config=True)
+    except HydraException as error:
+        raise ConfigError(message(error)) from error
+    if run_dir is not None:
+        with read_write(composed), open_dict(composed):
+            composed.hydra.run.dir = str(run_dir)
+    return composed
+
+
+@contextmanager
+def _hydra_apart() -> Iterator[None]:
+    """Hydra as if this process had not used it before, nor afterwards."""
+    kinds: tuple[Any, ...] = (GlobalHydra, HydraConfig, VersionBase)
+    kept = {kind: Singleton._instances.pop(kind, None) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, instance in kept.items():
+            Singleton._instances.pop(kind, None)
+            if instance is not None:
+                Singleton._instances[kind] = instance
+
+
+@contextmanager
+def _settings_of_process_kept() -> Iterator[None]:
+    threads, torchrl = torch.get_num_threads(), logging.getLogger("torchrl")
+    level, matmul, cudnn = torchrl.level, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torchrl.setLevel(level)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+@contextmanager
+def _log_in(path: Path) -> Iterator[None]:
+    """Logs to a file too, in the format of the command."""
+    ours = logging.getLogger("recurrl")
+    handler, level = logging.FileHandler(path, delay=True), ours.level
+    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(level)
+        handler.close()

@@ -1,0 +1,75 @@
+"""One environment of TorchRL with Gymnasium's interface."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torch import Tensor
+from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec
+from torchrl.envs import EnvBase
+
+from recurrl.keys import ACTION, OBSERVATION
+from recurrl.specs import choices
+
+
+class SingleEnv(gymnasium.Env[Any, Any]):
+    """The only environment of a batch of one, as a Gymnasium environment."""
+
+    def __init__(self, env: EnvBase) -> None:
+        self._env = env
+        self.observation_space = space_of(env.observation_spec[0][OBSERVATION])
+        self.action_space = space_of(env.full_action_spec[0][ACTION])
+        self._current: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode."""
+        if seed is not None:
+            self._env.set_seed(seed)
+        self._current = self._env.reset()
+        return _array(self._current[OBSERVATION][0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes a step."""
+        self._current[ACTION] = _tensor(action)
+        after = self._env.step(self._current)["next"]
+        self._current = after.exclude("reward")
+        reward, ended, cut = (after[key].item() for key in ("reward", "terminated", "truncated"))
+        return _array(after[OBSERVATION][0]), reward, ended, cut, {}
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()
+
+
+def space_of(spec: TensorSpec) -> spaces.Space[Any]:
+    """The Gymnasium space of an unbatched spec."""
+    if isinstance(spec, Composite):
+        return spaces.Dict({key: space_of(entry) for key, entry in spec.items()})
+    if isinstance(spec, Binary):
+        return spaces.MultiBinary(list(spec.shape))
+    sizes = choices(spec)
+    if sizes is not None:
+        return spaces.MultiDiscrete(list(sizes))
+    if isinstance(spec, Categorical):
+        return spaces.Discrete(int(spec.space.n))
+    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
+    if isinstance(spec, Bounded):
+        return spaces.Box(spec.space.low.cpu().numpy(), spec.space.high.cpu().numpy(), dtype=dtype.type)
+    floating = dtype.kind == "f"
+    low, high = (-np.inf, np.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, tuple(spec.shape), dtype=dtype.type)
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.cpu().numpy()[()]
+    return {key: _array(entry) for key, entry in value.items()}
+
+
+def _tensor(action: Any) -> Any:
+    if isinstance(action, dict):
+        return TensorDict({key: _tensor(part) for key, part in action.items()}, [1])
+    return torch.as_tensor(np.asarray(action))[None]

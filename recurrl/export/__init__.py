@@ -1,0 +1,1 @@
+"""Policies as files that run without recurrl: ONNX, and programs of ``torch.export``."""

@@ -1,0 +1,109 @@
+"""Compares an exported step with the policy's own.
+
+Shape legend: B batch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recurrl.agent import Agent
+from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors, decided
+from recurrl.errors import ConfigError
+from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
+
+TOLERANCE = 1e-5
+"""Largest difference of an output, relative to the largest value it had, or to 1."""
+RESETS = 0.02
+"""Probability that a step begins an episode."""
+
+Call = Callable[[Tensors], Tensors]
+
+
+@torch.no_grad()
+def played(agent: Agent, steps: int) -> Tensors:
+    """The inputs of the policy in one environment, over so many steps: each step in a row."""
+    env, state = agent.make_env(), agent.initial_state()
+    rows: list[Tensors] = []
+    reward: Any = 0.0
+    begins = True
+    try:
+        observation, info = env.reset(seed=0)
+        for _ in range(steps):
+            given: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
+            rows.append(agent.inputs(observation, state, begins, **given))
+            action, state = agent.act(observation, state, begins, **given)
+            observation, reward, terminated, truncated, info = env.step(action)
+            begins = terminated or truncated
+            if begins:
+                observation, info = env.reset()
+    finally:
+        env.close()
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+
+def example(step: Step, pool: Tensors, batch: int, generator: torch.Generator) -> Tensors:
+    """Inputs of ``batch`` environments: rows of the pool at random, and states as at the beginning."""
+    rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)
+    states = {name: torch.zeros(batch, *shape) for name, shape in step.state_shapes().items()}
+    found = {name: values[rows_B] for name, values in pool.items() if name not in states}
+    found[IS_INIT] = torch.rand(batch, generator=generator) < RESETS
+    if PREVIOUS_REWARD in found:
+        found[PREVIOUS_REWARD] = torch.randn(batch, 1, generator=generator)
+    if step.sampled:
+        found[NOISE_INPUT] = torch.randn(batch, step.noise_size(), generator=generator)
+    return {**found, **states}
+
+
+@torch.no_grad()
+def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch: int) -> float:
+    """The largest difference of any number that two steps return, each going on from its own states.
+
+    It is relative to the largest value of its output, or to 1. An action of choices is compared with what the exported
+    step's own distribution says, because a tie may fall either way.
+
+    Raises:
+        ConfigError: the actions differ.
+    """
+    generator = torch.Generator().manual_seed(0)
+    differences: dict[str, float] = {}
+    scales: dict[str, float] = {}
+    states: Tensors = {}
+    theirs: Tensors = {}
+    wrong = 0
+    for _ in range(steps):
+        inputs = example(step, pool, batch, generator)
+        # The previous action is an input here: where a tie fell the other way, all that follows would differ.
+        shown = {name: value for name, value in theirs.items() if name == PREVIOUS_ACTION}
+        ours, found = step({**inputs, **states, **shown}), call({**inputs, **theirs})
+        for name, value in ours.items():
+            if not value.is_floating_point():
+                wrong += int((found[name] != decided(step, name, found, inputs)).sum())
+                continue
+            if name == NEXT + PREVIOUS_ACTION:
+                continue
+            difference = (found[name].double() - value.double()).abs().max().item()
+            differences[name] = max(differences.get(name, 0.0), difference)
+            scales[name] = max(scales.get(name, 1.0), value.abs().max().item())
+        states, theirs = (_next(each) for each in (ours, found))
+    # Noise may make two choices equal up to rounding.
+    if wrong > (steps * batch / 1000 if step.sampled else 0):
+        raise ConfigError(f"{wrong} of the actions in {steps * batch} steps are not what their distributions say.")
+    return max(differences[name] / scales[name] for name in differences) if differences else 0.0
+
+
+def _next(outputs: Tensors) -> Tensors:
+    return {name.removeprefix(NEXT): value for name, value in outputs.items() if name.startswith(NEXT)}
+
+
+def as_arrays(inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
+    """Tensors as arrays."""
+    return {name: value.numpy() for name, value in inputs.items()}
+
+
+def as_tensors(names: list[str], values: list[np.ndarray[Any, Any]]) -> dict[str, Tensor]:
+    """Arrays as tensors, by name."""
+    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}

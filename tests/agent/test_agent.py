@@ -1,0 +1,290 @@
+"""Agents: what goes in and out is the plain environment's, and what they do is what an evaluation does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
+
+from recurrl.agent import Agent
+from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
+from recurrl.evaluation import SEED_OFFSET, evaluate
+from recurrl.runtime.seeds import seeds
+
+AgentOf = Callable[..., tuple[Agent, TrainConfig]]
+PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+PENDULUM = ("Pendulum-v1", "env.mask=[2]", "env.max_episode_steps=30")
+
+
+class Tuples(gymnasium.Env[Any, Any]):
+    """Observations and actions are tuples, with a number in units of its own."""
+
+    observation_space = spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(3)))
+    action_space = spaces.Tuple((spaces.Box(10, 30, (1,), np.float64), spaces.MultiDiscrete([2, 3])))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.time += 1
+        return self._show(), float(action[0][0] + action[1].sum()), self.time == 4, False, {}
+
+    def _show(self) -> Any:
+        return self.np_random.uniform(-9, 9, 2), np.int64(self.np_random.integers(3))
+
+
+gymnasium.register("recurrl-test/Tuples-v0", entry_point=Tuples)
+
+
+def stacked(space: spaces.Space[Any], values: list[Any]) -> Any:
+    """Observations of several environments as one batch."""
+    if isinstance(space, spaces.Dict):
+        return {key: stacked(part, [value[key] for value in values]) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(stacked(part, [value[i] for value in values]) for i, part in enumerate(space.spaces))
+    return np.stack(values)
+
+
+def taken(action: Any, i: int) -> Any:
+    """One environment's action of a batch."""
+    if isinstance(action, dict):
+        return {key: taken(part, i) for key, part in action.items()}
+    return tuple(taken(part, i) for part in action) if isinstance(action, tuple) else action[i]
+
+
+def played(agent: Agent, seed: int, episodes: int) -> list[float]:
+    """The returns in plain environments that begin as those of an evaluation do."""
+    envs = [agent.make_env() for _ in range(episodes)]
+    infos: list[Any] = [None] * episodes
+    observed: list[Any] = [None] * episodes
+    for i, (env, start) in enumerate(zip(envs, seeds(seed + SEED_OFFSET, episodes), strict=True)):
+        env.reset(seed=start)
+        observed[i], infos[i] = env.reset()
+    state, begins = agent.initial_state(episodes), np.zeros(episodes, bool)
+    rewards, totals, running = np.zeros(episodes, np.float32), np.zeros(episodes), np.ones(episodes, bool)
+    options = agent.interface.env
+    while running.any():
+        masks = np.stack([info["action_mask"] for info in infos]) if options.action_mask_from_info else None
+        batch = stacked(agent.observation_space, observed)
+        given = {"reward": rewards, "action_mask": masks}
+        action, state = agent.act(batch, state, begins, **given)
+        for i, env in enumerate(envs):
+            observed[i], rewards[i], ended, cut, infos[i] = env.step(taken(action, i))
+            totals[i] += float(rewards[i]) if running[i] else 0.0
+            running[i] &= not (ended or cut)
+            begins[i] = ended or cut
+            if begins[i]:
+                observed[i], infos[i] = env.reset()
+    return totals.tolist()
+
+
+@pytest.mark.parametrize(
+    ("cell", "observation", "action"),
+    [
+        pytest.param(cell, observation, action, marks=[pytest.mark.slow] if cell != "gru" and slow else [])
+        for cell in ("gru", "lstm", "mingru", "none")
+        for observation, slow in (("vector", False), ("small_image", True), ("dict", True))
+        for action in ("discrete", "multi_discrete", "bounded")
+    ],
+)
+def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(
+    agent_of: AgentOf, cell: str, observation: str, action: str
+) -> None:
+    agent, config = agent_of(CUE, f"cell={cell}", observation=observation, action=action, delay=4)
+    assert played(agent, 5, 3) == evaluate(config.env, agent.policy, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("env", "overrides", "kwargs"),
+    [
+        *((CUE, (*PREVIOUS, "cell=lstm"), {"action": kind, "observation": "dict", "delay": 6}) for kind in ACTIONS),
+        *((CUE, (), {"observation": kind, "delay": 6}) for kind in OBSERVATIONS if kind != "image"),
+        (CUE, ("policy.bounded_action=tanh", "cell.num_layers=2"), {"action": "bounded", "delay": 6}),
+        (CUE, ("algorithm.critic=recurrent",), {"delay": 6}),
+        *((MASKED, (), {"mask_in": "observation", "action": kind}) for kind in ("discrete", "multi_discrete")),
+        (MASKED, ("env.action_mask_from_info=true", *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}),
+        ("recurrl-test/Tuples-v0", PREVIOUS, {}),
+        ("Pendulum-v1", ("env.mask=[2]", "env.max_episode_steps=30", *PREVIOUS), {}),
+        ("Pendulum-v1", ("env.wrappers=[gymnasium.wrappers:FlattenObservation]", "env.max_episode_steps=9"), {}),
+        ("CartPole-v1", ("env.mask=[1,3]", "env.vectorization=vector_entry_point"), {}),
+    ],
+)
+def test_so_it_does_for_everything_that_a_policy_may_see_or_do(
+    agent_of: AgentOf, env: str, overrides: tuple[str, ...], kwargs: dict[str, Any]
+) -> None:
+    agent, config = agent_of(env, *overrides, **kwargs)
+    config.env.vectorization = "inline"  # whose seeds the plain environments share
+    assert played(agent, 7, 4) == evaluate(config.env, agent.policy, 4, 7)
+
+
+def test_one_environment_needs_no_batch_dimension_and_gets_an_action_of_its_space(agent_of: AgentOf) -> None:
+    for kind in ACTIONS:
+        agent, config = agent_of(CUE, *PREVIOUS, action=kind, delay=6)
+        env, state = agent.make_env(), agent.initial_state()
+        env.reset(seed=seeds(1 + SEED_OFFSET, 1)[0])
+        observation, _ = env.reset()
+        total, ended, reward = 0.0, False, None
+        while not ended:
+            action, state = agent.act(observation, state, reward=reward)
+            assert env.action_space.contains(action)
+            observation, reward, ended, _, _ = env.step(action)
+            total += float(np.float32(reward))
+        assert total == evaluate(config.env, agent.policy, 1, 1)[0]
+
+
+def test_actions_are_in_the_environments_units(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(*PENDULUM)
+    with torch.no_grad():
+        for name, parameter in agent.policy.actor_head.named_parameters():
+            parameter.fill_(0.75 if name.endswith("bias") else 0.0)
+    observation, _ = agent.make_env().reset(seed=0)
+    action, _ = agent.act(observation, agent.initial_state())
+    assert action.tolist() == [1.5]  # of ±2
+    assert action.dtype == np.float32
+
+
+def test_tensors_go_in_and_come_out(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(*PENDULUM)
+    observation = np.float32([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])
+    action, state = agent.act(observation, agent.initial_state(2))
+    found, again = agent.act(torch.from_numpy(observation), agent.initial_state(2))
+    assert isinstance(found, torch.Tensor)
+    assert np.array_equal(found.numpy(), action)
+    for name, value in state.tensors.items():
+        assert torch.equal(value, again.tensors[name])
+
+
+def test_an_episode_that_begins_starts_from_nothing(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(CUE, *PREVIOUS, "cell=lstm", delay=6)
+    observation = np.float32([0.3, 0.4, 0.5])
+    fresh = agent.act(observation, agent.initial_state(), reward=5.0)
+    _, state = fresh
+    for _ in range(3):
+        _, state = agent.act(observation, state, reward=1.0)
+    action, again = agent.act(observation, state, is_init=True, reward=1.0)
+    assert action == fresh[0]
+    for name, value in again.tensors.items():
+        assert torch.equal(value, fresh[1].tensors[name]), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("discrete", ()), ("multi_discrete", ()), ("binary", ()), ("bounded", ()), ("dict", ())]
+)
+def test_sampled_actions_have_the_frequencies_of_the_policy(
+    agent_of: AgentOf, kind: str, options: tuple[str, ...]
+) -> None:
+    agent, _ = agent_of(CUE, *options, action=kind)
+    count = 20_000
+    torch.manual_seed(0)
+    observation = np.tile(np.float32([0.3, -0.4, 0.5]), (count, 1))
+    found, _ = agent.act(torch.from_numpy(observation), agent.initial_state(count), deterministic=False)
+    expected, *_ = agent.policy.step(torch.from_numpy(observation), agent.policy.initial_state(count), None)
+    pairs = [(found, expected)]
+    if kind == "dict":
+        pairs = [(found["move"], expected["move"]), (found["more"]["aim"], expected["more", "aim"].clamp(-1, 1))]
+    elif kind == "bounded":
+        low, high = torch.from_numpy(agent.action_space.low), torch.from_numpy(agent.action_space.high)
+        pairs = [(found, (low + high) / 2 + (high - low) / 2 * expected.clamp(-1, 1))]
+    for one, other in pairs:
+        for power in (1, 2, 3):
+            a, b = (each.double().pow(power).mean(0) for each in (one, other))
+            spread = other.double().pow(power).std(0) * (2 / count) ** 0.5
+            assert ((a - b).abs() <= 5 * spread + 1e-9).all(), (power, a, b)
+
+
+def test_correlated_noise_goes_with_the_state(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(CUE, "policy.noise_correlation=0.9", "cell=none", action="unbounded")
+    observation, state = np.zeros((4000, 3), np.float32), agent.initial_state(4000)
+    first, state = agent.act(observation, state, deterministic=False)
+    second, state = agent.act(observation, state, deterministic=False)
+    assert np.corrcoef(first[:, 0], second[:, 0])[0, 1] == pytest.approx(0.9, abs=0.03)
+    third, _ = agent.act(observation, state, is_init=np.ones(4000, bool), deterministic=False)
+    assert abs(np.corrcoef(second[:, 0], third[:, 0])[0, 1]) < 0.06
+
+
+BAD = {
+    "a shape": (np.zeros(4, np.float32), None, "act was given observation of shape (4,), but Pendulum-v1 has (3,)"),
+    "a batch for one": (np.zeros((5, 3), np.float32), None, "Begin with initial_state(5)."),
+    "one for a batch": (np.zeros(3, np.float32), 2, "Begin with initial_state()."),
+    "another batch": (np.zeros((3, 3), np.float32), 2, "Begin with initial_state(3)."),
+    "a dtype": (np.zeros(3, np.complex64), None, "the dtype complex64, but the environment's is float32"),
+    "bytes": (np.zeros(3, np.uint8), None, "the dtype uint8, but the environment's is float32"),
+    "NaN": (np.float32([0, np.nan, 0]), None, "NaN or Inf in observation of environment 0"),
+    "Inf": (np.float32([[0, 0, 0], [0, np.inf, 0]]), 2, "NaN or Inf in observation of environment 1"),
+    "text": ("left", None, "act was given observation of shape (), but"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_an_observation_that_does_not_fit_is_rejected(agent_of: AgentOf, case: str) -> None:
+    agent, _ = agent_of("Pendulum-v1")
+    observation, batch, message = BAD[case]
+    with pytest.raises(ConfigError) as caught:
+        agent.act(observation, agent.initial_state(batch))
+    assert message in str(caught.value)
+
+
+def test_a_hidden_entry_may_be_anything(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(*PENDULUM)
+    action, _ = agent.act(np.float32([0, 0, np.nan]), agent.initial_state())
+    assert np.isfinite(action).all()
+
+
+def test_states_and_flags_that_do_not_fit_are_rejected(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(CUE)
+    other, _ = agent_of(CUE, "cell=lstm")
+    observation = np.zeros(3, np.float32)
+    for state, message in ((None, "a NoneType as state"), (other.initial_state(), "but this agent's are")):
+        with pytest.raises(ConfigError, match=message):
+            agent.act(observation, state)
+    with pytest.raises(ConfigError, match="is_init of shape"):
+        agent.act(np.zeros((2, 3), np.float32), agent.initial_state(2), is_init=np.zeros(3, bool))
+    with pytest.raises(ConfigError, match="Give at least 1"):
+        agent.initial_state(0)
+    parts, _ = agent_of(CUE, observation="dict")
+    with pytest.raises(ConfigError, match=r"without observation\.more\.symbol"):
+        parts.act({"state": np.float32(0)}, parts.initial_state())
+    with pytest.raises(ConfigError, match="not from 0 to 2"):
+        parts.act({"state": np.float32(0), "more": {"symbol": np.int64(3)}}, parts.initial_state())
+
+
+def test_what_the_policy_sees_besides_must_be_passed(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(CUE, *PREVIOUS)
+    observation = np.zeros(3, np.float32)
+    _, state = agent.act(observation, agent.initial_state())  # nothing was given before the first step
+    with pytest.raises(ConfigError, match="pass reward="):
+        agent.act(observation, state)
+    masked, _ = agent_of(MASKED, "env.action_mask_from_info=true", mask_in="info", action="discrete")
+    with pytest.raises(ConfigError, match="pass action_mask="):
+        masked.act(np.zeros(2, np.float32), masked.initial_state())
+    with pytest.raises(ConfigError, match="allows no action in environment 1"):
+        masked.act(np.zeros((2, 2), np.float32), masked.initial_state(2), action_mask=np.eye(2, 6, k=0) * [[1], [0]])
+
+
+@pytest.mark.parametrize("env", ["t_maze", "repeat_previous_torch", "memory_chain"])
+def test_memory_tasks_have_gymnasiums_interface_too(small: Callable[..., TrainConfig], env: str) -> None:
+    from recurrl.build import make_policy_for
+
+    config = small(f"env={env}")
+    agent = Agent(make_policy_for(config), config.env)
+    made, state = agent.make_env(), agent.initial_state()
+    observation, _ = made.reset(seed=3)
+    for _ in range(5):
+        assert made.observation_space.contains(observation), observation
+        action, state = agent.act(observation, state)
+        assert made.action_space.contains(action)
+        observation, reward, ended, _, _ = made.step(action)
+        assert isinstance(reward, float)
+        if ended:
+            observation, _ = made.reset()
+            state = agent.initial_state()

@@ -1,0 +1,232 @@
+"""Exported policies do what the policy does, in any batch and without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tasks import CUE, MASKED
+from torch import Tensor, nn
+
+import recurrl
+from recurrl.agent import Agent
+from recurrl.cli import export as export_command
+from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError
+from recurrl.evaluation import SEED_OFFSET
+from recurrl.export.checking import example, largest_difference, played
+from recurrl.export.export import export, load_onnx, load_pt2
+from recurrl.runtime.seeds import seeds
+
+AgentOf = Callable[..., tuple[Agent, TrainConfig]]
+PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+RUNNER = Path(__file__).parent.parent.parent / "examples" / "deployment" / "act.py"
+WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None, gymnasium=None); "
+
+
+@pytest.fixture(scope="session")
+def exported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of a run by the command."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["recurrl-export", str(finished_run), "--output", str(folder / "made")])
+        export_command.export_main()
+    return folder / "made"
+
+
+def test_the_command_writes_files_and_what_they_take_and_give(exported: Path, finished_run: Path) -> None:
+    told = json.loads((exported / "policy.json").read_text())
+    assert sorted(path.name for path in exported.iterdir()) == ["policy.json", "policy.onnx", "policy.pt2"]
+    for name, file in told["files"].items():
+        assert file["sha256"] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
+        assert file["largest_difference"] <= 1e-6
+    assert told["files"]["policy.onnx"]["opset"] == 18
+    assert told["run"]["directory"] == str(finished_run)
+    assert told["inputs"]["observation"]["shape"] == ["batch", 4]  # with the hidden entries
+    assert list(told["states"]) == ["recurrent_state_h", "recurrent_state_c"]
+    import onnx
+
+    model = onnx.load(exported / "policy.onnx")
+    assert [each.name for each in model.graph.input] == list(told["inputs"])
+    assert [each.name for each in model.graph.output] == list(told["outputs"])
+    assert model.opset_import[0].version == 18
+
+
+def test_the_runner_needs_neither_torch_nor_recurrl(exported: Path, finished_run: Path, tmp_path: Path) -> None:
+    agent, rng = recurrl.load(finished_run), np.random.default_rng(0)
+    observed = rng.standard_normal((40, 3, 4)).astype(np.float32)
+    begins = rng.random((40, 3)) < 0.2
+    np.savez(tmp_path / "seen.npz", observed=observed, begins=begins)
+    code = (
+        f"{WITHOUT_TORCH}act = runpy.run_path({str(RUNNER)!r}); import numpy as np; seen = np.load('seen.npz'); "
+        f"policy = act['Policy']({str(exported)!r}, batch=3); "
+        "print([policy.act(b, observation=o).tolist() for o, b in zip(seen['observed'], seen['begins'])])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    state, expected = agent.initial_state(3), []
+    for observation, begin in zip(observed, begins, strict=True):
+        action, state = agent.act(observation, state, begin)
+        expected.append(action.tolist())
+    assert json.loads(done.stdout) == expected
+    program = f"{WITHOUT_TORCH}sys.argv[:] = sys.argv[1:]; runpy.run_path({str(RUNNER)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program, "act.py", str(exported)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 5
+
+
+def test_a_program_of_torch_export_runs_any_batch(exported: Path, finished_run: Path) -> None:
+    agent, call = recurrl.load(finished_run), load_pt2(exported / "policy.pt2")
+    for batch in (1, 2, 7):
+        observation = torch.randn(batch, 4)
+        inputs = agent.inputs(observation, agent.initial_state(batch))
+        action, state = agent.act(observation, agent.initial_state(batch))
+        outputs = call(inputs)
+        assert torch.equal(outputs["action"], action)
+        for name, value in state.tensors.items():
+            assert torch.equal(outputs[f"next.{name}"], value)
+
+
+KINDS = [
+    pytest.param(CUE, (*PREVIOUS, "cell=lstm", "cell.num_layers=2"), {"action": "dict", "observation": "dict"}, False),
+    pytest.param(CUE, (), {"action": "binary", "observation": "multi_discrete"}, True),
+    pytest.param(CUE, ("cell=none", "policy.bounded_action=tanh"), {"action": "bounded"}, True),
+    pytest.param(
+        *(MASKED, ("env.action_mask_from_info=true", *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}, True)
+    ),
+    pytest.param("Pendulum-v1", ("env.mask=[2]", "policy.noise_correlation=0.9"), {}, True),
+]
+
+
+@pytest.mark.parametrize(("env", "overrides", "kwargs", "sampled"), KINDS)
+@pytest.mark.parametrize("form", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_every_kind_can_be_exported(
+    agent_of: AgentOf,
+    tmp_path: Path,
+    env: str,
+    overrides: tuple[str, ...],
+    kwargs: dict[str, Any],
+    sampled: bool,
+    form: str,
+) -> None:
+    agent, _ = agent_of(env, *overrides, **kwargs)
+    told = export(agent, tmp_path, {}, sampled, [form])
+    assert ("noise" in told["inputs"]) == sampled
+    assert told["files"][f"policy.{form}"]["largest_difference"] <= 1e-6
+
+
+class Different(nn.Module):
+    """An encoder that computes something else when it is exported."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.encoder(observation) * (1.01 if torch.compiler.is_exporting() else 1.0)
+
+
+def test_what_differs_is_not_written(agent_of: AgentOf, tmp_path: Path) -> None:
+    agent, _ = agent_of(CUE)
+    agent.policy.trunk.encoder = Different(agent.policy.trunk.encoder)
+    with pytest.raises(ConfigError, match=r"The policy as pt2 differs from the policy by .* Nothing was written"):
+        export(agent, tmp_path / "made", {}, formats=["pt2"])
+    assert not (tmp_path / "made").exists()
+
+
+def test_wrong_choices_are_noticed(agent_of: AgentOf) -> None:
+    agent, _ = agent_of(CUE)
+    step = agent.step_module()
+
+    def wrong(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = step(inputs)
+        return {**outputs, "action": (outputs["action"] + 1) % 4}
+
+    with pytest.raises(ConfigError, match="are not what their distributions say"):
+        largest_difference(step, wrong, played(agent, 10), 10, 2)
+
+
+def test_missing_packages_are_named_with_the_command_that_installs_them(
+    agent_of: AgentOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("onnxruntime", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, None)
+    agent, _ = agent_of(CUE)
+    with pytest.raises(ConfigError, match=r"needs onnxscript and onnxruntime.*pip install 'recurrl\[export\]'"):
+        export(agent, tmp_path, {})
+    with pytest.raises(ConfigError, match="Choose one of: onnx, pt2"):
+        export(agent, tmp_path, {}, formats=["h5"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["gru", "lstm", "mingru"])
+@pytest.mark.parametrize("observation", ["vector", "small_image", "dict"])
+@pytest.mark.parametrize("action", ["discrete", "multi_discrete", "bounded"])
+def test_the_largest_difference_in_10_000_steps_is_a_millionth_of_the_scale(
+    agent_of: AgentOf, tmp_path: Path, cell: str, observation: str, action: str
+) -> None:
+    agent, _ = agent_of(CUE, f"cell={cell}", "cell.hidden_size=64", observation=observation, action=action, delay=6)
+    export(agent, tmp_path, {})
+    pool = played(agent, 100)
+    # The program of torch.export calls the same operations, and is compared less.
+    for load, name, steps in ((load_onnx, "onnx", 10_000), (load_pt2, "pt2", 1000)):
+        call = load(tmp_path / f"policy.{name}")
+        found = [largest_difference(agent.step_module(), call, pool, steps, batch) for batch in (1, 64)]
+        sys.stdout.write(f"\n{name} {cell} {observation} {action}: {found[0]:.1e} {found[1]:.1e}\n")
+        assert max(found) <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["gru", "lstm", "mingru"])
+def test_a_step_of_128_features_takes_less_than_a_tenth_of_a_millisecond(
+    agent_of: AgentOf, tmp_path: Path, cell: str
+) -> None:
+    agent, _ = agent_of(CUE, f"cell={cell}", "cell.hidden_size=128", "encoder.sizes=[128]")
+    export(agent, tmp_path, {}, formats=["onnx"])
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", options, providers=["CPUExecutionProvider"])
+    inputs = example(agent.step_module(), played(agent, 10), 1, torch.Generator())
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    times = []
+    for _ in range(3000):
+        began = time.perf_counter()
+        session.run(None, arrays)
+        times.append((time.perf_counter() - began) * 1e6)
+    sys.stdout.write(f"\n{cell}: {median(times):.1f} µs\n")
+    assert median(times) <= 100
+
+
+@pytest.mark.slow
+def test_the_default_policy_plays_as_well_when_exported(tmp_path: Path) -> None:
+    run = recurrl.train(["device=cpu"], run_dir=tmp_path / "run")
+    agent = run.load("last")
+    told = export(agent, tmp_path / "export", {}, formats=["onnx"])
+    call, shapes = load_onnx(tmp_path / "export" / "policy.onnx"), agent.step_module().state_shapes()
+    returns = []
+    for seed in seeds(SEED_OFFSET, 20):
+        env, state = agent.make_env(), {name: torch.zeros(1, *shape) for name, shape in shapes.items()}
+        env.reset(seed=seed)
+        observation, _ = env.reset()
+        total, ended, begins = 0.0, False, True
+        while not ended:
+            inputs = {"observation": torch.from_numpy(observation)[None], "is_init": torch.tensor([begins])}
+            outputs = call({**inputs, **state})
+            state = {name: outputs[f"next.{name}"] for name in state}
+            observation, reward, terminated, truncated, _ = env.step(outputs["action"].item())
+            total, ended, begins = total + float(reward), terminated or truncated, False
+        returns.append(total)
+    sys.stdout.write(f"\n{np.mean(returns)} against {run.summary['eval_return_mean']}; {told['files']}\n")
+    assert np.mean(returns) == run.summary["eval_return_mean"]

@@ -1,0 +1,238 @@
+"""The package as a library: ``recurrl.train`` and ``recurrl.load``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import recurrl
+from recurrl.agent import Agent
+from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.train_run import overrides_of
+from recurrl.config.keys import flat
+from recurrl.errors import ConfigError
+from recurrl.evaluation import SEED_OFFSET
+from recurrl.runtime.seeds import seeds
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import recurrl, sys; print('torch' in sys.modules, recurrl.__version__, callable(recurrl.load))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["False", recurrl.__version__, "True"]
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = recurrl.lode
+
+
+def test_it_is_the_run_of_the_command(recurrl_train, tiny, tmp_path) -> None:
+    assert recurrl_train(*tiny, "hydra.run.dir=command", cwd=tmp_path).code == 0
+    run = recurrl.train(tiny, run_dir="python")
+    assert run.summary["status"] == "completed"
+    assert run.summary == json.loads((tmp_path / "python" / "summary.json").read_text())
+
+    def kept(folder: str) -> list[str]:
+        return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+
+    assert kept("python") == kept("command")
+    for name in ("metrics.csv", "config.yaml"):
+        tables = [(tmp_path / folder / name).read_text().splitlines() for folder in ("command", "python")]
+        if name == "metrics.csv":  # times aside
+            columns = [i for i, key in enumerate(tables[0][0].split(",")) if not key.startswith("time/")]
+            tables = [[[row.split(",")[i] for i in columns] for row in table] for table in tables]
+        assert tables[0] == tables[1]
+
+
+def test_nothing_of_the_process_changes(tiny) -> None:
+    def found() -> list[Any]:
+        loggers = [logging.getLogger(name) for name in ("", "recurrl", "torchrl")]
+        return [
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+            torch.get_num_threads(),
+            [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)],
+            [(each.level, each.handlers[:]) for each in loggers],
+            GlobalHydra.instance().is_initialized(),
+            HydraConfig.initialized(),
+            dict(os.environ),
+            os.getcwd(),
+        ]
+
+    before = found()
+    recurrl.train([*tiny, "num_threads=1"], run_dir="run").load()
+    assert found() == before
+    with pytest.raises(ConfigError):
+        recurrl.train([*tiny, "slice_len=5"])
+    assert found() == before
+    assert not Path("outputs").exists()  # of a run that was refused nothing is left
+
+
+def test_a_mapping_is_a_configuration_too(tiny) -> None:
+    given = {"device": "cpu", "total_frames": 64, "frames_per_batch": 32, "env.num_envs": 4, "slice_len": 4}
+    nested = {"encoder": {"sizes": [8]}, "cell": "lstm", "evaluation": {"episodes": 2}, "cell.hidden_size": 8}
+    run = recurrl.train({**given, **nested, "minibatch_slices": 4}, run_dir="run")
+    assert run.summary["cell"] == "lstm"
+    import yaml
+
+    whole = yaml.safe_load((run.directory / "config.yaml").read_text())
+    again = recurrl.train({**whole, "resume": None}, run_dir="again")
+    assert flat(yaml.safe_load((again.directory / "config.yaml").read_text())) == flat(whole)
+
+
+def test_text_in_a_mapping_stays_text() -> None:
+    config = {"env.kwargs": {"text": "a='b', [c]", "null": "null", "number": 1e-5, "none": None, "yes": True}}
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides_of(config))
+    assert {each.key_or_group.removeprefix("env.kwargs."): each.value() for each in parsed} == config["env.kwargs"]
+    with pytest.raises(ConfigError, match="cannot be a value"):
+        overrides_of({"seed": object()})
+
+
+def test_the_example_in_the_readme_runs(tiny) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "recurrl.load" in block)
+    short = code.replace('["cell=lstm", "seed=1"]', repr([*tiny, "cell=lstm", "seed=1"]))
+    assert short != code
+    found: dict[str, Any] = {}
+    exec(short, found)
+    assert found["over"]
+    assert found["run"].summary["cell"] == "lstm"
+
+
+class Recorder:
+    """Records what it is given, and stops after some iterations."""
+
+    def __init__(self, stop_after: int) -> None:
+        self.stop_after, self.seen, self.policies = stop_after, [], []
+
+    def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool:
+        self.seen.append(dict(metrics))
+        self.policies.append(policy)
+        env, state = policy.make_env(), policy.initial_state()
+        action, _ = policy.act(env.reset(seed=0)[0], state, deterministic=False)  # draws random numbers
+        assert env.action_space.contains(action)
+        return len(self.seen) == self.stop_after
+
+
+def test_a_callback_sees_each_iteration_and_does_not_change_the_run(tiny) -> None:
+    config = [*tiny, "total_frames=96", "evaluation.every_frames=64"]
+    recorder = Recorder(stop_after=99)
+    watched = recurrl.train(config, run_dir="watched", callbacks=[recorder])
+    alone = recurrl.train(config, run_dir="alone")
+    assert [row["frames"] for row in recorder.seen] == [32, 64, 96]
+    assert ["eval/return_mean" in row for row in recorder.seen] == [False, True, True]
+    timed = ("time_s", "frames_per_s")
+    same = [{k: v for k, v in run.summary.items() if not k.endswith(timed)} for run in (watched, alone)]
+    assert same[0] == same[1]
+
+
+def test_a_callback_stops_a_run_which_is_saved_and_evaluated_and_can_be_resumed(tiny) -> None:
+    config = [*tiny, "total_frames=128"]
+    run = recurrl.train(config, run_dir="run", callbacks=[Recorder(stop_after=2)])
+    assert (run.summary["status"], run.summary["frames"]) == ("stopped", 64)
+    assert run.summary["eval_return_mean"] is not None
+    assert run.summary["eval_return_mean_zeroed_state"] is not None
+    run.load("best")
+    resumed = recurrl.train(["resume=auto"], run_dir="run")
+    assert (resumed.summary["status"], resumed.summary["frames"]) == ("completed", 128)
+    whole = recurrl.train(config, run_dir="whole")
+    assert resumed.summary["eval_return_mean"] == whole.summary["eval_return_mean"]
+
+
+def test_a_failing_callback_fails_the_run(tiny) -> None:
+    class Failing:
+        def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> None:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        recurrl.train(tiny, run_dir="run", callbacks=[Failing()])
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_a_loaded_policy_plays_as_its_evaluation_does(finished_run, which) -> None:
+    agent = recurrl.load(finished_run, which)
+    expected = evaluate_run(finished_run, episodes=1, seed=4, which=which)["kept"]
+    env, state = agent.make_env(), agent.initial_state()
+    env.reset(seed=seeds(4 + SEED_OFFSET, 1)[0])
+    observation, _ = env.reset()
+    total, ended = 0.0, False
+    while not ended:
+        action, state = agent.act(observation, state)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, ended = total + float(reward), terminated or truncated
+    assert [total] == expected
+
+
+def test_loading_changes_no_random_numbers(finished_run) -> None:
+    before = torch.get_rng_state()
+    recurrl.load(finished_run)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_of_another_device_can_be_loaded(finished_run, tmp_path) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    path = run / "config.yaml"
+    text = (
+        path.read_text()
+        .replace("device: cpu", "device: cuda")
+        .replace("backend:\n  name: auto", "backend:\n  name: triton")
+    )
+    assert "name: triton" in text
+    path.write_text(text)
+    agent = recurrl.load(run)
+    observation = np.float32([0.1, 0.2, 0.3, 0.4])
+    expected = recurrl.load(finished_run)
+    assert agent.act(observation, agent.initial_state())[0] == expected.act(observation, expected.initial_state())[0]
+
+
+def test_what_cannot_be_loaded_is_refused(finished_run, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        recurrl.load("nowhere")
+    with pytest.raises(ConfigError, match="Give best or last"):
+        recurrl.load(finished_run, "newest")
+    unfinished = shutil.copytree(finished_run, tmp_path / "unfinished")
+    for file in unfinished.glob("checkpoints/*/evaluation.json"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="holds no evaluated checkpoint: its run has not reached an evaluation"):
+        recurrl.load(unfinished)
+    recurrl.load(unfinished, "last")
+    shutil.rmtree(unfinished / "checkpoints")
+    with pytest.raises(ConfigError, match="holds no checkpoint: its run ended before it wrote one"):
+        recurrl.load(unfinished, "last")
+
+
+def test_a_checkpoint_of_another_version_that_does_not_fit_says_so(tiny, monkeypatch) -> None:
+    from recurrl.checkpoint import run as checkpoints
+
+    monkeypatch.setattr(checkpoints, "__version__", "0.0.7")
+    run = recurrl.train(tiny, run_dir="run")
+    run.load()  # it fits
+    path = run.directory / "config.yaml"
+    path.write_text(path.read_text().replace("hidden_size: 8", "hidden_size: 9"))
+    with pytest.raises(ConfigError, match=r"written by recurrl 0\.0\.7, and this is recurrl " + recurrl.__version__):
+        run.load()
+    path.write_text(path.read_text().replace("hidden_size: 9", "hidden_size: 9\n  old_key: 1"))
+    with pytest.raises(ConfigError, match=r"old_key.*written by recurrl 0\.0\.7"):
+        run.load()
