@@ -48,7 +48,8 @@ def make_policy_for(config: TrainConfig) -> Policy:
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     """The configured algorithm."""
-    algorithm: Algorithm = factory("algorithm", config.algorithm.name)(config.algorithm, policy, config.desired_kl)
+    options = config.algorithm.resolved(config.is_off_policy)
+    algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config.desired_kl)
     return algorithm
 
 

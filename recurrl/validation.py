@@ -38,7 +38,7 @@ def check_config(config: TrainConfig) -> None:
         check_name(group, typed_value(config, key_of(group)))
     factory("logger", config.logger.name)  # imports the package that it needs
     # In this order: later checks rely on the existence and range of values that earlier ones checked.
-    for check in (_groups, _device, _recurrence, _batches, _normalization, _states, _workers):
+    for check in (_groups, _device, _recurrence, _batches, _normalization, _off_policy, _states, _workers):
         check(config)
     source_of(config.env).check()
     if config.algorithm.members_of_a_group is not None:
@@ -169,6 +169,17 @@ def _normalization(config: TrainConfig) -> None:
         "env.reward_scale=1, or env.normalize_reward=false.",
     )
     config.algorithm.check(config.minibatch_slices * config.slice_len, config.frames_per_batch)
+
+
+def _off_policy(config: TrainConfig) -> None:
+    """What older weights collected is corrected for, and the buffer holds an iteration."""
+    config.buffer.check(config.frames_per_batch)
+    require(
+        config.algorithm.is_off_policy or not config.buffer.replays,
+        f"buffer={config.buffer.name} learns from what older weights collected, but the advantages of "
+        f"algorithm={config.algorithm.name} are not corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, "
+        "or buffer=on_policy.",
+    )
 
 
 def _states(config: TrainConfig) -> None:
