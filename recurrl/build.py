@@ -130,11 +130,13 @@ def make_replay_check(config: TrainConfig, policy: Policy) -> Callable[..., str]
 def describe(config: TrainConfig, policy: Policy) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in policy.parameters())
+    advantage = getattr(config.algorithm.resolved(config.is_off_policy), "advantage", None)
+    corrected = f"; advantages by {advantage}" if config.is_off_policy and advantage is not None else ""
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
         measures = " (chosen on the first batch)" if config.backend.name == "auto" else ""
         memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{measures}"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}; {parameters:,} parameters; "
-        f"{config.iterations} iterations of {config.frames_per_batch} frames"
+        f"{config.iterations} iterations of {config.frames_per_batch} frames{corrected}"
     )
