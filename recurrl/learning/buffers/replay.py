@@ -6,6 +6,7 @@ Shape legend: N environments, T steps of a row, R rows, C steps of the ring.
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -126,20 +127,15 @@ class ReplayBuffer(SliceBuffer):
 
     options: ReplayConfig
     ring: ReplayRing | None = None
+    _loaded: Mapping[Any, Tensor] = MappingProxyType({})
 
-    def state_dict(self) -> dict[Any, Any]:
-        """The ring, for a checkpoint."""
-        return {} if self.ring is None else {"slice_len": self.ring.slice_len, "frames": self.ring.state_dict()}
+    def state_dict(self) -> dict[Any, Tensor]:
+        """The ring's, for a checkpoint."""
+        return dict(self._loaded) if self.ring is None else self.ring.state_dict()
 
-    def load_state_dict(self, state: Mapping[Any, Any]) -> None:
-        """From a checkpoint."""
-        if state:
-            frames = state["frames"]
-            self.ring = self._made(frames["next", "done"].shape[1], state["slice_len"])
-            self.ring.load_state_dict(frames)
-
-    def _made(self, rows: int, steps: int) -> ReplayRing:
-        return ReplayRing(self.options.frames // rows, steps, self.options.folder)
+    def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
+        """From a checkpoint; rows may have another length now."""
+        self.ring, self._loaded = None, state
 
     def joined(self, batch_NT: TensorDictBase) -> TensorDictBase:
         """Rows ``[R, T]``: the new ones, then those drawn from earlier iterations, once there are any.
@@ -149,9 +145,10 @@ class ReplayBuffer(SliceBuffer):
         """
         rows, steps = batch_NT.batch_size
         if self.ring is None:
-            self.ring = self._made(rows, steps)
+            self.ring = ReplayRing(self.options.frames // rows, steps, self.options.folder)
+            self.ring.load_state_dict(self._loaded)
         joined = batch_NT
-        if len(self.ring):
+        if len(self.ring) >= steps:
             drawn = self.ring.sample((self.options.replay_ratio - 1) * rows)
             joined = torch.cat([batch_NT, drawn.to(batch_NT.device)])
         self.ring.extend(batch_NT)
