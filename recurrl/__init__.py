@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recurrl.cli.load_run import load
     from recurrl.cli.train_run import Run, train
+    from recurrl.learning.buffers.replay import make_replay_buffer
 
 import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import fails on some values)
 
@@ -17,9 +18,14 @@ STARTED = time.time()
 """When this process began to import the package: the beginning of its first run."""
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load", "train"]
+__all__ = ["Run", "__version__", "load", "make_replay_buffer", "train"]
 
-_MODULES = {"load": "recurrl.cli.load_run", "train": "recurrl.cli.train_run", "Run": "recurrl.cli.train_run"}
+_MODULES = {
+    "Run": "recurrl.cli.train_run",
+    "load": "recurrl.cli.load_run",
+    "make_replay_buffer": "recurrl.learning.buffers.replay",
+    "train": "recurrl.cli.train_run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -60,7 +60,8 @@ def make_policy_for(config: TrainConfig, given: Collection[str] = ()) -> Policy:
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     """The configured algorithm."""
-    algorithm: Algorithm = factory("algorithm", config.algorithm.name)(config.algorithm, policy, config.desired_kl)
+    options = config.algorithm.resolved(config.is_off_policy)
+    algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config.desired_kl)
     return algorithm
 
 
@@ -137,6 +138,8 @@ def make_replay_check(config: TrainConfig, policy: Policy) -> Callable[..., str]
 def describe(config: TrainConfig, policy: Policy) -> str:
     """A one-line description of a run."""
     parameters = sum(parameter.numel() for parameter in policy.parameters())
+    advantage = getattr(config.algorithm.resolved(config.is_off_policy), "advantage", None)
+    corrected = f"; advantages by {advantage}" if config.is_off_policy and advantage is not None else ""
     memory = "no memory (cell=none)"
     if config.cell.name != NO_CELL:
         measures = " (chosen on the first batch)" if config.backend.name == "auto" else ""
@@ -144,5 +147,5 @@ def describe(config: TrainConfig, policy: Policy) -> str:
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
         f"{config.precision.name}; {parameters:,} parameters; "
-        f"{config.iterations} iterations of {config.frames_per_batch} frames"
+        f"{config.iterations} iterations of {config.frames_per_batch} frames{corrected}"
     )

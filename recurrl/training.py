@@ -177,7 +177,7 @@ def iterations(
         if config.replay_check and report.frames_here == 0:
             with report.starting_up():
                 logger.info(make_replay_check(config, learner.policy)(batch, resumed=report.frames > 0))
-        with report.timing("learn"), not_finite.batch_saved(run_dir, report.frames, batch, learner):
+        with report.timing("learn"), not_finite.batch_saved(run_dir, report.frames, learner):
             metrics = learner.learn(batch, progress=config.progress(report.frames))
         report.compiled(learner.compile_time_s)
         report.backend = next((module.backend_in_use for module in learner.policy.recurrent_modules), None)

@@ -11,6 +11,7 @@ import torch
 
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
+from recurrl.config.collector import MultiAsyncConfig
 from recurrl.config.keys import typed_value
 from recurrl.config.options import check_effects, check_values
 from recurrl.config.plugins import GROUPS, check_name, factory, is_own, key_of
@@ -43,7 +44,7 @@ def check_config(config: TrainConfig, given: Collection[str] = ()) -> None:
         check_name(group, typed_value(config, key_of(group)))
     factory("logger", config.logger.name)  # imports the package that it needs
     # In this order: later checks rely on the existence and range of values that earlier ones checked.
-    for check in (_groups, _device, _recurrence, _batches, _normalization, _states, _workers):
+    for check in (_groups, _device, _recurrence, _batches, _normalization, _off_policy, _states, _workers):
         check(config)
     source_of(config.env).check()
     if config.algorithm.members_of_a_group is not None:
@@ -173,6 +174,23 @@ def _normalization(config: TrainConfig) -> None:
         "env.reward_scale=1, or env.normalize_reward=false.",
     )
     config.algorithm.check(config.minibatch_slices * config.slice_len, config.frames_per_batch)
+
+
+def _off_policy(config: TrainConfig) -> None:
+    """What older weights collected is corrected for, and the buffer holds an iteration."""
+    config.buffer.check(config.frames_per_batch)
+    require(
+        config.algorithm.is_off_policy or not config.buffer.replays,
+        f"buffer={config.buffer.name} learns from what older weights collected, but the advantages of "
+        f"algorithm={config.algorithm.name} are not corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, "
+        "or buffer=on_policy.",
+    )
+    require(
+        not (config.buffer.replays and isinstance(config.collector, MultiAsyncConfig)),
+        f"buffer={config.buffer.name} keeps each environment's steps in their order, but with "
+        f"collector={config.collector.name} an iteration's rows come from whichever worker is ready. Choose "
+        "collector=single or multi_sync, or buffer=on_policy.",
+    )
 
 
 def _states(config: TrainConfig) -> None:

@@ -11,7 +11,14 @@ from torch import Tensor
 from recurrl.algorithms.clipped import ClippedAlgorithm
 from recurrl.config import PPOConfig
 from recurrl.keys import VALUE
-from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, advantage_metrics, standardized
+from recurrl.losses.advantage import (
+    ADVANTAGE,
+    VALUE_TARGET,
+    add_advantages,
+    advantage_metrics,
+    log_ratios,
+    standardized,
+)
 from recurrl.losses.ppo import PPOTerms
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
@@ -22,7 +29,7 @@ KL_TOLERANCE = 1.5
 
 
 class PPO(ClippedAlgorithm):
-    """Generalised advantage estimation and PPO's losses.
+    """Generalised advantage estimation or V-trace, and PPO's losses.
 
     ``entropy_coeff`` is in units of the advantages' running root mean square. A constant weight that keeps exploring
     where advantages are large would drown them where they are small, and the bonus vanishes with them once nothing is
@@ -50,7 +57,8 @@ class PPO(ClippedAlgorithm):
 
     def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
-        add_advantages(batch_NT, self.policy, reward_NT, self.options.gamma, self.options.lmbda)
+        log_ratio = log_ratios(batch_NT, self.policy) if self.options.advantage == "vtrace" else None
+        add_advantages(batch_NT, self.policy, reward_NT, self.options.gamma, self.options.lmbda, log_ratio)
         advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
         metrics = {
             **advantage_metrics(advantage),

@@ -43,7 +43,7 @@ class Stateful(Protocol):
 
 
 def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
-    """The whole state of a run: the learner's parts, random numbers, and ``others`` by name."""
+    """The whole state of a run: the learner's parts, its buffer's if it has one, random numbers, and ``others``."""
     return {
         "policy": learner.policy,
         "optimizer": learner.optimizer,
@@ -52,6 +52,7 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
         "learner": learner,
         "rng": GlobalRNGState(),
         "backends": Choices([module.chooser for module in learner.policy.recurrent_modules]),
+        **({"buffer": learner.buffer} if hasattr(learner.buffer, "state_dict") else {}),
         **others,
     }
 

@@ -39,19 +39,19 @@ class Rows:
 
 
 @contextmanager
-def batch_saved(run_dir: Path, frames: int, batch_NT: TensorDictBase, learner: Learner) -> Iterator[None]:
+def batch_saved(run_dir: Path, frames: int, learner: Learner) -> Iterator[None]:
     """Saves the batch and the learner if learning produces NaN or Inf, and adds to the error how to diagnose it."""
     try:
         yield
     except NonFiniteError as error:
-        raise NonFiniteError(f"{error} {_save(run_dir, frames, batch_NT, learner)}") from error
+        raise NonFiniteError(f"{error} {_save(run_dir, frames, learner)}") from error
 
 
-def _save(run_dir: Path, frames: int, batch_NT: TensorDictBase, learner: Learner) -> str:
+def _save(run_dir: Path, frames: int, learner: Learner) -> str:
     """Saves them, and returns how to diagnose them; or why they could not be saved."""
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
     try:
-        files.write(path, {**components(learner), ROWS: Rows(batch_NT)}, {"frames": frames})
+        files.write(path, {**components(learner), ROWS: Rows(learner.rows)}, {"frames": frames})
     except OSError as error:
         return f"The batch could not be saved. {os_error_message(error)}"
     return f"To find where they appear: recurrl-check --not-finite {path}"

@@ -1,7 +1,8 @@
 """Options of algorithms."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, Condition, option
 from recurrl.errors import require
@@ -53,6 +54,19 @@ class AlgorithmConfig:
         """False if nothing in the algorithm changes with the progress of the run."""
         return True
 
+    @property
+    def is_off_policy(self) -> bool:
+        """True if the advantages are right for batches that older weights collected."""
+        return False
+
+    def resolved(self, off_policy: bool) -> Self:
+        """With the values of options that are ``auto``.
+
+        Args:
+            off_policy: batches may be collected by older weights.
+        """
+        return self
+
     def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
         """Rejects options that do not fit the numbers of frames.
 
@@ -103,7 +117,13 @@ class PPOConfig(ClippedConfig):
         "encoder and layer, without memory)",
         choices=("shared", "recurrent", "feedforward"),
     )
-    lmbda: float = option("λ of generalised advantage estimation", FRACTION, only_with=DISCOUNT)
+    advantage: str = option(
+        "gae (generalised advantage estimation, with the values of collection), vtrace (with the newest weights' "
+        "values; corrects for what older ones collected) or auto (vtrace with collector=multi_async or buffer=replay, "
+        "else gae)",
+        choices=("auto", "gae", "vtrace"),
+    )
+    lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
     critic_coeff: float = option("weight of the value loss", WEIGHT)
     critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"), only_with=VALUE_LOSS)
     clip_value: float | None = option(
@@ -131,6 +151,15 @@ class PPOConfig(ClippedConfig):
     def follows_kl(self) -> bool:
         """If the KL is penalised."""
         return self.objective == "kl"
+
+    @property
+    def is_off_policy(self) -> bool:
+        """With V-trace."""
+        return self.advantage != "gae"
+
+    def resolved(self, off_policy: bool) -> Self:
+        """With the kind of advantages that ``auto`` stands for."""
+        return self if self.advantage != "auto" else replace(self, advantage="vtrace" if off_policy else "gae")
 
     def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
         """Rejects advantages normalised over a single frame."""

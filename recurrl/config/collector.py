@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from recurrl.config.options import SECONDS, WORKERS, option
+from recurrl.config.options import SECONDS, STEPS, WORKERS, Range, option
+from recurrl.errors import require
 
 
 @dataclass
@@ -41,3 +42,42 @@ class BufferConfig:
     """The options of every buffer; one with options of its own derives a dataclass."""
 
     name: str = option("the buffer")
+
+    @property
+    def replays(self) -> bool:
+        """True if frames of earlier iterations are learnt from again."""
+        return False
+
+    def check(self, frames_per_batch: int) -> None:
+        """Rejects options that do not fit the frames of an iteration.
+
+        Raises:
+            ConfigError: with what to do.
+        """
+
+
+@dataclass
+class ReplayConfig(BufferConfig):
+    """New rows together with rows drawn from earlier iterations."""
+
+    frames: int = option("frames that are kept, the newest; at least frames_per_batch", STEPS)
+    replay_ratio: int = option(
+        "rows learnt from for each new row: itself, and the others drawn from earlier iterations",
+        Range(2, 1000, integers=True),
+    )
+    folder: str | None = option(
+        "keep the frames in files in this folder, which takes more than fits into memory; null: in memory"
+    )
+
+    @property
+    def replays(self) -> bool:
+        """Always."""
+        return True
+
+    def check(self, frames_per_batch: int) -> None:
+        """Rejects a buffer that does not hold an iteration."""
+        require(
+            self.frames >= frames_per_batch,
+            f"buffer.frames={self.frames} is less than an iteration of frames_per_batch={frames_per_batch}. Give "
+            f"buffer.frames={16 * frames_per_batch}, for example.",
+        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recurrl.config.algorithm import AlgorithmConfig
 from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, PrecisionConfig, RecomputeConfig
-from recurrl.config.collector import BufferConfig, CollectorConfig
+from recurrl.config.collector import BufferConfig, CollectorConfig, MultiAsyncConfig
 from recurrl.config.encoder import EncoderConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.logger import LoggerConfig
@@ -165,6 +165,11 @@ class TrainConfig:
     def iterations(self) -> int:
         """Iterations in ``total_frames``, rounded down."""
         return self.total_frames // self.frames_per_batch
+
+    @property
+    def is_off_policy(self) -> bool:
+        """True if batches may hold frames that older weights collected."""
+        return self.buffer.replays or isinstance(self.collector, MultiAsyncConfig)
 
     def progress(self, frames: int) -> float:
         """The progress of schedules after ``frames``; constant from their last iteration on."""

@@ -45,6 +45,7 @@ class Learner:
         epochs: passes over each batch.
         max_skipped_steps: consecutive gradient steps that may be non-finite.
         compiles: compile the loss.
+        rows: those of the last iteration, as prepared for learning; None before it.
         compile_time_s: seconds of the first gradient, nearly all of them the compiler's; None before it, and if
             nothing is compiled.
     """
@@ -59,6 +60,7 @@ class Learner:
     epochs: int
     max_skipped_steps: int
     compiles: bool = False
+    rows: TensorDictBase | None = field(default=None, init=False)
     compile_time_s: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -81,7 +83,10 @@ class Learner:
         """
         self.learning_rate.begin_iteration(progress)
         self.algorithm.begin_iteration(progress)
-        reward_NT = self.reward_scaler(batch_NT["next", "reward"].squeeze(-1), batch_NT[IS_INIT].squeeze(-1))
+        self.reward_scaler.observe(batch_NT["next", "reward"].squeeze(-1), batch_NT[IS_INIT].squeeze(-1))
+        observed = batch_NT[OBSERVATION]
+        self.rows = batch_NT = self.buffer.joined(batch_NT)
+        reward_NT = self.reward_scaler(batch_NT["next", "reward"].squeeze(-1))
         self.states.take(batch_NT)
         norms = self.states.norms(batch_NT)
         prepared = self._prepare(batch_NT, reward_NT)
@@ -91,7 +96,7 @@ class Learner:
         else:
             metrics = self._update(batch_NT, reward_NT)
         # Not earlier: rollout and update must normalise observations alike.
-        self.policy.observe(batch_NT[OBSERVATION])
+        self.policy.observe(observed)
         return merged(norms, prepared, metrics)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -27,21 +27,27 @@ class RewardScaler(nn.Module):
         self.discounted_return = nn.Buffer(torch.zeros(num_envs))
 
     @torch.no_grad()
-    def forward(self, reward_NT: Tensor, is_init_NT: Tensor) -> Tensor:
-        """Scaled rewards ``[N, T]`` of one iteration. The statistics include this iteration.
+    def observe(self, reward_NT: Tensor, is_init_NT: Tensor) -> None:
+        """Adds an iteration to the statistics.
 
         Args:
             reward_NT: the environments' rewards.
             is_init_NT: true at episode starts, also where the previous episode was abandoned: after a fault or on
                 resume.
         """
-        scaled = reward_NT * self.scale
         if self.moments is None:
-            return scaled
+            return
         returns = []
-        for reward, is_init in zip(scaled.unbind(1), is_init_NT.unbind(1), strict=True):
+        for reward, is_init in zip((reward_NT * self.scale).unbind(1), is_init_NT.unbind(1), strict=True):
             self.discounted_return.masked_fill_(is_init, 0.0).mul_(self.gamma).add_(reward)
             returns.append(self.discounted_return.clone())
         self.moments.update(torch.stack(returns, 1).unsqueeze(-1))
+
+    @torch.no_grad()
+    def forward(self, reward: Tensor) -> Tensor:
+        """Scaled rewards."""
+        scaled = reward * self.scale
+        if self.moments is None:
+            return scaled
         deviation = (self.moments.variance + 1e-8).sqrt().to(scaled.dtype)
         return (scaled / deviation).clamp(-10, 10)

@@ -1,4 +1,4 @@
-"""Advantages from stored values, without another pass of the network over the batch.
+"""Advantages: from the values of collection, without another pass of the network over the batch; V-trace; of groups.
 
 Shape legend: N environments, T steps, G groups, M members of a group, J episodes of a row.
 """
@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import expand_as_right
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.policy import OBSERVATION, VALUE, Policy
+from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
+from recurrl.policy import Policy
 from recurrl.recurrent.linear_recurrence import from_zero
 
 ADVANTAGE = "advantage"
@@ -23,24 +25,73 @@ EPISODE_LOSS_STEPS = "episode_loss_steps"
 
 
 @torch.no_grad()
-def add_advantages(batch_NT: TensorDictBase, policy: Policy, reward_NT: Tensor, gamma: float, lmbda: float) -> None:
-    """Writes generalised advantage estimates and value targets (advantage + value) into rows ``[N, T]``.
+def add_advantages(
+    batch_NT: TensorDictBase,
+    policy: Policy,
+    reward_NT: Tensor,
+    gamma: float,
+    lmbda: float,
+    log_ratio_NT1: Tensor | None = None,
+    rho_max: float = 1.0,
+    c_max: float = 1.0,
+) -> None:
+    """Writes advantages and value targets into rows ``[N, T]``.
 
-    Schulman et al. 2016, https://arxiv.org/abs/1506.02438. ``terminated`` cuts the bootstrap, ``truncated`` does not;
-    neither lets an advantage cross the end of an episode.
+    Without ratios: generalised advantage estimates A, Schulman et al. 2016, https://arxiv.org/abs/1506.02438, and A +
+    value. With them: V-trace, Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1 with λ in the traces
+    (remark 2). For a step with ratio ρ and TD error δ, the target v corrects the value V::
+
+        v[t] − V[t] = min(ρ̄, ρ[t]) δ[t] + γ λ min(c̄, ρ[t]) (v[t+1] − V[t+1])
+        A[t]        = δ[t] + γ λ (v[t+1] − V[t+1])
+
+    A is not weighted by ρ: PPO's surrogate is. If all ratios are 1 both are the same.
+
+    ``terminated`` cuts the bootstrap, ``truncated`` does not; neither lets an advantage cross the end of an episode.
 
     Args:
-        batch_NT: a rollout.
-        policy: the policy that collected it, for the bootstrap.
+        batch_NT: a rollout with values of ``policy``.
+        policy: for the bootstrap.
         reward_NT: the scaled rewards.
         gamma: discount per step.
         lmbda: λ.
+        log_ratio_NT1: log π(a) − log π_collecting(a); None if the policy is the one that collected.
+        rho_max: ρ̄.
+        c_max: c̄.
     """
     value, following = batch_NT[VALUE], next_values(batch_NT, policy)
     error = reward_NT.unsqueeze(-1) + gamma * following - value
-    advantage = _to_go(error, gamma * lmbda * (~batch_NT["next", "done"]).to(value.dtype))
+    carried = gamma * lmbda * (~batch_NT["next", "done"]).to(value.dtype)
+    if log_ratio_NT1 is None:
+        advantage = correction = _to_go(error, carried)
+    else:
+        ratio = log_ratio_NT1.exp()
+        correction = _to_go(ratio.clamp(max=rho_max) * error, ratio.clamp(max=c_max) * carried)
+        advantage = error + carried * functional.pad(correction[:, 1:], (0, 0, 0, 1))
     batch_NT.set(ADVANTAGE, advantage)
-    batch_NT.set(VALUE_TARGET, advantage + value)
+    batch_NT.set(VALUE_TARGET, correction + value)
+
+
+@torch.no_grad()
+def log_ratios(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
+    """Log-ratios ``[N, T, 1]`` of the policy's probabilities to those of collection, for :func:`add_advantages`.
+
+    Replaces the values, and the states after the ends of episodes and rows, by those of the policy, which runs once
+    over rows ``[N, T]`` from the states stored at their beginnings.
+    """
+    distribution, value, states = policy.sequence(*policy.inputs(batch_NT))
+    batch_NT.set(VALUE, value)
+    ends_NT = _ends(batch_NT)
+    for key in policy.state_keys:
+        then = batch_NT["next", key]
+        batch_NT.set(("next", key), torch.where(expand_as_right(ends_NT, then), states[key], then))
+    return (distribution.log_prob(batch_NT[ACTION]) - batch_NT[LOG_PROB]).unsqueeze(-1)
+
+
+def _ends(batch_NT: TensorDictBase) -> Tensor:
+    """``[N, T]``: true at the last step of each episode and row."""
+    ends_NT: Tensor = batch_NT["next", "done"].squeeze(-1).clone()
+    ends_NT[:, -1] = True
+    return ends_NT
 
 
 def _to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
@@ -75,9 +126,7 @@ def next_values(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
     """
     value, after = batch_NT[VALUE], batch_NT["next"]
     result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
-    bootstrap_NT = after["done"].squeeze(-1).clone()
-    bootstrap_NT[:, -1] = True
-    bootstrap_NT &= ~after["terminated"].squeeze(-1)
+    bootstrap_NT = _ends(batch_NT) & ~after["terminated"].squeeze(-1)
     result[after["terminated"]] = 0.0
     if bootstrap_NT.any():
         # Without is_init: the next observation continues the episode.

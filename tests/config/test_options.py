@@ -27,6 +27,7 @@ WITHOUT_RANGE = {
     "recompute.chunk_len": "depends on recompute and the backend",
 }
 FREE_TEXT = {
+    "buffer.folder": "a path",
     "env.id": "any registered environment",
     "device": "checked with torch",
     "resume": "a path",

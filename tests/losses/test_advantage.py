@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,13 @@ from tensordict import TensorDict
 
 from recurrl.build import make_collector, make_policy_for
 from recurrl.config import TrainConfig
-from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, next_values
+from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, add_advantages, log_ratios, next_values
 from recurrl.policy import Policy
 
 Compose = Callable[..., TrainConfig]
 
 GAMMA, LMBDA = 0.9, 0.8
+RHO_MAX, C_MAX = 1.5, 1.1
 CONTINUES, TERMINATED, TRUNCATED = range(3)
 
 
@@ -42,6 +44,35 @@ def plain_advantages(
     return advantages
 
 
+def plain_vtrace(
+    rewards: list[float], values: list[float], bootstraps: list[float], ends: list[int], ratios: list[float]
+) -> tuple[list[float], list[float]]:
+    """One row of targets and advantages: the sum of equation 1 of Espeholt et al. 2018, with λ c for c.
+
+    v_s = V(x_s) + Σ_t γ^(t−s) (Π_{i<t} λ min(c̄, ratio_i)) min(ρ̄, ratio_t) (r_t + γ V(x_t+1) − V(x_t)), to the end of
+    the episode or row.
+    """
+    steps = len(rewards)
+    targets, errors = list(values), []
+    for t in range(steps):
+        cut = ends[t] != CONTINUES or t == steps - 1
+        following = 0.0 if ends[t] == TERMINATED else bootstraps[t] if cut else values[t + 1]
+        errors.append(rewards[t] + GAMMA * following - values[t])
+    for s in range(steps):
+        trace = 1.0
+        for t in range(s, steps):
+            targets[s] += trace * min(RHO_MAX, ratios[t]) * errors[t]
+            if ends[t] != CONTINUES:
+                break
+            trace *= GAMMA * LMBDA * min(C_MAX, ratios[t])
+    advantages = [
+        errors[s]
+        + (GAMMA * LMBDA * (targets[s + 1] - values[s + 1]) if ends[s] == CONTINUES and s + 1 < steps else 0.0)
+        for s in range(steps)
+    ]
+    return targets, advantages
+
+
 class ValueOfObservation:
     """Stands in for a policy: the value of an observation is the observation."""
 
@@ -51,14 +82,15 @@ class ValueOfObservation:
         return None, None, observation, None
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.data(), rows=st.integers(1, 4), steps=st.integers(1, 12))
-def test_advantages_equal_the_definition(data: st.DataObject, rows: int, steps: int) -> None:
+@st.composite
+def rollouts(draw: st.DrawFn) -> tuple[TensorDict, torch.Tensor, list[tuple[list[float], ...]]]:
+    """Rows, their rewards, and both as lists: rewards, values, bootstraps and ends of each row."""
+    rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 12))
     count = rows * steps
     numbers = st.lists(st.floats(-5, 5, width=32), min_size=count, max_size=count)
-    rewards, values, afters = (torch.tensor(data.draw(numbers)).double().reshape(rows, steps) for _ in range(3))
+    rewards, values, afters = (torch.tensor(draw(numbers)).double().reshape(rows, steps) for _ in range(3))
     kinds = st.lists(st.sampled_from((CONTINUES, TERMINATED, TRUNCATED)), min_size=count, max_size=count)
-    ends = torch.tensor(data.draw(kinds)).reshape(rows, steps)
+    ends = torch.tensor(draw(kinds)).reshape(rows, steps)
     batch = TensorDict(
         {
             "state_value": values.unsqueeze(-1),
@@ -70,13 +102,83 @@ def test_advantages_equal_the_definition(data: st.DataObject, rows: int, steps: 
         },
         [rows, steps],
     )
+    return batch, rewards, list(zip(*(x.tolist() for x in (rewards, values, afters, ends)), strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(rollout=rollouts())
+def test_advantages_equal_the_definition(rollout: tuple[TensorDict, torch.Tensor, Any]) -> None:
+    batch, rewards, lists = rollout
     add_advantages(batch, ValueOfObservation(), rewards, GAMMA, LMBDA)  # type: ignore[arg-type]
-    expected = torch.tensor(
-        [plain_advantages(*row) for row in zip(*(x.tolist() for x in (rewards, values, afters, ends)), strict=True)],
-        dtype=torch.float64,
-    )
-    torch.testing.assert_close(batch[ADVANTAGE].squeeze(-1), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(batch[VALUE_TARGET].squeeze(-1), expected + values, rtol=1e-9, atol=1e-9)
+    expected = torch.tensor([plain_advantages(*row) for row in lists], dtype=torch.float64).unsqueeze(-1)
+    torch.testing.assert_close(batch[ADVANTAGE], expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(batch[VALUE_TARGET], expected + batch["state_value"], rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rollout=rollouts(), seed=st.integers(0, 1000))
+def test_vtrace_equals_the_definition(rollout: tuple[TensorDict, torch.Tensor, Any], seed: int) -> None:
+    batch, rewards, lists = rollout
+    log_ratio = torch.randn(rewards.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    arguments = (rewards, GAMMA, LMBDA, log_ratio.unsqueeze(-1), RHO_MAX, C_MAX)
+    add_advantages(batch, ValueOfObservation(), *arguments)  # type: ignore[arg-type]
+    plain = [plain_vtrace(*row, ratios) for row, ratios in zip(lists, log_ratio.exp().tolist(), strict=True)]
+    targets, advantages = torch.tensor(plain, dtype=torch.float64).unsqueeze(-1).unbind(1)
+    torch.testing.assert_close(batch[VALUE_TARGET], targets, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(batch[ADVANTAGE], advantages, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rollout=rollouts(), rho_max=st.floats(1, 5), c_max=st.floats(1, 5), lmbda=st.sampled_from((0.0, 0.5, 1.0)))
+def test_on_policy_vtrace_is_gae_and_with_lambda_1_the_n_step_return(
+    rollout: tuple[TensorDict, torch.Tensor, Any], rho_max: float, c_max: float, lmbda: float
+) -> None:
+    batch, rewards, lists = rollout
+    plain, zeros = batch.clone(), torch.zeros_like(rewards).unsqueeze(-1)
+    add_advantages(plain, ValueOfObservation(), rewards, GAMMA, lmbda)  # type: ignore[arg-type]
+    add_advantages(batch, ValueOfObservation(), rewards, GAMMA, lmbda, zeros, rho_max, c_max)  # type: ignore[arg-type]
+    for key in (ADVANTAGE, VALUE_TARGET):
+        torch.testing.assert_close(batch[key], plain[key], rtol=1e-9, atol=1e-9)
+    if lmbda == 1.0:
+        returns = torch.tensor([n_step_returns(*row) for row in lists], dtype=torch.float64).unsqueeze(-1)
+        torch.testing.assert_close(batch[VALUE_TARGET], returns, rtol=1e-9, atol=1e-9)
+
+
+def n_step_returns(rewards: list[float], _values: list[float], bootstraps: list[float], ends: list[int]) -> list[float]:
+    """Discounted rewards to the end of the episode or row, and the bootstrap there unless it terminated."""
+    returns, following = [0.0] * len(rewards), bootstraps[-1]
+    for t in reversed(range(len(rewards))):
+        if ends[t] != CONTINUES:
+            following = bootstraps[t] if ends[t] == TRUNCATED else 0.0
+        elif t == len(rewards) - 1:
+            following = bootstraps[t]
+        following = returns[t] = rewards[t] + GAMMA * following
+    return returns
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
+def test_log_ratios_are_zero_for_the_policy_that_collected(cell: str, compose: Compose) -> None:
+    """And values and the states for the bootstrap are as collected; with other weights, none of these is."""
+    config = compose(f"cell={cell}", "env.num_envs=4", "frames_per_batch=256", "env.max_episode_steps=13")
+    torch.manual_seed(0)
+    policy = make_policy_for(config)
+    shift_state(policy)
+    collector = make_collector(config, policy)
+    batch = next(iter(collector))
+    collector.shutdown()
+    then = batch.clone()
+    assert log_ratios(batch, policy).abs().max() < 1e-4
+    read = ["state_value", *(("next", key) for key in policy.state_keys)]
+    for key in read:
+        torch.testing.assert_close(batch[key], then[key], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(next_values(batch, policy), next_values(then, policy), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    assert log_ratios(batch, policy).abs().max() > 1e-2
+    ends = then["next", "done"].squeeze(-1)
+    for key in read:
+        assert not torch.isclose(batch[key][ends], then[key][ends], rtol=1e-3).all()
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
@@ -116,7 +218,7 @@ def test_the_bootstrap_is_the_critics_value_of_what_followed(cell: str, compose:
 
 
 def shift_state(policy: Policy) -> None:
-    """Heads near zero would hide a wrong state: spread the values out."""
+    """Heads near zero would hide a wrong state: spread values and probabilities out."""
     with torch.no_grad():
-        for parameter in policy.critic_head.parameters():
+        for parameter in (*policy.critic_head.parameters(), *policy.actor_head.parameters()):
             parameter.normal_()

@@ -59,7 +59,7 @@ def test_an_outlier_is_clipped() -> None:
 
 def test_rewards_are_scaled_by_the_constant() -> None:
     scaler = RewardScaler(2, 0.9, 0.05, running=False)
-    torch.testing.assert_close(scaler(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)), torch.full((2, 3), 0.05))
+    torch.testing.assert_close(scaler(torch.ones(2, 3)), torch.full((2, 3), 0.05))
 
 
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
@@ -68,7 +68,8 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     is_init = torch.tensor([[True, False, True, False], [True, False, False, False]])
     scaler = RewardScaler(2, gamma, 1.0, running=True)
     # In two batches: the discounted return runs on from the first into the second.
-    parts = [scaler(rewards[:, :2], is_init[:, :2]), scaler(rewards[:, 2:], is_init[:, 2:])]
+    for part in (slice(0, 2), slice(2, 4)):
+        scaler.observe(rewards[:, part], is_init[:, part])
     returns = []
     for row, starts in zip(rewards.tolist(), is_init.tolist(), strict=True):
         total = 0.0
@@ -76,7 +77,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
             total = gamma * (0.0 if start else total) + reward
             returns.append(total)
     deviation = torch.tensor(returns).std(correction=0)
-    torch.testing.assert_close(parts[1], rewards[:, 2:] / deviation)
+    torch.testing.assert_close(scaler(rewards), rewards / deviation)
 
 
 @pytest.mark.parametrize("module", [RunningMoments(2), ObservationNormalizer(2), RewardScaler(2, 0.9, 1.0, True)])

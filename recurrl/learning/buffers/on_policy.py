@@ -29,6 +29,10 @@ class SliceBuffer:
         self.slice_len = slice_len
         self.minibatch_slices = minibatch_slices
 
+    def joined(self, batch_NT: TensorDictBase) -> TensorDictBase:
+        """The rows to learn from after a rollout ``[N, T]``: the rollout itself."""
+        return batch_NT
+
     def fill(self, batch_NT: TensorDictBase, keys: Sequence[NestedKey]) -> None:
         """Replaces the content by entries of rows ``[N, T]``, which are not copied.
 

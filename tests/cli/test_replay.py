@@ -1,0 +1,104 @@
+"""``buffer=replay`` and ``algorithm.advantage`` through the command line."""
+
+from __future__ import annotations
+
+import pytest
+from run_files import metrics, without_times
+
+REPLAY = [
+    "buffer=replay",
+    "buffer.replay_ratio=3",
+    "buffer.frames=64",
+    "total_frames=192",
+    "checkpoint.every_frames=96",
+]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        ["state=refresh", "buffer.folder=ring"],
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(["state=burn_in", "burn_in_len=2"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others):
+    # After the resume, the ring is full and rows are split by its end.
+    given = [*tiny, *REPLAY, "buffer.frames=80", *others, "backend=scan"]
+    assert train(*given, "hydra.run.dir=whole").code == 0
+    outcome = train("resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed")
+    assert outcome.code == 0, outcome.err
+    whole, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
+    assert resumed == whole[3:]
+    assert "; advantages by vtrace" in outcome.out
+    # 8 slices an iteration, in minibatches of 4, for 2 epochs; three times as many once there is something to draw.
+    assert [float(row["optim/steps"]) for row in whole] == [4.0] + [12.0] * 5
+
+
+@pytest.mark.slow
+def test_a_resumed_run_may_have_rows_of_another_length_but_not_begin_to_replay(train, tiny, tmp_path):
+    assert train(*tiny, *REPLAY, "hydra.run.dir=run").code == 0
+    outcome = train("resume=run", "total_frames=320", "frames_per_batch=64", "hydra.run.dir=longer")
+    assert outcome.code == 0, outcome.err
+    # Of 192 frames the newest 64 are kept, which is one longer row of each environment.
+    assert [float(row["optim/steps"]) for row in metrics(tmp_path / "longer")] == [24.0] * 2
+    assert train(*tiny, "hydra.run.dir=without").code == 0
+    outcome = train("resume=without", "buffer=replay", "total_frames=2048", "hydra.run.dir=with", "buffer.frames=64")
+    assert "missing=['buffer']" in outcome.error
+
+
+@pytest.mark.slow
+def test_what_replay_does_shows_in_the_update(train, tiny, tmp_path):
+    runs = {"ratio": "buffer.replay_ratio=2", "frames": "buffer.frames=32", "three": "buffer.replay_ratio=3"}
+    found = []
+    for name, changed in runs.items():
+        assert train(*tiny, *REPLAY, changed, "backend=scan", f"hydra.run.dir={name}").code == 0
+        found.append(without_times(metrics(tmp_path / name))[-1])
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error"),
+    [
+        (
+            ["buffer=replay", "algorithm.advantage=gae"],
+            "buffer=replay learns from what older weights collected, but the advantages of algorithm=ppo are not "
+            "corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+        ),
+        (
+            ["buffer=replay", "collector=multi_async"],
+            "buffer=replay keeps each environment's steps in their order, but with collector=multi_async an iteration's "
+            "rows come from whichever worker is ready. Choose collector=single or multi_sync, or buffer=on_policy.",
+        ),
+        (
+            ["buffer=replay", "algorithm=grpo"],
+            "buffer=replay learns from what older weights collected, but the advantages of algorithm=grpo are not "
+            "corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+        ),
+        (
+            ["buffer=replay", "buffer.frames=1000"],
+            "buffer.frames=1000 is less than an iteration of frames_per_batch=1024. Give buffer.frames=16384, for "
+            "example.",
+        ),
+        (
+            ["buffer=replay", "buffer.replay_ratio=1"],
+            "buffer.replay_ratio=1 is out of range. Give an integer from 2 to 1_000.",
+        ),
+    ],
+)
+def test_replay_that_cannot_work_is_refused(refused, overrides, error):
+    assert refused(*overrides) == error
+
+
+@pytest.mark.slow
+def test_vtrace_is_chosen_for_what_older_weights_collected_and_may_be_given(train, tiny, tmp_path):
+    found = {}
+    for kind in ("auto", "gae", "vtrace"):
+        outcome = train(*tiny, f"algorithm.advantage={kind}", "backend=scan", f"hydra.run.dir={kind}")
+        assert outcome.code == 0, outcome.err
+        found[kind] = without_times(metrics(tmp_path / kind))
+    assert found["auto"] == found["gae"]
+    # On-policy the two differ by rounding only, but in the pass over the batch that V-trace takes.
+    for one, other in zip(found["gae"], found["vtrace"], strict=True):
+        assert float(one["value/target_mean"]) == pytest.approx(float(other["value/target_mean"]), rel=1e-3)
