@@ -37,9 +37,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import recurrl, sys; print('torch' in sys.modules, recurrl.__version__, callable(recurrl.load))"
+    code = "import recurrl, sys; print('torch' in sys.modules, recurrl.__version__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split() == ["False", recurrl.__version__, "True"]
+    assert done.stdout.split() == ["False", recurrl.__version__]
     with pytest.raises(AttributeError, match="no attribute 'lode'"):
         _ = recurrl.lode
 
