@@ -68,8 +68,9 @@ def test_what_replay_does_shows_in_the_update(train, tiny, tmp_path):
         ),
         (
             ["buffer=replay", "collector=multi_async"],
-            "buffer=replay keeps each environment's steps in their order, but with collector=multi_async an iteration's "
-            "rows come from whichever worker is ready. Choose collector=single or multi_sync, or buffer=on_policy.",
+            "buffer=replay keeps each environment's steps in their order, but with collector=multi_async an "
+            "iteration's rows come from whichever worker is ready. Choose collector=single or multi_sync, or "
+            "buffer=on_policy.",
         ),
         (
             ["buffer=replay", "algorithm=grpo"],
