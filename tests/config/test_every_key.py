@@ -175,7 +175,8 @@ def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
 def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untyped, tmp_path, env):
     images = ["encoder.images=impala"] if env == "minigrid" else []
     composed = compose_untyped(*TINY, f"env={env}", *images)
-    _, silent = judged([(env, composed)], tmp_path, "env.", "encoder.", "policy.")
+    of_spaces = ("env.normalize_observation", "env.mask", "env.previous_", "encoder.", "policy.")
+    _, silent = judged([(env, composed)], tmp_path, *of_spaces)
     assert not silent
 
 
