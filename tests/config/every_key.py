@@ -53,7 +53,7 @@ TEXTS: dict[str, list[Any]] = {
     "env.kwargs": [{"length": 4}, {"g": 5.0}, {"sutton_barto_reward": True}, {"decks": 2}],
     "device": ["cuda"],
     "logger.project": ["another"],
-    "logger.id": ["another"],
+    "logger.id": ["another-id"],
     "logger.group": ["another"],
     "logger.job_type": ["another"],
     "logger.tags": [["another"]],
@@ -196,7 +196,7 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
 
 
 class Listener(logging.Handler):
-    """Keeps the messages of the start-up check and the seconds of the time limit while the block runs."""
+    """Keeps what the log says of the start-up check and of wandb, and the seconds of the time limit."""
 
     def __init__(self, seen: dict[str, Any]) -> None:
         super().__init__()
@@ -205,6 +205,8 @@ class Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage().startswith("replay check"):
             self.seen["replay check"] = True
+        if record.getMessage().startswith("wandb run"):
+            self.seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", record.getMessage())
         self.seen["limit"] = time_limit._limit.seconds
 
     def __enter__(self) -> None:
@@ -246,7 +248,8 @@ def _digest(value: Any) -> str:
 def _of_trackers(made: Any) -> dict[str, Any]:
     if made is None:
         return {}
-    runs = [tracker._run for tracker in made.trackers if hasattr(tracker, "_run")]
-    return {"kinds": [type(each).__name__ for each in made.trackers]} | {
-        name: getattr(run, name) for run in runs for name in ("id", "project", "offline", "group", "job_type", "tags")
-    }
+    seen: dict[str, Any] = {"kinds": [type(each).__name__ for each in made.trackers]}
+    for run in (tracker._run for tracker in made.trackers if hasattr(tracker, "_run")):
+        seen |= {name: getattr(run, name) for name in ("project", "offline", "group", "job_type", "tags")}
+        seen["id"] = run.id if run.id in TEXTS["logger.id"] else "drawn at random"
+    return seen

@@ -14,6 +14,7 @@ import pytest
 from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
 from omegaconf import DictConfig, OmegaConf
 
+from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
 from recurrl.config.plugins import default_name, names, yaml_names
 from recurrl.errors import ConfigError
@@ -111,9 +112,15 @@ def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictCon
     def given(choice: dict[str, str]) -> list[str]:
         return [f"{group}.name" for group in varied if choice[group] != default_name(group)]
 
+    def draft_with(pair: dict[str, str]) -> dict[str, str]:
+        choice = {group: drawn.choice(of) for group, of in groups.items()} | pair
+        # Without a cell these have no effect, and are refused if they are given.
+        usual = ("backend", "recompute", "precision") if choice["cell"] == NO_CELL else ()
+        return choice | {group: default_name(group) for group in usual if group not in pair}
+
     missing = {((a, x), (b, y)) for a, b in combinations(groups, 2) for x in groups[a] for y in groups[b]}
     for pair in sorted(missing):
-        drafts = [{group: drawn.choice(of) for group, of in groups.items()} | dict(pair) for _ in range(12)]
+        drafts = [draft_with(dict(pair)) for _ in range(12)]
         drafts.sort(key=lambda draft: -len(missing & set(combinations(draft.items(), 2))))
         for draft in drafts if pair in missing else ():
             found = composed(draft)
@@ -153,7 +160,11 @@ def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untype
 
 @pytest.mark.slow
 def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
-    counts, silent = judged(in_every_pair(compose_untyped, tmp_path / "run"), tmp_path)
+    trials = list(in_every_pair(compose_untyped, tmp_path / "run"))
+    tried = {choice for name, _ in trials for choice in name.split(", ")}
+    for group in ("cell", "backend", "recompute", "algorithm"):
+        assert set(names(group)) - set(SLOW.get(group, ())) <= tried
+    counts, silent = judged(trials, tmp_path)
     assert counts["configurations"] >= 15
     assert counts[SHOWN] > 50 * counts["configurations"]
     assert not silent
@@ -164,7 +175,8 @@ def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
 def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untyped, tmp_path, env):
     images = ["encoder.images=impala"] if env == "minigrid" else []
     composed = compose_untyped(*TINY, f"env={env}", *images)
-    _, silent = judged([(env, composed)], tmp_path, "env.", "encoder.", "policy.")
+    of_spaces = ("env.normalize_observation", "env.mask", "env.previous_", "encoder.", "policy.")
+    _, silent = judged([(env, composed)], tmp_path, *of_spaces)
     assert not silent
 
 
