@@ -24,7 +24,7 @@ from every_key_env import Kind
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
-from recurrl import train as loop
+from recurrl import training as loop
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
 from recurrl.config.options import Meaning

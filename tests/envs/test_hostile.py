@@ -16,8 +16,10 @@ FAST = ("backend=reference", "epochs=1", "replay_check=false", "total_frames=32"
 
 
 def assert_ends_as_it_must(case: Case, recurrl_train: Callable[..., Any], tiny: list[str], folder: Path) -> None:
+    # Images have no use for the widths of dense layers.
+    small = [key for key in tiny if not (case.observation == "image" and key.startswith("encoder."))]
     outcome = recurrl_train(
-        *tiny,
+        *small,
         *FAST,
         *("env=gym", "env.packages=[hostile]", "env.id=Hostile-v0", "hydra.run.dir=run", "collector.timeout_s=2"),
         *(f"+env.kwargs.{key}='{getattr(case, key)}'" for key in ("observation", "action", "fault", "place")),
