@@ -38,7 +38,7 @@ class Step(nn.Module):
 
     Inputs: the entries of the observation; ``action_mask`` if it comes with the info; ``previous_reward`` if the policy
     sees it; the states; ``is_init``, true where an episode begins, which makes the states and the previous reward zero;
-    and ``noise`` if actions are sampled, standard normal numbers drawn anew for each step.
+    and ``noise`` if actions are sampled, fresh standard normal numbers for each step.
 
     Outputs: the entries of the action; ``next.`` and the name of each state; ``distribution.`` and the parameters of
     each part's distribution (``logits``, or ``mean`` and ``std``, those of continuous actions in the policy's units).

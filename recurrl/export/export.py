@@ -154,7 +154,7 @@ def _array(value: torch.Tensor) -> dict[str, Any]:
 def _meaning(name: str, states: Collection[str]) -> str:
     meanings = {
         IS_INIT: "true where an episode begins",
-        NOISE_INPUT: "standard normal numbers, drawn anew for each step; the same numbers give the same actions",
+        NOISE_INPUT: "fresh standard normal numbers for each step; the same numbers give the same actions",
         ACTION_MASK: "1 for each action that is allowed, 0 for others; those of several choices concatenated",
         PREVIOUS_REWARD: "what the last step gave, not scaled; ignored where an episode begins",
         NOISE: "state: the last step's noise of actions",

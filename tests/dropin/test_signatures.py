@@ -57,7 +57,7 @@ def members(name: str) -> dict[str, tuple[Any, Any]]:
 
 
 def differences(name: str) -> dict[str, tuple[Any, Any]]:
-    """What differs: both sides by parameter, ``member.parameter`` or member; ``ABSENT`` where there is none."""
+    """The differences: both sides by parameter, ``member.parameter`` or member; ``ABSENT`` where one side lacks it."""
     found: dict[str, tuple[Any, Any]] = {}
     for member, (theirs, ours) in members(name).items():
         if ours is None and theirs is not None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from recurrl.build import make_collector, make_policy_for
 from recurrl.config import TrainConfig
@@ -156,16 +156,22 @@ def n_step_returns(rewards: list[float], _values: list[float], bootstraps: list[
     return returns
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
-def test_log_ratios_are_zero_for_the_policy_that_collected(cell: str, compose: Compose) -> None:
-    """And values and the states for the bootstrap are as collected; with other weights, none of these is."""
-    config = compose(f"cell={cell}", "env.num_envs=4", "frames_per_batch=256", "env.max_episode_steps=13")
+def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
+    """A policy with states that matter, and its first rollout."""
     torch.manual_seed(0)
     policy = make_policy_for(config)
     shift_state(policy)
     collector = make_collector(config, policy)
     batch = next(iter(collector))
     collector.shutdown()
+    return policy, batch
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
+def test_log_ratios_are_zero_for_the_policy_that_collected(cell: str, compose: Compose) -> None:
+    """And values and the states for the bootstrap are as collected; with other weights, none of these is."""
+    config = compose(f"cell={cell}", "env.num_envs=4", "frames_per_batch=256", "env.max_episode_steps=13")
+    policy, batch = collected(config)
     then = batch.clone()
     assert log_ratios(batch, policy).abs().max() < 1e-4
     read = ["state_value", *(("next", key) for key in policy.state_keys)]
@@ -193,12 +199,7 @@ def test_the_bootstrap_is_the_critics_value_of_what_followed(cell: str, compose:
         "minibatch_slices=4",
         "env.max_episode_steps=13",
     )
-    torch.manual_seed(0)
-    policy = make_policy_for(config)
-    shift_state(policy)
-    collector = make_collector(config, policy)
-    batch = next(iter(collector))
-    collector.shutdown()
+    policy, batch = collected(config)
     found = next_values(batch, policy).squeeze(-1)
     after = batch["next"]
     kinds = {"truncated": 0, "terminated": 0, "row end": 0, "within": 0}
