@@ -9,8 +9,8 @@ import pkgutil
 import benchmarks
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Runs the subcommand named on the command line."""
+def parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands."""
     parser = argparse.ArgumentParser(prog="benchmark.py", description="Benchmarks recurrl against its peers.")
     subparsers = parser.add_subparsers(required=True, metavar="benchmark")
     for found in pkgutil.iter_modules(benchmarks.__path__):
@@ -22,5 +22,10 @@ def main(arguments: list[str] | None = None) -> None:
         subparser.formatter_class = argparse.RawDescriptionHelpFormatter
         module.add_arguments(subparser)
         subparser.set_defaults(run=module.run)
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the subcommand named on the command line."""
+    chosen = parser().parse_args(arguments)
     chosen.run(chosen)

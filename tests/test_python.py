@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -107,17 +106,6 @@ def test_text_in_a_mapping_stays_text() -> None:
     assert {each.key_or_group.removeprefix("env.kwargs."): each.value() for each in parsed} == config["env.kwargs"]
     with pytest.raises(ConfigError, match="cannot be a value"):
         overrides_of({"seed": object()})
-
-
-def test_the_example_in_the_readme_runs(tiny) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "recurrl.load" in block)
-    short = code.replace('["cell=lstm", "seed=1"]', repr([*tiny, "cell=lstm", "seed=1"]))
-    assert short != code
-    found: dict[str, Any] = {}
-    exec(short, found)
-    assert found["over"]
-    assert found["run"].summary["cell"] == "lstm"
 
 
 class Recorder:

@@ -20,6 +20,11 @@ def compiled(loss: nn.Module) -> Loss:
 
     Each shape of a minibatch is compiled separately.
     """
+    from torch._inductor import config as inductor  # takes a second, which only compiling needs
+
+    if inductor.cpp.vec_isa_ok is None:
+        # Otherwise each process builds and loads test programs for what the processor says it has, which takes seconds.
+        inductor.cpp.vec_isa_ok = True
     # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
     logger.info("The first update compiles the loss, which takes about half a minute.")

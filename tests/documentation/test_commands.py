@@ -1,0 +1,105 @@
+"""The commands and snippets of README.md and docs/ work as they stand there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documented import ROOT, Command, commands, snippets
+
+from benchmarks.main import parser
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+COMMANDS = {str(command): command for command in commands()}
+OTHERS = {"pytest", "mypy", "ruff", "lint-imports", "pre-commit", "mkdir", "mkdocs", "bash"}
+SCRIPTS = {path.name for path in (ROOT / "scripts").iterdir()}
+RUN = re.compile(r"outputs/<date>/<time>|outputs/mine\b|\bRUN\b")
+
+
+def program(command: Command) -> tuple[str, list[str]]:
+    """The installed command, or the script, and its arguments."""
+    first, *rest = command.words
+    if first == "python" and rest[0] == "-m":
+        return "recurrl-train", rest[2:]
+    if first == "python":
+        assert Path(rest[0]).name in SCRIPTS
+        name = Path(rest[0]).stem
+        return f"recurrl-{name}" if f"recurrl-{name}" in PROJECT["scripts"] else name, rest[1:]
+    if first == "docker" and rest[0] == "run":
+        return "recurrl-train", rest[rest.index("recurrl") + 1 :]
+    return first, rest
+
+
+def of(*names: str) -> list[Any]:
+    """The commands of these programs, as parameters of a test."""
+    return [pytest.param(command, id=str(command)) for command in COMMANDS.values() if program(command)[0] in names]
+
+
+def test_every_command_is_of_a_kind_that_is_tested() -> None:
+    assert len(COMMANDS) > 50
+    ours = {*PROJECT["scripts"], "benchmark", "reference"}
+    known = {program(command)[0] for command in COMMANDS.values()} - OTHERS - ours
+    assert known <= {"pip", "docker", "cd"}
+
+
+@pytest.mark.parametrize("command", of("recurrl-train", "recurrl-check"))
+def test_a_run_can_be_configured_so(
+    command: Command, recurrl_train: Callable[..., Any], finished_run: Path, tmp_path: Path
+) -> None:
+    _, arguments = program(command)
+    arguments = [_single(RUN.sub(str(finished_run), word)) for word in arguments if word != "-m"]
+    arguments = [word.replace("seed=S", "seed=1") for word in arguments]
+    if not {"--help", "--cfg"} & set(arguments):
+        arguments += ["--cfg", "job"]
+    shown = recurrl_train(*arguments, cwd=command.folder)
+    assert shown.code == 0, shown.err
+    assert "seed:" in shown.out or "seed=" in shown.out
+
+
+@pytest.mark.parametrize("command", of("recurrl-evaluate"))
+def test_a_run_can_be_evaluated_so(command: Command, recurrl_evaluate: Callable[..., Any], finished_run: Path) -> None:
+    _, arguments = program(command)
+    done = recurrl_evaluate(*(RUN.sub(str(finished_run), word) for word in arguments), cwd=finished_run)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", of("recurrl-export"))
+def test_a_run_can_be_exported_so(
+    command: Command, console: Callable[..., Any], finished_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    name, arguments = program(command)
+    done = console(name, *(RUN.sub(str(run), word) for word in arguments), cwd=tmp_path)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("command", of("benchmark"))
+def test_a_benchmark_takes_such_arguments(command: Command) -> None:
+    parser().parse_args(program(command)[1])
+
+
+@pytest.mark.parametrize("command", of("pip"))
+def test_the_extras_exist(command: Command) -> None:
+    for extras in re.findall(r"\[([\w,]+)\]", shlex.join(command.words)):
+        assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize(("page", "code"), list(snippets("python")), ids=lambda value: value if len(value) < 40 else "")
+def test_a_snippet_runs(page: str, code: str, tiny: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    short = code.replace('["cell=lstm", "seed=1"]', repr([*tiny, "cell=lstm", "seed=1"]))
+    assert ("recurrl.train(" in code) == (short != code)
+    exec(compile(short, page, "exec"), {"__name__": "snippet"})
+
+
+def _single(word: str) -> str:
+    """The first of several values of a sweep."""
+    key, separator, values = word.partition("=")
+    return word if "[" in values else f"{key}{separator}{values.partition(',')[0]}"
