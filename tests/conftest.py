@@ -291,7 +291,6 @@ def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], 
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [program, *map(str, arguments)])
         patch.setattr(sys, "path", sys.path[:])
-        patch.setattr(train_command, "_finished", [])
         patch.delenv("HYDRA_FULL_ERROR", raising=False)
         try:
             main()

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl.config.composed import chosen_options, plain, value_of, with_defaults
 from recurrl.config.keys import check_key, differences, packaged_keys
-from recurrl.config.plugins import GROUPS, ROOMS, is_own, key_of, own_values, top_values, values, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, ROOMS, is_own, key_of, own_values, top_values, values, yaml_names
 from recurrl.errors import ConfigError
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
@@ -86,9 +86,9 @@ def _check(override: Override, known: Collection[str], only_ours: bool) -> None:
     key = override.key_or_group
     if key.startswith("hydra") or "/" in key:
         return
-    if key in ("experiment", *GROUPS) and not override.is_delete() and override.value() is None:
+    if key in (*PRESETS, *GROUPS) and not override.is_delete() and override.value() is None:
         raise ConfigError(f"{key}=null is not a valid choice. Leave it out, or give one of its options.")
-    if key != "experiment" and (only_ours or key.partition(".")[0] not in ROOMS):
+    if key not in PRESETS and (only_ours or key.partition(".")[0] not in ROOMS):
         check_key(key, known)
 
 
