@@ -16,13 +16,13 @@ class OptunaSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Called before :meth:`sweep`."""
-        self.config = config
-        self.launcher = Plugins.instance().instantiate_launcher(
+        launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        self.started_with = config, launcher
 
     def sweep(self, arguments: list[str]) -> None:
         """Runs the trials; the arguments are those of the command line."""
         from recurrl.cli.search import search  # with Optuna
 
-        search(self.options, arguments, self.config, self.launcher)
+        search(self.options, arguments, *self.started_with)

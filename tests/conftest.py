@@ -36,6 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for, set_process_state
 from recurrl.cli import check as check_command
+from recurrl.cli import compare as compare_command
 from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
 from recurrl.cli.overrides import prepared
@@ -163,6 +164,12 @@ def recurrl_evaluate() -> Callable[..., Outcome]:
 def recurrl_check() -> Callable[..., Outcome]:
     """Runs ``recurrl-check`` in this process, in the folder ``cwd``."""
     return lambda *arguments, cwd: _run(check_command.check_main, "recurrl-check", arguments, cwd)
+
+
+@pytest.fixture(scope="session")
+def recurrl_compare() -> Callable[..., Outcome]:
+    """Runs ``recurrl-compare`` in this process, in the folder ``cwd``."""
+    return lambda *arguments, cwd: _run(compare_command.compare_main, "recurrl-compare", arguments, cwd)
 
 
 @pytest.fixture(scope="session")

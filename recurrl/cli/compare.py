@@ -26,7 +26,10 @@ def compare_main() -> None:
     except ConfigError as error:
         sys.exit(f"error: {error}")
     if arguments.json:
-        found = {"runs": [result.as_json() for result in results], "over_seeds": [g.as_json() for g in over_seeds(results)]}
+        found = {
+            "runs": [result.as_json() for result in results],
+            "over_seeds": [g.as_json() for g in over_seeds(results)],
+        }
         sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     else:
         sys.stdout.write(text_of(results, "run"))

@@ -38,7 +38,8 @@ Groups and their choices (group=choice):
 
 """
 _OWN = """\
-All but experiment, hparams_search, precision and recompute also take package.module:Name, a class or function of your own.
+All but experiment, hparams_search, precision and recompute also take package.module:Name, a class or function of your
+own.
 """
 _MOST_USED = """
 The most used keys and their values (key=value); recurrl-train --help all lists every key:

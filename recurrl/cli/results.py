@@ -23,7 +23,7 @@ OVERRIDES = ".hydra/overrides.yaml"
 """The overrides of a job of a sweep, written when it begins."""
 COMPLETED, STOPPED, UNFINISHED = "completed", "stopped", "unfinished"
 _OUTCOME = ("return", "95% interval", "frames", "time", "status")
-_MOST_COLUMNS = 6
+_MOST_COLUMNS = 5
 """More settings that differ get a table of their own, with a row for each."""
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for a two-sided interval of 95%, by degrees of freedom from 1."""
@@ -76,12 +76,12 @@ class Result:
 
     def cells(self) -> tuple[str, ...]:
         """Return, interval of its mean over episodes, frames, time and status, as text."""
-        mean, std, count = (self.summary.get(f"eval_{key}") for key in ("return_mean", "return_std", "episodes"))
+        mean, seconds = self.mean_return, self.summary.get("wall_time_s")
+        std, count = self.summary.get("eval_return_std"), self.summary.get("eval_episodes") or 0
         interval = ""
-        if None not in (mean, std, count) and count > 1:
+        if mean is not None and std is not None and count > 1:
             # The deviation of a summary is that of its episodes, not an estimate for others.
             interval = _interval_text(interval_95(mean, std * math.sqrt(count / (count - 1)), count))
-        seconds = self.summary.get("wall_time_s")
         return (
             "" if mean is None else f"{mean:.1f}",
             interval,
@@ -111,6 +111,12 @@ class Group:
             "std": std,
             "interval_95": [low, high],
         }
+
+    def cells(self) -> tuple[str, ...]:
+        """The same as text, with the number of seeds."""
+        found = self.as_json()
+        numbers = (f"{found[key]:.1f}" for key in ("mean", "std"))
+        return (*self.settings.values(), str(len(self.seeds)), *numbers, _interval_text(found["interval_95"]))
 
 
 def results_of(path: Path) -> list[Result]:
@@ -211,21 +217,11 @@ def text_of(results: Sequence[Result], heading: str) -> str:
     else:
         text = table([(heading, *_OUTCOME), *((result.name, *result.cells()) for result in results)])
         text += "\n" + table([("what differs", *names), *((key, *values) for key, values in columns.items())])
-    groups = [group.as_json() for group in over_seeds(results)]
+    groups = over_seeds(results)
     if not groups:
         return text
-    keys = list(groups[0]["settings"])
-    rows = [
-        (
-            *(group["settings"][key] for key in keys),
-            str(len(group["seeds"])),
-            f"{group['mean']:.1f}",
-            f"{group['std']:.1f}",
-            _interval_text(group["interval_95"]),
-        )
-        for group in groups
-    ]
-    return f"{text}\n{table([(*keys, 'seeds', 'mean return', 'std', '95% interval'), *rows])}"
+    heads = (*groups[0].settings, "seeds", "mean return", "std", "95% interval")
+    return f"{text}\n{table([heads, *(group.cells() for group in groups)])}"
 
 
 def _interval_text(interval: Iterable[float]) -> str:

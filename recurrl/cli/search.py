@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -66,7 +66,9 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         except RuntimeError as error:
             if not has_lost_jobs(error):
                 raise
-            logger.error("The trials %s were lost, unless they had ended: %s", [trial.number for trial in trials], error)
+            logger.error(
+                "The trials %s were lost, unless they had ended: %s", [trial.number for trial in trials], error
+            )
         for trial in trials:
             _tell(study, trial, job_in(folder / str(trial.number), folder))
     _report(study, fixed)
@@ -76,9 +78,7 @@ class Pruning:
     """Tells a study how the return of a trial develops, and stops the run if it is below that of the others."""
 
     def __init__(self, sweeper: DictConfig, folder: Path, total_frames: int) -> None:
-        self._study = optuna.load_study(
-            study_name=_NAME, storage=_storage(folder), pruner=_PRUNERS[sweeper.pruner]()
-        )
+        self._study = optuna.load_study(study_name=_NAME, storage=_storage(folder), pruner=_PRUNERS[sweeper.pruner]())
         self._trial = Trial(self._study, self._study.trials[sweeper.trial]._trial_id)
         self._total_frames = total_frames
         self._reports = 0
@@ -122,14 +122,13 @@ def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribut
 
 
 def _distribution(override: Override) -> BaseDistribution:
-    value = override.value()
+    value: Any = override.value()
     if isinstance(value, IntervalSweep):
-        low, high, log = value.start, value.end, "log" in value.tags
-        if isinstance(low, int) and isinstance(high, int):
-            return IntDistribution(low, high, log=log)
-        return FloatDistribution(float(low or 0), float(high or 0), log=log)
+        low, high, log = cast(Any, value.start), cast(Any, value.end), "log" in value.tags
+        is_integer = isinstance(low, int) and isinstance(high, int)
+        return IntDistribution(low, high, log=log) if is_integer else FloatDistribution(low, high, log=log)
     if isinstance(value, RangeSweep) and all(isinstance(each, int) for each in (value.start, value.stop, value.step)):
-        return IntDistribution(int(value.start or 0), int(value.stop or 0) - 1, step=int(value.step))
+        return IntDistribution(cast(int, value.start), cast(int, value.stop) - 1, step=cast(int, value.step))
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
@@ -163,10 +162,10 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: Sequen
 
 
 def _left(study: optuna.Study, options: Mapping[str, Any], elapsed: float) -> int:
-    """How many trials may begin; none that would probably end after the time is up."""
+    """How many trials may begin: after the first, none that would probably end after the time is up."""
     ended = [trial for trial in study.trials if "status" in trial.user_attrs]
     usual = [trial.user_attrs["seconds"] for trial in ended if trial.state == TrialState.COMPLETE]
-    if options["seconds"] is not None and elapsed + (median(usual) if usual else 0) > options["seconds"]:
+    if ended and options["seconds"] is not None and elapsed + (median(usual) if usual else 0) > options["seconds"]:
         return 0
     return sys.maxsize if options["n_trials"] is None else options["n_trials"] - len(ended)
 
@@ -183,7 +182,9 @@ def _asked(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
 
 def _overrides(trial: Any) -> list[str]:
     """The values of a trial; numbers with the digits that matter, so that they can be read and typed."""
-    return [f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in trial.params.items()]
+    return [
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in trial.params.items()
+    ]
 
 
 def _of_hydra(trial: Trial) -> list[str]:
@@ -207,10 +208,17 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
     best = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: trial.value or 0.0, reverse=True)
     if best:
         rows = [
-            (str(trial.number), *(text.partition("=")[2] for text in _overrides(trial)), f"{trial.value:.1f}", f"{trial.user_attrs['seconds']:.0f}")
+            (
+                str(trial.number),
+                *(text.partition("=")[2] for text in _overrides(trial)),
+                f"{trial.value:.1f}",
+                f"{trial.user_attrs['seconds']:.0f}",
+            )
             for trial in best[:_SHOWN]
         ]
-        sys.stdout.write(f"\nThe best of {len(ended)} trials:\n\n{table([('trial', *best[0].params, 'return', 'seconds'), *rows])}")
+        sys.stdout.write(
+            f"\nThe best of {len(ended)} trials:\n\n{table([('trial', *best[0].params, 'return', 'seconds'), *rows])}"
+        )
         kept = [text for text in fixed if text.partition("=")[0] not in PRESETS]
         sys.stdout.write(f"\nThe best one again: recurrl-train {shlex.join([*kept, *_overrides(best[0])])}\n")
         sys.stdout.write("The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n")

@@ -40,11 +40,17 @@ class BeforeSweep(Callback):
         """Called with the configuration of the sweep, before its first job."""
         # joblib's default is as many as there are cores, whatever the threads of each.
         if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
-            config.hydra.launcher.n_jobs = max(1, len(os.sched_getaffinity(0)) // config.num_threads)
+            config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
         folder = Path(config.hydra.sweep.dir).absolute()
         _open.callback(_report, folder)
         if is_shown(sys.stderr):
             _open.enter_context(display(folder, _count(config)))
+
+
+def jobs_at_once(num_threads: int | None) -> int:
+    """How many jobs with these threads the cores of this process suffice for; at least one."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // (num_threads or cores))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from recurrl.tracking.progress import SWITCH, bars, described
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _TAIL_BYTES = 1 << 16
@@ -53,7 +54,7 @@ def display(folder: Path, count: int | None) -> Iterator[None]:
 def _draw(shown: Bars, folder: Path, count: int | None, ended: threading.Event) -> None:
     jobs: dict[Path, Result] = {}
     sweep = shown.add_task("", total=count)
-    tasks = {}
+    tasks: dict[Path, TaskID] = {}
     while True:
         is_last = ended.wait(_SECONDS_BETWEEN_LOOKS)
         for run_dir in job_folders(folder):
