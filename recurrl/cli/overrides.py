@@ -80,6 +80,9 @@ def check_overrides(arguments: Sequence[str]) -> None:
     only_ours = known.config_dir is None and not any("searchpath" in text or ":" in text for text in known.overrides)
     for override in overrides:
         _check(override, packaged_keys(), only_ours)
+    is_run = not (known.multirun or known.help or known.cfg)
+    if is_run and any(override.key_or_group == "hparams_search" for override in overrides):
+        raise ConfigError("hparams_search= searches over many runs. Add -m before it, or leave it out.")
 
 
 def _check(override: Override, known: Collection[str], only_ours: bool) -> None:

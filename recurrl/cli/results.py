@@ -157,7 +157,7 @@ def job_in(folder: Path, sweep_dir: Path) -> Result:
 def _overrides(run_dir: Path) -> dict[str, str]:
     path = run_dir / OVERRIDES
     texts = yaml.safe_load(read_text(path)) if path.is_file() else []  # its job may never have begun
-    pairs = (str(text).partition("=") for text in texts)
+    pairs = (str(text).replace("\\:", ":").partition("=") for text in texts)  # Hydra escapes colons
     return {key.lstrip("+"): value for key, _, value in pairs}
 
 

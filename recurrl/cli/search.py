@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -24,6 +24,7 @@ from recurrl.cli.messages import has_lost_jobs
 from recurrl.cli.results import COMPLETED, STOPPED, Result, job_in, table
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.run_lock import locked
 
 logger = logging.getLogger(__name__)
 _PRUNERS = {
@@ -32,6 +33,7 @@ _PRUNERS = {
     "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=5),
     None: optuna.pruners.NopPruner,
 }
+_NAME = "recurrl"
 _REPORTS = 20
 """How often a trial reports its return, so that trials with other batches can be compared."""
 _STARTUP_TRIALS = 8
@@ -57,21 +59,21 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
     folder = Path(config.hydra.sweep.dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     at_once = options["n_jobs"] or OmegaConf.select(config, "hydra.launcher.n_jobs", default=1)
-    study = _study(folder, options, at_once, fixed)
-    while (count := min(at_once, _left(study, options, time.monotonic() - began))) > 0:
-        trials = [_asked(study, space) for _ in range(count)]
-        jobs = [[*fixed, *_overrides(trial), *_of_hydra(trial)] for trial in trials]
-        try:
-            launcher.launch(jobs, initial_job_idx=trials[0].number)
-        except RuntimeError as error:
-            if not has_lost_jobs(error):
-                raise
-            logger.error(
-                "The trials %s were lost, unless they had ended: %s", [trial.number for trial in trials], error
-            )
-        for trial in trials:
-            _tell(study, trial, job_in(folder / str(trial.number), folder))
-    _report(study, fixed)
+    with locked(folder):
+        study = _study(folder, options, at_once, fixed)
+        while (count := min(at_once, _left(study, options, time.monotonic() - began))) > 0:
+            trials = [_asked(study, space) for _ in range(count)]
+            jobs = [[*fixed, *_overrides(trial), *_of_hydra(trial)] for trial in trials]
+            try:
+                launcher.launch(jobs, initial_job_idx=trials[0].number)
+            except RuntimeError as error:
+                if not has_lost_jobs(error):
+                    raise
+                lost = [trial.number for trial in trials]
+                logger.error("Trials %s were lost, but for those that had ended: %s", lost, error)
+            for trial in trials:
+                _tell(study, trial, job_in(folder / str(trial.number), folder))
+        _report(study, fixed)
 
 
 class Pruning:
@@ -93,9 +95,6 @@ class Pruning:
         return self._trial.should_prune()
 
 
-_NAME = "recurrl"
-
-
 def _storage(folder: Path) -> str:
     return f"sqlite:///{folder}/study.db"
 
@@ -114,21 +113,22 @@ def _check(options: Mapping[str, Any], space: Mapping[str, BaseDistribution]) ->
 
 def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
     """The overrides that all trials have, and for the other keys what is searched; the last one of a key counts."""
-    found: dict[str, Override] = {}
+    last: dict[str, Override] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        found[override.get_key_element().lstrip("+")] = override
-    fixed = [str(override.input_line) for override in found.values() if not override.is_sweep_override()]
-    return fixed, {key: _distribution(each) for key, each in found.items() if each.is_sweep_override()}
+        last[override.get_key_element().lstrip("+")] = override
+    fixed = [str(override.input_line) for override in last.values() if not override.is_sweep_override()]
+    return fixed, {each.get_key_element(): _distribution(each) for each in last.values() if each.is_sweep_override()}
 
 
 def _distribution(override: Override) -> BaseDistribution:
     value: Any = override.value()
-    if isinstance(value, IntervalSweep):
-        low, high, log = cast(Any, value.start), cast(Any, value.end), "log" in value.tags
-        is_integer = isinstance(low, int) and isinstance(high, int)
-        return IntDistribution(low, high, log=log) if is_integer else FloatDistribution(low, high, log=log)
-    if isinstance(value, RangeSweep) and all(isinstance(each, int) for each in (value.start, value.stop, value.step)):
-        return IntDistribution(cast(int, value.start), cast(int, value.stop) - 1, step=cast(int, value.step))
+    if override.is_interval_sweep():
+        log = "log" in value.tags
+        if isinstance(value.start, int) and isinstance(value.end, int):
+            return IntDistribution(value.start, value.end, log=log)
+        return FloatDistribution(value.start, value.end, log=log)
+    if override.is_range_sweep() and all(isinstance(each, int) for each in (value.start, value.stop, value.step)):
+        return IntDistribution(value.start, value.stop - 1, step=value.step)
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 

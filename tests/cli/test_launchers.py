@@ -16,7 +16,7 @@ from recurrl.cli.sweep import jobs_at_once
 pytest.importorskip("joblib")
 pytest.importorskip("submitit")
 
-LAUNCHERS = ["joblib", pytest.param("submitit_local", marks=pytest.mark.slow)]
+LAUNCHERS = ["joblib", "submitit_local"]
 KILLER = """
 import os, pathlib, signal, time
 import gymnasium
@@ -39,6 +39,7 @@ def _no_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_one_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_path, launcher):
     outcome = train("-m", *tiny, f"hydra/launcher={launcher}", "backend=triton,scan", "hydra.sweep.dir=sweep")
@@ -56,7 +57,7 @@ def test_one_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_killed_job_is_named_and_the_sweep_can_be_continued(console, tiny, tmp_path, launcher):
     (tmp_path / "killer.py").write_text(KILLER, encoding="utf-8")
     (tmp_path / "kill").touch()

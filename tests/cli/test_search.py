@@ -178,3 +178,9 @@ def test_a_search_that_cannot_be_is_refused(train, tmp_path, overrides, error):
     outcome = train("-m", "hydra/sweeper=optuna", "hydra.sweep.dir=sweep", *overrides)
     assert outcome.error.startswith(error)
     assert not (tmp_path / "sweep" / "study.db").exists()
+
+
+def test_a_search_space_without_a_sweep_is_refused(refused):
+    assert (
+        refused("hparams_search=ppo") == "hparams_search= searches over many runs. Add -m before it, or leave it out."
+    )
