@@ -62,6 +62,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
 # The code itself needs no index.
 COPY README.md LICENSE ./
 COPY recurrl recurrl
+COPY hydra_plugins hydra_plugins
 COPY configs configs
 RUN pip install --no-index --no-deps --no-build-isolation . && rm -rf build ./*.egg-info
 WORKDIR /app

@@ -32,7 +32,7 @@ from matplotlib.ticker import EngFormatter
 
 from benchmarks.command_line import publish
 from benchmarks.measuring import machine
-from recurrl.evaluation import interquartile_mean
+from recurrl.returns import interquartile_mean
 
 SUITE = Path(__file__).parent / "suite"
 CONTROL = "none"

@@ -1,14 +1,13 @@
 """Evaluation of a policy: complete episodes with its most probable actions."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
@@ -30,8 +29,6 @@ MOST_RANDOM_STEPS = 10_000
 """The same with random actions."""
 MOST_COPIES = 256
 """Environments that play many episodes."""
-RESAMPLES = 10_000
-"""Of the bootstrap."""
 
 logger = logging.getLogger(__name__)
 
@@ -200,36 +197,6 @@ def evaluate_many(
             torch.manual_seed(began)
             returns += evaluate(config, policy, count, began, states, deterministic=deterministic)
     return returns
-
-
-def summarized(returns: Sequence[float]) -> dict[str, Any]:
-    """Statistics of the returns of independent episodes, and the returns.
-
-    ``interval_95`` holds the mean with a probability of about 95%: the percentiles of the means of 10,000 resamples.
-    """
-    values, count = np.asarray(returns, np.float64), len(returns)
-    generator = np.random.default_rng(0)
-    means = [values[generator.integers(count, size=count)].mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, (0.025, 0.975))
-    return {
-        "episodes": count,
-        "mean": fmean(returns),
-        "std": pstdev(returns),
-        "interval_95": [float(low), float(high)],
-        "interquartile_mean": interquartile_mean(returns),
-        "min": min(returns),
-        "max": max(returns),
-        "returns": list(returns),
-    }
-
-
-def interquartile_mean(values: Iterable[float]) -> float:
-    """The mean without the lowest and highest quarter, rounded down in number (Agarwal et al. 2021,
-    https://arxiv.org/abs/2108.13264).
-    """
-    ordered = np.sort(np.fromiter(values, float))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, TensorDictBase], TensorDictBase]:

@@ -138,9 +138,9 @@ def train(
             evaluation |= restarts.metrics()
             metrics |= evaluation
             trackers.log(report.frames, metrics)
-            progress.update(report.frames, metrics)
             report.take(metrics)
             report.warnings = diagnosis.warnings(metrics)
+            progress.update(report.frames, metrics, warning=next(reversed(report.warnings), ""))
             if path is not None:
                 checkpoint.add_evaluation(path, evaluation)
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)

@@ -27,8 +27,8 @@ Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` sh
 `cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
 leaves out.
 
-All groups but `recompute`, `precision` and `experiment` also take `package.module:Name`: a class or function
-of your own whose first parameter is annotated with the dataclass of its options.
+All groups but `recompute`, `precision`, `experiment` and `hparams_search` also take `package.module:Name`: a class or
+function of your own whose first parameter is annotated with the dataclass of its options.
 [Extending recurrl](extending.md) has the steps.
 """
 Option = tuple[str, Any, Meaning]
@@ -49,6 +49,8 @@ def _lines() -> Iterator[str]:
         of_group = [option for option in options if option[0].startswith(f"{group}.")]
         yield from _group(group, of_group) if group in GROUPS else _table(of_group, {"": run[group]})
     yield from ("", "## `experiment`", "", "Tuned sets of choices and values.", "", *_choices("experiment", None))
+    yield from ("", "## `hparams_search`", "", "Search spaces for `-m`, with Optuna.", "")
+    yield from _choices("hparams_search", None)
     yield from ("", "## Names in other libraries", "", "| there | here |", "|---|---|")
     yield from (f"| `{theirs}` | `{ours}` |" for theirs, ours in SYNONYMS.items())
 

@@ -36,6 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for, set_process_state
 from recurrl.cli import check as check_command
+from recurrl.cli import compare as compare_command
 from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
 from recurrl.cli.overrides import prepared
@@ -166,6 +167,12 @@ def recurrl_check() -> Callable[..., Outcome]:
 
 
 @pytest.fixture(scope="session")
+def recurrl_compare() -> Callable[..., Outcome]:
+    """Runs ``recurrl-compare`` in this process, in the folder ``cwd``."""
+    return lambda *arguments, cwd: _run(compare_command.compare_main, "recurrl-compare", arguments, cwd)
+
+
+@pytest.fixture(scope="session")
 def console() -> Callable[..., Outcome]:
     """Runs a console command of the package in a process of its own, in the folder ``cwd``."""
 
@@ -291,7 +298,6 @@ def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], 
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [program, *map(str, arguments)])
         patch.setattr(sys, "path", sys.path[:])
-        patch.setattr(train_command, "_finished", [])
         patch.delenv("HYDRA_FULL_ERROR", raising=False)
         try:
             main()

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 import recurrl.configs
 from recurrl.config.composed import typed
-from recurrl.config.plugins import GROUPS, names
+from recurrl.config.plugins import GROUPS, PRESETS, names
 from recurrl.errors import ConfigError
 from recurrl.validation import check_config
 
@@ -75,14 +75,14 @@ def test_a_users_own_experiment_composes(recurrl_train, tmp_path):
     assert (composed.cell.name, composed.total_frames) == ("lstm", 2048)
 
 
-@pytest.mark.parametrize("group", [*GROUPS, "experiment"])
+@pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
 def test_an_unknown_choice_is_rejected_with_those_that_exist(refused, group):
     error = refused(f"{group}=nonesuch")
     assert error.startswith(f"{group}=nonesuch does not exist. ")
     listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
     assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= set(listed)
     own = "or package.module:Name for one of your own"
-    assert (own in listed) == (group not in ("experiment", "precision", "recompute"))
+    assert (own in listed) == (group not in (*PRESETS, "precision", "recompute"))
 
 
 def test_the_nearest_choice_is_suggested(refused):
@@ -103,6 +103,6 @@ def test_several_choices_where_one_belongs_are_rejected(refused):
     )
 
 
-@pytest.mark.parametrize("group", [*GROUPS, "experiment"])
+@pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
 def test_a_group_without_a_choice_is_rejected(refused, group):
     assert refused(f"{group}=null").startswith(f"{group}=null is not a valid choice.")

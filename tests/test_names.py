@@ -11,12 +11,22 @@ import yaml
 
 import recurrl.configs
 from recurrl.config.cell import NO_CELL
-from recurrl.config.plugins import GROUPS, ROOMS, base_options, default_name, factory, names, options_class, values
+from recurrl.config.plugins import (
+    GROUPS,
+    PRESETS,
+    ROOMS,
+    base_options,
+    default_name,
+    factory,
+    names,
+    options_class,
+    values,
+)
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import AUTO, RECOMPUTE, backend_names, load_backend
 
 CONFIGS = Path(recurrl.configs.__path__[0])
-YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name != "experiment"]
+YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml")) if path.parent.name not in PRESETS]
 
 
 def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrl.cli.overrides import TRUST
+from recurrl.cli.results import table
 from recurrl.errors import ConfigError, RunError
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
@@ -90,7 +91,7 @@ def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
     ]
     if len(reports) == 1:
         return "".join(f"{start}{_line(found)}\n" for _, found, start in rows)
-    return _table([("run", *_COLUMNS), *((name, *_cells(found)) for name, found, _ in rows)])
+    return table([("run", *_COLUMNS), *((name, *_cells(found)) for name, found, _ in rows)])
 
 
 def _line(found: dict[str, Any]) -> str:
@@ -105,9 +106,3 @@ def _cells(found: dict[str, Any]) -> tuple[str, ...]:
     low, high = found["interval_95"]
     numbers = [f"{found[key]:.1f}" for key in ("mean", "interquartile_mean", "std", "min", "max")]
     return (numbers[0], f"{low:.1f} to {high:.1f}", *numbers[1:], str(found["episodes"]))
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    return "\n".join(lines) + "\n"

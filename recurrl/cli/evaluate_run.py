@@ -7,7 +7,8 @@ from typing import Any
 from recurrl.build import set_process_state
 from recurrl.cli.load_run import open_run
 from recurrl.errors import ConfigError, require
-from recurrl.evaluation import KEPT, evaluate_many, summarized
+from recurrl.evaluation import KEPT, evaluate_many
+from recurrl.returns import summarized
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.time_limit import time_limit
 

@@ -1,38 +1,108 @@
-"""Prints a configuration with a comment on each key, in the words of its schema."""
+"""The text of ``--help``, and configurations with a comment on each key, in the words of its schema."""
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl.config.composed import chosen_options, plain, with_defaults
-from recurrl.config.keys import keys_of
+from recurrl.config.keys import flat, keys_of
+from recurrl.config.plugins import GROUPS, PRESETS, yaml_names
 
-KEYS = "Keys and their values (key=value):\n\n"
-"""Precedes the configuration in the text of ``--help``."""
+_HEAD = """\
+Trains a recurrent policy with PPO or GRPO. Without arguments: a GRU on CartPole with its velocities hidden.
+
+Usage: recurrl-train [option ...] [group=choice ...] [key=value ...]
+
+Examples:
+  recurrl-train                                            the default task, in about twenty seconds
+  recurrl-train cell=lstm env.num_envs=64 seed=1           other choices and values
+  recurrl-train experiment=cartpole_grpo                   a tuned set of choices and values
+  recurrl-train env=gym env.id=Acrobot-v1 env.mask=[4,5]   any registered Gymnasium environment
+  recurrl-train -m cell=gru,lstm seed=0,1                  a sweep: four jobs
+  recurrl-train -m hparams_search=ppo                      a search for better values, by Optuna
+  recurrl-train resume=outputs/<date>/<time> total_frames=100_000
+  recurrl-train cell=my_package.elman:Elman cell.leak=0.5  a cell of your own, see examples/extending
+
+Options, before the rest:
+  -m                  sweep over values separated by commas
+  --config-dir DIR    a folder with yamls of your own, as DIR/cell/mine.yaml for cell=mine
+  --cfg job           print all keys and values of a run with their meaning, and exit
+  --help, --help all, --version, --hydra-help (Hydra's other options)
+
+Groups and their choices (group=choice):
+
+"""
+_OWN = """\
+All but experiment, hparams_search, precision and recompute also take package.module:Name, a class or function of your
+own.
+"""
+_MOST_USED = """
+The most used keys and their values (key=value); recurrl-train --help all lists every key:
+
+"""
+_EVERY = """
+Keys and their values (key=value):
+
+"""
+_FOOT = """
+Results go to outputs/<date>/<time>: metrics.csv, summary.json, learning_curve.png, checkpoints.
+All keys by group, with their ranges: docs/configuration.md.
+"""
+MOST_USED = (
+    *("seed", "device", "num_threads", "total_frames", "frames_per_batch", "slice_len", "minibatch_slices", "epochs"),
+    *("lr", "resume", "env.id", "env.num_envs", "env.mask", "cell.hidden_size", "algorithm.gamma"),
+)
 _COLUMN, _WIDTH = 36, 120
 
 
-def explained(printed: str) -> str:
-    """A printed configuration, after any text of ``--help``, with comments that say what its keys mean.
+def help_of(printed: str, every_key: bool, config_dir: str | None) -> str:
+    """The text of ``--help``.
+
+    Args:
+        printed: the configuration that the rest of the command line composes.
+        every_key: list all keys, not only the most used ones.
+        config_dir: a folder with yamls of the user's own.
 
     Raises:
         ConfigError: a key or a value is wrong.
     """
-    before, marker, rest = printed.rpartition(KEYS)
-    body, separator, after = rest.partition("\n\n")
-    config: Any = OmegaConf.create(body)
-    if not isinstance(config, DictConfig):
-        return printed
+    values, texts = _explanations(printed)
+    if every_key:
+        keys = _EVERY + "".join(f"{line}\n" for line in _lines(values, texts))
+    else:
+        found = flat(values)
+        lines = (line for key in MOST_USED for line in _commented(f"{key}: {flow(found[key])}", texts[key]))
+        keys = _MOST_USED + "".join(f"{line}\n" for line in lines)
+    return "".join([_HEAD, *(f"{line}\n" for line in _groups(config_dir)), _OWN, keys, _FOOT])
+
+
+def explained(printed: str) -> str:
+    """A printed configuration with comments that say what its keys mean.
+
+    Raises:
+        ConfigError: a key or a value is wrong.
+    """
+    return "\n".join(_lines(*_explanations(printed))) + "\n"
+
+
+def _explanations(printed: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a printed configuration, and the meanings of its keys."""
+    config = OmegaConf.create(printed)
+    assert isinstance(config, DictConfig)
     chosen = chosen_options(config)
     texts = {key: meaning.text for key, kind, meaning in keys_of(chosen=chosen) if not is_dataclass(kind)}
-    values = plain(with_defaults(config, chosen), resolve=False)
-    before = re.sub(r"^(\w+): .{120,}", lambda line: _wrapped(line[0], len(line[1]) + 2), before, flags=re.MULTILINE)
-    return "".join([before, marker, "\n".join(_lines(values, texts)), separator, after or "\n"])
+    return plain(with_defaults(config, chosen), resolve=False), texts
+
+
+def _groups(config_dir: str | None) -> Iterator[str]:
+    for group in sorted([*GROUPS, *PRESETS]):
+        own = () if config_dir is None else (path.stem for path in Path(config_dir, group).glob("*.yaml"))
+        yield _wrapped(f"{group}: {', '.join(sorted({*yaml_names(group), *own}))}", len(group) + 2)
 
 
 def flow(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Errors that end a command, in words of our own where Hydra's would not help."""
 
 import re
+from concurrent.futures import BrokenExecutor
 
 from hydra.errors import HydraException, MissingConfigException
 
@@ -13,6 +14,11 @@ RENAMED_CHOICES = {
     "env/pendulum_novel": "pendulum_no_velocity",
     "env/mountaincar_continuous_novel": "mountaincar_continuous_no_velocity",
 }
+
+
+def has_lost_jobs(error: RuntimeError) -> bool:
+    """True for an error of a launcher: a process of its own that ran a job was killed."""
+    return isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit.")
 
 
 def message(error: Exception) -> str:
@@ -40,6 +46,8 @@ def _no_such_option(key: str) -> str:
 
 def _no_such_choice(asked: str, found: list[str]) -> str:
     group, _, name = asked.rpartition("/")
+    if group == "hydra/launcher" and (extra := name.partition("_")[0]) in ("joblib", "submitit"):
+        return f"{group}={name} is not installed. Install it with: pip install 'recurrl[{extra}]'"
     if now := RENAMED_CHOICES.get(asked):
         return f"{group}={name} is now {group}={now}. Give {group}={now}."
     if is_own(name) and group in ROOMS:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl.config.composed import chosen_options, plain, value_of, with_defaults
 from recurrl.config.keys import check_key, differences, packaged_keys
-from recurrl.config.plugins import GROUPS, ROOMS, is_own, key_of, own_values, top_values, values, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, ROOMS, is_own, key_of, own_values, top_values, values, yaml_names
 from recurrl.errors import ConfigError
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
@@ -80,15 +80,19 @@ def check_overrides(arguments: Sequence[str]) -> None:
     only_ours = known.config_dir is None and not any("searchpath" in text or ":" in text for text in known.overrides)
     for override in overrides:
         _check(override, packaged_keys(), only_ours)
+    is_run = not (known.multirun or known.help or known.cfg)
+    searches = [override.value() for override in overrides if override.key_or_group == "hparams_search"]
+    if is_run and searches and (searches[-1] in yaml_names("hparams_search") or not only_ours):
+        raise ConfigError("hparams_search= searches over many runs. Add -m before it, or leave it out.")
 
 
 def _check(override: Override, known: Collection[str], only_ours: bool) -> None:
     key = override.key_or_group
     if key.startswith("hydra") or "/" in key:
         return
-    if key in ("experiment", *GROUPS) and not override.is_delete() and override.value() is None:
+    if key in (*PRESETS, *GROUPS) and not override.is_delete() and override.value() is None:
         raise ConfigError(f"{key}=null is not a valid choice. Leave it out, or give one of its options.")
-    if key != "experiment" and (only_ours or key.partition(".")[0] not in ROOMS):
+    if key not in PRESETS and (only_ours or key.partition(".")[0] not in ROOMS):
         check_key(key, known)
 
 

@@ -18,6 +18,7 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed, value_of
 from recurrl.config.keys import differences
 from recurrl.config.options import check_values
+from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError
 from recurrl.losses.schedule import annealed
 from recurrl.runtime.atomic import atomic_write
@@ -42,10 +43,8 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     before = plain(effective)
     for override in OverridesParser.create().parse_overrides(given_overrides()):
         key = override.key_or_group
-        if key == "experiment":
-            raise ConfigError(
-                "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out."
-            )
+        if key in PRESETS:
+            raise ConfigError(f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out.")
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     _keep_schedules(effective, before)
     allowed = set().union(*code_named(composed).values())

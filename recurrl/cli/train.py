@@ -1,31 +1,35 @@
 """``recurrl-train``: composes the configuration of each job and runs it."""
 
+from __future__ import annotations
+
 import io
 import logging
 import os
 import signal
 import sys
-import time
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from recurrl import STARTED, __version__
+from recurrl import __version__
 from recurrl.cli.directories import check_unused, run_directory
-from recurrl.cli.help import explained
-from recurrl.cli.messages import message
+from recurrl.cli.help import explained, help_of
+from recurrl.cli.messages import has_lost_jobs, message
 from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
+from recurrl.cli.sweep import followed, job_return, job_started, recorded
 from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.signals import Interrupted
 
-_finished: list[tuple[str, str | None]] = []
-"""Of each job of this process: its overrides, and the error it failed with."""
+if TYPE_CHECKING:
+    from recurrl.training import Callback
 
 
 def main() -> None:
@@ -38,33 +42,45 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # On a full disk each line of the log would print a traceback.
     logging.raiseExceptions = full_error
+    every_key = {"--help", "-h"} & set(sys.argv) and "all" in sys.argv
+    if every_key:
+        sys.argv.remove("all")
     try:
         check_overrides(sys.argv[1:])
         sys.argv[1:] = prepared(sys.argv[1:])
         if asks_for_keys(sys.argv[1:]):
-            _print_explained()
+            _print_explained(bool(every_key))
         else:
-            _jobs()
+            with followed():
+                _jobs()
     except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
         sys.exit(f"error: {message(error)}")
+    except RuntimeError as error:
+        if full_error or not has_lost_jobs(error):
+            raise
+        sys.exit(
+            "error: The process of a job was killed, which may have ended others too. The same command with "
+            f"hydra.sweep.dir=... of this sweep and resume=auto continues it. {type(error).__name__}: {error}"
+        )
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    finally:
-        _report_jobs()
 
 
-def _print_explained() -> None:
-    """Prints Hydra's ``--help`` or ``--cfg job``, and what each key means."""
+def _print_explained(every_key: bool) -> None:
+    """Prints the help, or the configuration that ``--cfg job`` asks for, with what each key means."""
+    asked = get_args_parser().parse_args()
+    if asked.help:
+        # Hydra's own help takes most of a second to list the groups.
+        sys.argv[1:] = ["--cfg", "job", *(each for each in sys.argv[1:] if each not in ("--help", "-h"))]
     printed = io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            _jobs()
-    finally:
-        sys.stdout.write(explained(printed.getvalue()))
+    with redirect_stdout(printed):
+        _jobs()
+    found = printed.getvalue()
+    sys.stdout.write(help_of(found, every_key, asked.config_dir) if asked.help else explained(found))
 
 
 class _Refused(BaseException):
@@ -86,29 +102,37 @@ def _jobs() -> None:
 
 
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
-def _job(composed: DictConfig) -> None:
+def _job(composed: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     run_dir = Path(HydraConfig.get().runtime.output_dir)
-    started = time.time() if _finished else STARTED
-    failure = None
+    started = job_started()
     try:
-        with run_directory(run_dir):
+        with run_directory(run_dir), ExitStack() as stack:
             check_unused(run_dir, value_of(composed, "resume"))
-            as_schema(composed)
             if is_sweep:
+                stack.enter_context(recorded(run_dir, given_overrides()))
                 _name_group(composed)
+            as_schema(composed)
             # This imports torch, which takes seconds.
             from recurrl.cli.job import run
 
-            run(composed, given_overrides(), run_dir, started, record_refusals=is_sweep)
-    except Exception as error:
-        failure = f"{type(error).__name__}: {error}"
+            run(composed, given_overrides(), run_dir, started, is_sweep, _callbacks(composed))
+    except (ConfigError, RunError) as error:
         # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
-        if not is_sweep and isinstance(error, ConfigError | RunError):
-            raise _Refused(error) from error
-        raise
-    finally:
-        _finished.append((" ".join(given_overrides()) or "(defaults)", failure))
+        if is_sweep:
+            raise
+        raise _Refused(error) from error
+    return job_return(run_dir)
+
+
+def _callbacks(composed: DictConfig) -> list[Callback]:
+    """Those of a trial of a search."""
+    sweeper = HydraConfig.get().sweeper
+    if sweeper.get("trial") is None or sweeper.pruner is None:
+        return []
+    from recurrl.cli.search import Pruning  # imports Optuna
+
+    return [Pruning(sweeper, Path(HydraConfig.get().sweep.dir).absolute(), composed.total_frames)]
 
 
 def _name_group(composed: DictConfig) -> None:
@@ -116,13 +140,3 @@ def _name_group(composed: DictConfig) -> None:
     logger = composed.logger
     if "group" in logger and logger.group is None:
         logger.group = "/".join(Path(HydraConfig.get().sweep.dir).resolve().parts[-2:])
-
-
-def _report_jobs() -> None:
-    """Of several jobs, says how many ended well, and names those that did not."""
-    if len(_finished) < 2:
-        return
-    failed = [(name, error) for name, error in _finished if error is not None]
-    sys.stderr.write(f"{len(_finished) - len(failed)} of {len(_finished)} jobs completed\n")
-    for name, error in failed:
-        sys.stderr.write(f"failed: {name}: {error}\n")

@@ -27,7 +27,7 @@ from recurrl.cli.messages import message
 from recurrl.cli.overrides import check_overrides, prepared
 from recurrl.config.composed import as_schema, value_of
 from recurrl.config.keys import flat
-from recurrl.config.plugins import GROUPS, is_own, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, is_own, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.run_directory import SUMMARY, read_text
@@ -103,7 +103,7 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
     """
     choices, values = [], []
     for key, value in config.items():
-        if key in ("experiment", *GROUPS) and isinstance(value, str):
+        if key in (*PRESETS, *GROUPS) and isinstance(value, str):
             choices.append(f"{key}={value}")
         elif isinstance(value, Mapping):
             name = value.get("name")

@@ -38,6 +38,9 @@ ROOMS = {
 GROUPS = (*ROOMS, "recompute", "precision")
 """All groups of which a run has one choice."""
 
+PRESETS = ("experiment", "hparams_search")
+"""Groups whose choices set values of other groups, or of Hydra."""
+
 EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}
 """The extras of recurrl, by the package that registers environments."""
 

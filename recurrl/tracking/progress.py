@@ -1,20 +1,27 @@
-"""A one-line progress display on the terminal."""
+"""Progress on the terminal: a bar for a run, or one for each running job of a sweep."""
 
+from __future__ import annotations
+
+import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
 
 SECONDS_BETWEEN_DRAWS = 0.1
-DEFAULT_WIDTH = 80
-ERASE_TO_END_OF_LINE = "\x1b[K"
+SWITCH = "RECURRL_PROGRESS"
+"""The environment variable that turns bars off, for processes whose terminal another one draws on."""
 
 
 class Progress:
-    """Rewrites one line in place: frames, speed, returns and time left.
+    """A bar with frames, speed, returns, elapsed time, time left and the last warning.
 
     Writes nothing to a stream that is not a terminal (a file, a pipe, a batch job's log).
     """
@@ -23,60 +30,76 @@ class Progress:
         """The stream defaults to standard error."""
         self._total_frames = total_frames
         self._stream = sys.stderr if stream is None else stream
-        self._visible = self._stream.isatty()
-        self._frames = 0
+        self._visible = is_shown(self._stream)
         self._latest: dict[str, float] = {}
-        self._is_drawn = True
+        self._bars: Bars | None = None
+        self._open = ExitStack()
         self._drawn_at = -math.inf
 
-    def update(self, frames: int, metrics: Mapping[str, float]) -> None:
+    def update(self, frames: int, metrics: Mapping[str, float], warning: str = "") -> None:
         """Updates the state, and redraws unless the last redraw was less than a tenth of a second ago.
 
         A metric that is missing or NaN keeps its last value.
         """
         if not self._visible:
             return
-        self._frames = frames
+        if self._bars is None:
+            self._bars = self._open.enter_context(bars(self._stream))
+            self._bars.add_task("", total=self._total_frames)
         self._latest.update({name: value for name, value in metrics.items() if math.isfinite(value)})
-        self._is_drawn = False
+        text = " · ".join(filter(None, [described(frames, self._total_frames, self._latest), warning]))
+        self._bars.update(self._bars.task_ids[0], completed=frames, description=text)
         if time.monotonic() - self._drawn_at >= SECONDS_BETWEEN_DRAWS:
-            self._draw()
+            self._bars.refresh()
+            self._drawn_at = time.monotonic()
 
     def close(self) -> None:
-        """Draws the final state and ends the line."""
-        if not self._is_drawn:
-            self._draw()
-        if self._drawn_at > -math.inf:
-            self._stream.write("\n")
-            self._stream.flush()
+        """Draws the final state and leaves it on the terminal."""
+        self._open.close()
         self._visible = False
-        self._drawn_at = -math.inf
-
-    def _draw(self) -> None:
-        # Some terminals wrap a full-width line, which then cannot be rewritten.
-        line = self._line()[: _width(self._stream) - 1]
-        self._stream.write(f"\r{line}{ERASE_TO_END_OF_LINE}")
-        self._stream.flush()
-        self._is_drawn = True
-        self._drawn_at = time.monotonic()
-
-    def _line(self) -> str:
-        parts = [f"{self._frames:,}/{self._total_frames:,} frames ({self._frames / self._total_frames:.0%})"]
-        speed = self._latest.get("time/frames_per_s", 0.0)
-        if speed > 0:
-            parts.append(f"{speed:,.0f} frames/s")
-        for label, name in (("return", "train/return_mean"), ("eval return", "eval/return_mean")):
-            if name in self._latest:
-                parts.append(f"{label} {self._latest[name]:.2f}")
-        if speed > 0:
-            seconds_left = max(0, self._total_frames - self._frames) / speed
-            parts.append(f"{timedelta(seconds=round(seconds_left))} left")
-        return " | ".join(parts)
 
 
-def _width(stream: TextIO) -> int:
-    """Columns of the stream's terminal, which may report 0 or raise if it does not know."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
-    except OSError:
-        return DEFAULT_WIDTH
+def is_shown(stream: TextIO) -> bool:
+    """True for a terminal, unless the environment turns bars off."""
+    return stream.isatty() and os.environ.get(SWITCH) != "off"
+
+
+def described(frames: int, total_frames: int, latest: Mapping[str, float]) -> str:
+    """Frames, speed, returns and the time left as text; what is not known is left out."""
+    speed = latest.get("time/frames_per_s", 0.0)
+    parts = [f"{frames:,}/{total_frames:,} frames" + (f" at {speed:,.0f}/s" if speed > 0 else "")]
+    for label, name in (("return", "train/return_mean"), ("eval", "eval/return_mean")):
+        if name in latest:
+            parts.append(f"{label} {latest[name]:.2f}")
+    if speed > 0:
+        seconds_left = max(0, total_frames - frames) / speed
+        parts.append(f"{timedelta(seconds=round(seconds_left))} left")
+    return " · ".join(parts)
+
+
+@contextmanager
+def bars(stream: TextIO) -> Iterator[Bars]:
+    """Bars that stay below what is printed and logged while the block runs."""
+    # Only for terminals: others need not wait for its import.
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TimeElapsedColumn(), BarColumn(10), TextColumn("{task.description}", markup=False))
+    before = (sys.stdout, sys.stderr)
+    with Bars(*columns, console=Console(file=stream), auto_refresh=False, redirect_stdout=before[0].isatty()) as shown:
+        # The handlers of the log write to the streams that the bars have replaced.
+        replaced = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
+        handlers = [(each, each.stream) for each in _stream_handlers() if each.stream in before]
+        try:
+            for handler, old in handlers:
+                handler.setStream(replaced[old])
+            yield shown
+        finally:
+            for handler, old in handlers:
+                handler.setStream(old)
+
+
+def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+    loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
+    return [each for logger in loggers for each in logger.handlers if isinstance(each, logging.StreamHandler)]

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import returns
 from benchmarks.returns import Job, Result, Task, interval, report, result, suite
 from recurrl.config import TrainConfig
-from recurrl.evaluation import interquartile_mean
+from recurrl.returns import interquartile_mean
 
 LEARNING = {"env.reward_scale", "env.normalize_reward", "env.num_envs", "frames_per_batch", "epochs", "lr", "slice_len"}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from recurrl.learning.learner import Learner
 
 
 @pytest.fixture
@@ -19,6 +22,25 @@ def train(recurrl_train, tmp_path):
 def evaluate(recurrl_evaluate, tmp_path):
     """Runs ``recurrl-evaluate`` in this process, in a folder of its own."""
     return lambda *arguments: recurrl_evaluate(*arguments, cwd=tmp_path)
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Sends signals to this process in the middle of the first iteration's learning."""
+
+    def signalled(*numbers: int) -> None:
+        learn = Learner.learn
+        rest = list(numbers)
+
+        def interrupted(*arguments, **options):
+            metrics = learn(*arguments, **options)
+            while rest:
+                os.kill(os.getpid(), rest.pop(0))
+            return metrics
+
+        monkeypatch.setattr(Learner, "learn", interrupted)
+
+    return signalled
 
 
 class Called(NamedTuple):

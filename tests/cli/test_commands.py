@@ -23,6 +23,7 @@ def test_the_commands_are_installed_with_the_package():
     assert commands["recurrl-train"] == "recurrl.cli.train:main"
     assert commands["recurrl-evaluate"] == "recurrl.cli.evaluate:evaluate_main"
     assert commands["recurrl-export"] == "recurrl.cli.export:export_main"
+    assert commands["recurrl-compare"] == "recurrl.cli.compare:compare_main"
     assert commands["recurrl-check"] == "recurrl.cli.check:check_main"
 
 
@@ -35,18 +36,33 @@ def test_the_configuration_can_be_printed_and_nothing_runs(train, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_help_lists_the_choices_and_the_keys_and_nothing_runs(train, tmp_path, compose):
+def test_the_help_lists_the_choices_and_the_most_used_keys_and_nothing_runs(train, tmp_path, compose):
     outcome = train("--help")
     assert outcome.code == 0, outcome.err
-    lines = [line.strip() for line in outcome.out.splitlines()]
+    lines = outcome.out.splitlines()
     for group in (group for group in GROUPS if group != "env"):
         assert f"{group}: {', '.join(names(group))}" in lines
     assert max(map(len, lines)) <= 120
     config = compose()
     keys = [line.partition("#")[0].strip() for line in lines]
-    assert {f"total_frames: {config.total_frames}", f"lr: {config.lr}", "mask: [1, 3]"} <= set(keys)
+    assert {f"total_frames: {config.total_frames}", f"lr: {config.lr}", "env.mask: [1, 3]"} <= set(keys)
     assert [line for line in lines if line.startswith("total_frames:") and "# environment steps" in line]
+    assert len(lines) < 80
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_key_is_behind_help_all(train, tmp_path):
+    outcome = train("--help", "all", "cell=lstm")
+    assert outcome.code == 0, outcome.err
+    lines = [line.partition("#")[0].strip() for line in outcome.out.splitlines()]
+    assert {"mask: [1, 3]", "desired_kl: 0.01", "name: lstm"} <= set(lines)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_lists_choices_of_a_users_own(train, tmp_path):
+    (tmp_path / "mine" / "cell").mkdir(parents=True)
+    (tmp_path / "mine" / "cell" / "elman.yaml").touch()
+    assert "cell: elman, gru, lstm, mingru, none\n" in train("--config-dir", "mine", "--help").out
 
 
 def test_the_printed_configuration_is_that_of_a_run(train, compose):
@@ -67,6 +83,7 @@ finally:
     "arguments",
     [
         ["--help"],
+        ["--help", "all"],
         ["--hydra-help"],
         ["--version"],
         ["--cfg", "job"],

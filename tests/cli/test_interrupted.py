@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,27 +9,7 @@ from pathlib import Path
 import pytest
 from run_files import metrics, settings, summary, without_times
 
-from recurrl.learning.learner import Learner
 from recurrl.recurrent.backends.native import library
-
-
-@pytest.fixture
-def signalled(monkeypatch):
-    """Sends signals to this process in the middle of the first iteration's learning."""
-
-    def signalled(*numbers: int) -> None:
-        learn = Learner.learn
-        rest = list(numbers)
-
-        def interrupted(*arguments, **options):
-            metrics = learn(*arguments, **options)
-            while rest:
-                os.kill(os.getpid(), rest.pop(0))
-            return metrics
-
-        monkeypatch.setattr(Learner, "learn", interrupted)
-
-    return signalled
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)

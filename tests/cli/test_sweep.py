@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import signal
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 from run_files import metrics, summary, without_times
+
+from recurrl.cli.results import interval_95
 
 GRID = [("gru", 0), ("gru", 1), ("lstm", 0), ("lstm", 1)]
 
@@ -77,6 +83,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, ti
     (named,) = (line for line in report if line.startswith("failed: "))
     assert "backend=triton" in named
     assert "backend=triton needs a CUDA device" in named
+    assert "lr=" not in named
     assert report[-1].startswith("error: backend=triton needs a CUDA device")
 
 
@@ -85,3 +92,90 @@ def test_a_sweep_over_an_option_that_does_not_exist_is_refused_before_its_first_
     assert outcome.code == 1
     assert outcome.error.startswith("cell=nonesuch does not exist.")
     assert not list(tmp_path.glob("sweep/*/summary.json"))
+
+
+def rows_of(table: str) -> list[list[str]]:
+    return [line.split() for line in table.splitlines()]
+
+
+def test_a_sweep_ends_with_a_table_of_its_jobs_and_one_over_seeds(sweep, sweep_call):
+    _, jobs, seeds = sweep_call.outcome.out.strip().rsplit("\n\n", 2)
+    head, *rows = rows_of(jobs)
+    assert head == ["job", "cell", "seed", "return", "95%", "interval", "frames", "time", "status"]
+    found = [summary(run) for run in sweep]
+    for number, (row, (cell, seed), of) in enumerate(zip(rows, GRID, found, strict=True)):
+        assert row[:4] == [str(number), cell, str(seed), f"{of['eval_return_mean']:.1f}"]
+        assert (row[-3], row[-1]) == ("64", "completed")
+    head, *rows = rows_of(seeds)
+    assert head == ["cell", "seeds", "mean", "return", "std", "95%", "interval"]
+    for row, cell, pair in zip(rows, ("gru", "lstm"), (found[:2], found[2:]), strict=True):
+        returns = [of["eval_return_mean"] for of in pair]
+        assert row[:4] == [cell, "2", f"{fmean(returns):.1f}", f"{stdev(returns):.1f}"]
+
+
+def test_the_tables_are_also_files(sweep):
+    folder = sweep[0].parent
+    found = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    assert [job["return"] for job in found["jobs"]] == [summary(run)["eval_return_mean"] for run in sweep]
+    assert [group["settings"] for group in found["over_seeds"]] == [{"cell": "gru"}, {"cell": "lstm"}]
+    assert [group["seeds"] for group in found["over_seeds"]] == [["0", "1"]] * 2
+    with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["cell"], int(row["seed"])) for row in rows] == GRID
+    assert [float(row["return"]) for row in rows] == [job["return"] for job in found["jobs"]]
+
+
+# By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)).
+@pytest.mark.parametrize(("count", "half"), [(2, 8.9846), (3, 2.4841), (11, 0.67181), (12, 0.63537), (20, 0.46801)])
+def test_the_interval_of_a_mean_is_students(count, half):
+    low, high = interval_95(10.0, 1.0, count)
+    assert (10 - low, high - 10) == (pytest.approx(half, rel=2e-3), pytest.approx(half, rel=2e-3))
+
+
+def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny, tmp_path, signalled):
+    signalled(signal.SIGINT)
+    outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep")
+    assert outcome.code == 130
+    assert "interrupted: 0: seed=0" not in outcome.out
+    assert "0 of 1 jobs completed" in outcome.err
+    assert rows_of(outcome.out)[-2][-1] == "interrupted"
+    outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep", "resume=auto")
+    assert outcome.code == 0, outcome.err
+    assert "2 of 2 jobs completed" in outcome.err
+    assert [len(metrics(tmp_path / "sweep" / job)) for job in ("0", "1")] == [2, 2]
+
+
+def test_a_job_that_is_refused_before_it_begins_is_in_the_table(train, tiny, tmp_path):
+    outcome = train("-m", *tiny, "lr=1e-3,abc", "hydra.sweep.dir=sweep")
+    assert outcome.code == 1
+    assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["completed", "failed"]
+    assert "failed: 1: lr=abc: ConfigError: The configuration key 'lr'" in outcome.err
+
+
+def test_runs_of_any_origin_are_compared(recurrl_compare, sweep, console_run, tmp_path):
+    outcome = recurrl_compare(sweep[0].parent, console_run, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    head, *rows = rows_of(outcome.out.split("\n\n")[0])
+    assert head[:4] == ["run", "cell", "seed", "return"]
+    assert [row[0] for row in rows] == [*map(str, sweep), str(console_run)]
+    assert [(row[1], int(row[2])) for row in rows] == [*GRID, ("lstm", 1)]
+    # The same run twice, but for its time.
+    assert rows[3][3:-2] == rows[4][3:-2]
+
+
+def test_a_comparison_can_be_read_by_scripts(recurrl_compare, sweep, tmp_path):
+    found = json.loads(recurrl_compare(*sweep, "--json", cwd=tmp_path).out)
+    assert [run["settings"]["cell"] for run in found["runs"]] == ["gru", "gru", "lstm", "lstm"]
+    assert [group["seeds"] for group in found["over_seeds"]] == [["0", "1"]] * 2
+
+
+def test_settings_that_differ_in_many_keys_have_a_table_of_their_own(recurrl_compare, train, tiny, sweep, tmp_path):
+    others = ("env=pendulum_no_velocity", "lr=1e-4", "slice_len=8", "algorithm.gamma=0.9")
+    assert train(*tiny, *others, "hydra.run.dir=other").code == 0
+    results, settings = recurrl_compare(sweep[0], "other", cwd=tmp_path).out.split("\n\n")
+    assert [row[0] for row in rows_of(results)] == ["run", str(sweep[0]), "other"]
+    assert ["lr", "0.002", "0.0001"] in rows_of(settings)
+
+
+def test_a_folder_without_runs_cannot_be_compared(recurrl_compare, tmp_path):
+    assert recurrl_compare(tmp_path, cwd=tmp_path).error.startswith(f"{tmp_path} holds neither a run nor the jobs of")

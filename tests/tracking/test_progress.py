@@ -1,14 +1,17 @@
 import fcntl
 import io
+import logging
 import math
 import os
+import re
 import struct
+import sys
 import termios
 
 import pytest
 
 from recurrl.tracking import progress
-from recurrl.tracking.progress import Progress
+from recurrl.tracking.progress import SWITCH, Progress, described
 
 END = "\x00"
 METRICS = {"time/frames_per_s": 2000.0, "train/return_mean": 12.345}
@@ -37,10 +40,13 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal():
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv(SWITCH, raising=False)
     opened = []
 
-    def terminal(columns=200):
+    def terminal(columns=120):
+        monkeypatch.setenv("COLUMNS", str(columns))
         opened.append(Terminal(columns))
         return opened[-1]
 
@@ -65,60 +71,43 @@ def clock(monkeypatch):
 
 
 def lines(text):
-    """The line's texts, in drawing order."""
-    return [part.removesuffix("\x1b[K") for part in text.rstrip("\r\n").split("\r") if part]
+    """What was drawn, without colours, empty lines and the bar itself."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return [line.strip() for line in re.split(r"[\r\n]+", plain) if line.strip()]
 
 
-def test_the_line_says_frames_speed_returns_and_the_time_left(terminal):
+def test_the_line_says_the_time_frames_speed_returns_the_time_left_and_the_last_warning(terminal):
     shown = terminal()
-    Progress(100_000, shown.stream).update(25_000, {**METRICS, "eval/return_mean": 99.0})
-    [line] = lines(shown.text())
-    assert line == ("25,000/100,000 frames (25%) | 2,000 frames/s | return 12.35 | eval return 99.00 | 0:00:38 left")
+    bar = Progress(100_000, shown.stream)
+    bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Entropy gone")
+    bar.close()
+    last = lines(shown.text())[-1]
+    assert re.match(r"0:00:0\d ", last)
+    assert last.endswith(" 25,000/100,000 frames at 2,000/s · return 12.35 · eval 99.00 · 0:00:38 left · Entropy gone")
 
 
 def test_the_line_is_rewritten_in_place_and_left_when_the_run_ends(terminal, clock):
     shown = terminal()
-    line = Progress(1000, shown.stream)
+    bar = Progress(1000, shown.stream)
     for frames in (100, 200, 300):
-        line.update(frames, METRICS)
+        bar.update(frames, METRICS)
         clock.now += 1
+    assert "\n" not in shown.text().rstrip("\r\n")
+    bar.close()
     text = shown.text()
-    assert "\n" not in text
-    assert text.count("\r") == 3
-    assert [drawn.split("/")[0] for drawn in lines(text)] == ["100", "200", "300"]
-    line.close()
-    assert shown.text() == "\r\n"
-
-
-def test_each_drawing_erases_what_a_longer_line_left(terminal, clock):
-    shown = terminal()
-    line = Progress(1000, shown.stream)
-    line.update(100, METRICS)
-    clock.now += 1
-    line.update(200, {})
-    assert shown.text().count("\x1b[K") == 2
+    assert lines(text)[-1].split()[2].startswith("300/1,000")
+    assert text.rstrip("\x1b[?25h").endswith("\n")
 
 
 def test_it_draws_at_most_about_ten_times_a_second_and_the_last_state_always(terminal, clock):
     shown = terminal()
-    line = Progress(1000, shown.stream)
+    bar = Progress(1000, shown.stream)
     for frames in range(1, 1001):
-        line.update(frames, METRICS)
+        bar.update(frames, METRICS)
         clock.now += 0.001
-    drawn = lines(shown.text())
-    assert 9 <= len(drawn) <= 11
-    line.close()
-    assert lines(shown.text())[0].startswith("1,000/1,000 frames (100%)")
-
-
-def test_closing_does_not_redraw(terminal):
-    shown = terminal()
-    line = Progress(1000, shown.stream)
-    line.update(100, METRICS)
-    shown.text()
-    line.close()
-    line.close()
-    assert shown.text() == "\r\n"
+    assert 9 <= shown.text().count(" frames at ") <= 11
+    bar.close()
+    assert "1,000/1,000 frames" in lines(shown.text())[-1]
 
 
 def test_closing_before_anything_was_drawn_writes_nothing(terminal):
@@ -127,51 +116,65 @@ def test_closing_before_anything_was_drawn_writes_nothing(terminal):
     assert shown.text() == ""
 
 
-@pytest.mark.parametrize("columns", [1, 2, 20, 60])
-def test_the_line_is_shorter_than_the_terminal_is_wide(terminal, columns):
+@pytest.mark.parametrize("columns", [20, 60])
+def test_the_line_is_not_longer_than_the_terminal_is_wide(terminal, columns):
     shown = terminal(columns)
-    Progress(1000, shown.stream).update(100, METRICS)
-    [line] = lines(shown.text()) or [""]
-    assert len(line) == columns - 1
+    bar = Progress(1000, shown.stream)
+    bar.update(100, METRICS)
+    bar.close()
+    assert max(map(len, lines(shown.text()))) <= columns
 
 
-def test_an_unknown_terminal_width_defaults_to_eighty_columns(terminal):
-    shown = terminal(columns=0)
-    Progress(10**12, shown.stream).update(10**11, {**METRICS, "eval/return_mean": 1e9})
-    [line] = lines(shown.text())
-    assert len(line) == 79
+def test_a_log_message_stands_above_the_bar_on_a_line_of_its_own(terminal, monkeypatch):
+    shown = terminal()
+    monkeypatch.setattr(sys, "stderr", shown.stream)
+    handler = logging.StreamHandler(sys.stderr)
+    log = logging.getLogger("recurrl.test_progress")
+    log.addHandler(handler)
+    try:
+        bar = Progress(1000)
+        bar.update(100, METRICS)
+        log.warning("careful")
+        sys.stderr.write("printed\n")
+        bar.close()
+        assert handler.stream is sys.stderr is shown.stream
+    finally:
+        log.removeHandler(handler)
+    drawn = lines(shown.text())
+    assert {"careful", "printed"} <= set(drawn)
+    assert "100/1,000 frames" in drawn[-1]
 
 
 def test_a_value_stays_until_replaced_and_nan_does_not_replace_it(terminal, clock):
     shown = terminal()
-    line = Progress(1000, shown.stream)
+    bar = Progress(1000, shown.stream)
+    drawn = []
     for metrics in ({"train/return_mean": math.nan}, {"eval/return_mean": 5.0}, {"train/return_mean": 1.0}, {}):
-        line.update(100, metrics)
+        bar.update(100, metrics)
+        drawn.append(lines(shown.text())[-1])
         clock.now += 1
-    first, second, third, fourth = lines(shown.text())
-    assert "return" not in first
-    assert second.endswith("| eval return 5.00")
-    assert third.endswith("| return 1.00 | eval return 5.00")
-    assert fourth == third
+    bar.close()
+    first, second, third, fourth = (line.partition("frames")[2] for line in drawn)
+    assert (first, second, third, fourth) == ("", " · eval 5.00", *[" · return 1.00 · eval 5.00"] * 2)
 
 
-@pytest.mark.parametrize("speed", [0.0, math.nan, math.inf])
-def test_without_a_speed_there_is_no_time_left(terminal, speed):
-    shown = terminal()
-    Progress(1000, shown.stream).update(100, {"time/frames_per_s": speed})
-    assert lines(shown.text()) == ["100/1,000 frames (10%)"]
+@pytest.mark.parametrize("speed", [{}, {"time/frames_per_s": 0.0}])
+def test_without_a_speed_there_is_no_time_left(speed):
+    assert described(100, 1000, speed) == "100/1,000 frames"
 
 
 def test_a_stream_that_is_not_a_terminal_gets_nothing():
     stream = io.StringIO()
-    line = Progress(1000, stream)
-    line.update(100, METRICS)
-    line.close()
+    bar = Progress(1000, stream)
+    bar.update(100, METRICS)
+    bar.close()
     assert stream.getvalue() == ""
 
 
-def test_the_stream_is_standard_error_unless_another_is_given(terminal, monkeypatch):
+def test_nothing_is_drawn_where_another_process_draws(terminal, monkeypatch):
     shown = terminal()
-    monkeypatch.setattr("sys.stderr", shown.stream)
-    Progress(1000).update(100, METRICS)
-    assert lines(shown.text())[0].startswith("100/1,000 frames")
+    monkeypatch.setenv(SWITCH, "off")
+    bar = Progress(1000, shown.stream)
+    bar.update(100, METRICS)
+    bar.close()
+    assert shown.text() == ""

@@ -1,0 +1,35 @@
+"""``recurrl-compare``: what differs between runs, and what they came to."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from recurrl.cli.results import over_seeds, results_of, text_of
+from recurrl.errors import ConfigError
+
+
+def compare_main() -> None:
+    """``recurrl-compare``: what differs between runs, and what they came to."""
+    parser = argparse.ArgumentParser(
+        prog="recurrl-compare",
+        description="Prints a table of runs: the settings that differ, the return of the last evaluation with the 95% "
+        "interval of its mean over episodes, frames, time and status; and for runs that differ in their seeds only, "
+        "the mean over seeds with its interval. recurrl-evaluate "
+        "plays new episodes instead.",
+    )
+    parser.add_argument("run", nargs="+", type=Path, metavar="run|sweep", help="run directories, or those of sweeps")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    arguments = parser.parse_args()
+    try:
+        results = [result for path in arguments.run for result in results_of(path)]
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    if arguments.json:
+        found = {
+            "runs": [result.as_json() for result in results],
+            "over_seeds": [g.as_json() for g in over_seeds(results)],
+        }
+        sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(text_of(results, "run"))

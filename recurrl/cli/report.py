@@ -1,0 +1,26 @@
+"""``recurrl-report``: one HTML page about runs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from recurrl.errors import ConfigError
+
+
+def report_main() -> None:
+    """``recurrl-report``: one HTML page about runs."""
+    parser = argparse.ArgumentParser(
+        prog="recurrl-report",
+        description="Writes one self-contained HTML page: learning curves over seeds, returns, the use of memory, "
+        "where the time went, what differs between the configurations, warnings, and videos in the runs' directories.",
+    )
+    parser.add_argument("run", nargs="+", type=Path, metavar="run|sweep", help="run directories, or those of sweeps")
+    parser.add_argument("--output", type=Path, help="the file; default: report.html in the first directory")
+    arguments = parser.parse_args()
+    try:
+        from recurrl.cli.report_run import write_report
+
+        path = write_report(arguments.run, arguments.output)
+    except (ConfigError, OSError) as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(f"{path}\n")

@@ -1,0 +1,227 @@
+"""A search for better hyperparameters with Optuna, as a Hydra sweeper and a callback of its runs."""
+
+import logging
+import math
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import optuna
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import Trial, TrialState
+
+from recurrl.agent import Agent
+from recurrl.cli.messages import has_lost_jobs
+from recurrl.cli.results import COMPLETED, STOPPED, Result, job_in, table
+from recurrl.config.plugins import PRESETS
+from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.run_lock import locked
+
+logger = logging.getLogger(__name__)
+_PRUNERS = {
+    # Of 20 reports in all: not before the fifth.
+    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5),
+    "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=5),
+    None: optuna.pruners.NopPruner,
+}
+_NAME = "recurrl"
+_REPORTS = 20
+"""How often a trial reports its return, so that trials with other batches can be compared."""
+_STARTUP_TRIALS = 8
+_SHOWN = 5
+
+
+def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher) -> None:
+    """Runs trials until there are ``n_trials``, or the time is up, and prints the best.
+
+    Args:
+        options: of ``configs/hydra/sweeper/optuna.yaml``.
+        arguments: the overrides of the command line; those with several values are searched, too.
+        config: of the sweep.
+        launcher: runs the jobs.
+
+    Raises:
+        ConfigError: an option or a search space is wrong, or the folder holds another search.
+        RunError: trials failed; the others were run nonetheless.
+    """
+    began = time.monotonic()
+    fixed, space = _space([*(f"{key}={value}" for key, value in options["params"].items()), *arguments])
+    _check(options, space)
+    folder = Path(config.hydra.sweep.dir).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    at_once = options["n_jobs"] or OmegaConf.select(config, "hydra.launcher.n_jobs", default=1)
+    with locked(folder):
+        study = _study(folder, options, at_once, fixed)
+        while (count := min(at_once, _left(study, options, time.monotonic() - began))) > 0:
+            trials = [_asked(study, space) for _ in range(count)]
+            jobs = [[*fixed, *_overrides(trial), *_of_hydra(trial)] for trial in trials]
+            try:
+                launcher.launch(jobs, initial_job_idx=trials[0].number)
+            except RuntimeError as error:
+                if not has_lost_jobs(error):
+                    raise
+                lost = [trial.number for trial in trials]
+                logger.error("Trials %s were lost, but for those that had ended: %s", lost, error)
+            for trial in trials:
+                _tell(study, trial, job_in(folder / str(trial.number), folder))
+        _report(study, fixed)
+
+
+class Pruning:
+    """Tells a study how the return of a trial develops, and stops the run if it is below that of the others."""
+
+    def __init__(self, sweeper: DictConfig, folder: Path, total_frames: int) -> None:
+        self._study = optuna.load_study(study_name=_NAME, storage=_storage(folder), pruner=_PRUNERS[sweeper.pruner]())
+        self._trial = Trial(self._study, self._study.trials[sweeper.trial]._trial_id)
+        self._total_frames = total_frames
+        self._reports = 0
+
+    def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool:
+        """Called after each iteration."""
+        reports, value = int(_REPORTS * metrics["frames"] / self._total_frames), metrics["train/return_mean"]
+        if reports == self._reports or not math.isfinite(value):
+            return False
+        self._reports = reports
+        self._trial.report(value, reports)
+        return self._trial.should_prune()
+
+
+def _storage(folder: Path) -> str:
+    return f"sqlite:///{folder}/study.db"
+
+
+def _check(options: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> None:
+    if not space:
+        raise ConfigError(
+            "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo, or values such as "
+            "'lr=tag(log,interval(1e-4,1e-2))' or cell=gru,lstm."
+        )
+    if options["pruner"] not in _PRUNERS:
+        raise ConfigError(f"hydra.sweeper.pruner={options['pruner']} does not exist. Choose median, halving or null.")
+    if options["n_trials"] is None and options["seconds"] is None:
+        raise ConfigError("hydra.sweeper.n_trials=null has no end. Give hydra.sweeper.seconds=... too.")
+
+
+def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
+    """The overrides that all trials have, and for the other keys what is searched; the last one of a key counts."""
+    last: dict[str, Override] = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        last[override.get_key_element().lstrip("+")] = override
+    fixed = [str(override.input_line) for override in last.values() if not override.is_sweep_override()]
+    return fixed, {each.get_key_element(): _distribution(each) for each in last.values() if each.is_sweep_override()}
+
+
+def _distribution(override: Override) -> BaseDistribution:
+    value: Any = override.value()
+    if override.is_interval_sweep():
+        log = "log" in value.tags
+        if isinstance(value.start, int) and isinstance(value.end, int):
+            return IntDistribution(value.start, value.end, log=log)
+        return FloatDistribution(value.start, value.end, log=log)
+    if override.is_range_sweep() and all(isinstance(each, int) for each in (value.start, value.stop, value.step)):
+        return IntDistribution(value.start, value.stop - 1, step=value.step)
+    return CategoricalDistribution(list(override.sweep_string_iterator()))
+
+
+def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: Sequence[str]) -> optuna.Study:
+    """The study in a folder; a new one if there is none."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    study = optuna.create_study(
+        study_name=_NAME,
+        storage=_storage(folder),
+        direction="maximize",
+        pruner=_PRUNERS[options["pruner"]](),
+        load_if_exists=True,
+    )
+    # Another seed when it resumes, which would otherwise repeat its first proposals.
+    seed = options["seed"] + len(study.trials)
+    study.sampler = optuna.samplers.TPESampler(
+        n_startup_trials=_STARTUP_TRIALS, seed=seed, multivariate=True, constant_liar=at_once > 1
+    )
+    before = study.user_attrs.setdefault("overrides", list(fixed))
+    if before != list(fixed):
+        raise ConfigError(
+            f"{folder} holds a search with other values: {shlex.join(before)}. Give the same ones, or another folder "
+            "with hydra.sweep.dir=..."
+        )
+    study.set_user_attr("overrides", list(fixed))
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a search that was interrupted
+        study.tell(trial.number, state=TrialState.FAIL)
+        study.enqueue_trial(trial.params)
+    return study
+
+
+def _left(study: optuna.Study, options: Mapping[str, Any], elapsed: float) -> int:
+    """How many trials may begin: after the first, none that would probably end after the time is up."""
+    ended = [trial for trial in study.trials if "status" in trial.user_attrs]
+    usual = [trial.user_attrs["seconds"] for trial in ended if trial.state == TrialState.COMPLETE]
+    if ended and options["seconds"] is not None and elapsed + (median(usual) if usual else 0) > options["seconds"]:
+        return 0
+    return sys.maxsize if options["n_trials"] is None else options["n_trials"] - len(ended)
+
+
+def _asked(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
+    try:
+        return study.ask(space)
+    except ValueError as error:
+        raise ConfigError(
+            f"The study was begun with another search space: {error}. Give the same, or another folder with "
+            "hydra.sweep.dir=..."
+        ) from error
+
+
+def _overrides(trial: Any) -> list[str]:
+    """The values of a trial; numbers with the digits that matter, so that they can be read and typed."""
+    return [
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in trial.params.items()
+    ]
+
+
+def _of_hydra(trial: Trial) -> list[str]:
+    return [f"hydra.sweep.subdir={trial.number}", f"hydra.sweeper.trial={trial.number}"]
+
+
+def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:
+    """Records how a trial ended."""
+    seconds = job.summary.get("wall_time_s")
+    for key, value in {"status": job.status, "seconds": seconds, "return": job.mean_return, "error": job.error}.items():
+        trial.set_user_attr(key, value)
+    if job.status == COMPLETED and job.mean_return is not None:
+        study.tell(trial, job.mean_return)
+    else:
+        study.tell(trial, state=TrialState.PRUNED if job.status == STOPPED else TrialState.FAIL)
+
+
+def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
+    """Prints the best trials, and the command line that repeats the best."""
+    ended = [trial for trial in study.trials if "status" in trial.user_attrs]
+    best = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: trial.value or 0.0, reverse=True)
+    if best:
+        rows = [
+            (
+                str(trial.number),
+                *(text.partition("=")[2] for text in _overrides(trial)),
+                f"{trial.value:.1f}",
+                f"{trial.user_attrs['seconds']:.0f}",
+            )
+            for trial in best[:_SHOWN]
+        ]
+        sys.stdout.write(
+            f"\nThe best of {len(ended)} trials:\n\n{table([('trial', *best[0].params, 'return', 'seconds'), *rows])}"
+        )
+        kept = [text for text in fixed if text.partition("=")[0] not in PRESETS]
+        sys.stdout.write(f"\nThe best one again: recurrl-train {shlex.join([*kept, *_overrides(best[0])])}\n")
+        sys.stdout.write("The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n")
+    failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
+    if failed:
+        raise RunError(f"{len(failed)} of {len(ended)} trials failed: {failed}.")

@@ -1,0 +1,132 @@
+"""A sweep as a whole: what is set up before its jobs, and the tables at its end.
+
+The jobs may run in other processes or on other machines, so their results are read from their directories.
+"""
+
+import csv
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from recurrl import STARTED
+from recurrl.cli.results import COMPLETED, OVERRIDES, STOPPED, Result, differing, jobs_of, over_seeds, text_of
+from recurrl.cli.sweep_display import display
+from recurrl.runtime.atomic import atomic_write
+from recurrl.runtime.report import write_summary
+from recurrl.runtime.run_directory import SUMMARY
+from recurrl.tracking.progress import is_shown
+
+_begun = itertools.count()
+_open = ExitStack()
+"""Closed when the command ends: the display of its sweep, and then the report."""
+
+
+class BeforeSweep(Callback):
+    """Gives joblib a number of processes that suits the machine, and begins to follow the sweep."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Called with the configuration of the sweep, before its first job."""
+        # joblib's default is as many as there are cores, whatever the threads of each.
+        if OmegaConf.select(config, "hydra.launcher.n_jobs") == -1:
+            config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
+        folder = Path(config.hydra.sweep.dir).absolute()
+        _open.callback(_report, folder)
+        if is_shown(sys.stderr):
+            _open.enter_context(display(folder, _count(config)))
+
+
+def jobs_at_once(num_threads: int | None) -> int:
+    """How many jobs with these threads the cores of this process suffice for; at least one."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // (num_threads or cores))
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """Reports the sweep that starts within the block, if one does, however it ends."""
+    with _open:
+        yield
+
+
+def _count(config: DictConfig) -> int | None:
+    """The number of jobs of a sweep; None if it is not known."""
+    if "n_trials" in config.hydra.sweeper:
+        count: int | None = config.hydra.sweeper.n_trials
+        return count
+    overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+    try:
+        return sum(map(len, BasicSweeper.split_arguments(overrides, None)))
+    except HydraException:  # raised by the sweeper too, with the reason
+        return None
+
+
+def job_started() -> float:
+    """When the job that begins was started, seconds since the epoch: the first of a process with the process."""
+    return time.time() if next(_begun) else STARTED
+
+
+@contextmanager
+def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
+    """Records the overrides of a job that begins, and the error of one that is refused before it writes a summary."""
+    (run_dir / OVERRIDES).parent.mkdir(exist_ok=True)
+    with atomic_write(run_dir / OVERRIDES) as file:
+        OmegaConf.save(OmegaConf.create(overrides), file)
+    try:
+        yield
+    except Exception as error:
+        if not (run_dir / SUMMARY).exists():
+            write_summary(run_dir, {"status": "failed", "frames": 0, "error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def job_return(run_dir: Path) -> float | None:
+    """What a job returns to Hydra, for sweepers that maximise it: its evaluation return."""
+    found: float | None = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))["eval_return_mean"]
+    return found
+
+
+def _report(folder: Path) -> None:
+    """Prints and writes the results of a sweep, and names the jobs that failed."""
+    jobs = jobs_of(folder)
+    if not jobs:
+        return
+    sys.stdout.write(f"\n{text_of(jobs, 'job')}\n")
+    sys.stdout.flush()
+    failed = [job for job in jobs if job.status not in (COMPLETED, STOPPED)]
+    sys.stderr.write(f"{len(jobs) - len(failed)} of {len(jobs)} jobs completed\n")
+    keys = differing(jobs)
+    for job in failed:
+        settings = " ".join(f"{key}={value}" for key, value in job.settings.items() if key in keys or not keys)
+        sys.stderr.write(f"{job.status}: {job.name}: {settings or '(defaults)'}: {job.error or 'see its log'}\n")
+    _write(folder, jobs)
+    from recurrl.cli.report_run import write_report  # plotly takes half a second
+
+    page = write_report([folder])
+    sys.stderr.write(f"The table is also in {folder}/sweep.json and sweep.csv, with figures in {page}.\n")
+
+
+def _write(folder: Path, jobs: list[Result]) -> None:
+    found = {"jobs": [job.as_json() for job in jobs], "over_seeds": [group.as_json() for group in over_seeds(jobs)]}
+    with atomic_write(folder / "sweep.json") as file:
+        json.dump(found, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+    keys = differing(jobs)
+    rows = [job.as_json() for job in jobs]
+    columns = [name for name in rows[0] if name not in ("name", "settings")]
+    with atomic_write(folder / "sweep.csv") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["job", *keys, *columns])
+        for row in rows:
+            writer.writerow([row["name"], *(row["settings"].get(key, "") for key in keys), *map(row.get, columns)])

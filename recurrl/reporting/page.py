@@ -1,0 +1,192 @@
+"""The page of a report: HTML without any request to another file or host."""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from html import escape
+from pathlib import Path
+from statistics import fmean
+
+from plotly.graph_objects import Figure  # type: ignore[import-untyped]
+from plotly.io import to_html  # type: ignore[import-untyped]
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
+from recurrl.reporting.runs import ReportedRun, grouped
+from recurrl.returns import summarized
+
+_CONFIG = {"displayModeBar": False, "responsive": True}
+_LARGEST_VIDEO = 20 << 20
+_VIDEOS = {".mp4": "video", ".gif": "image"}
+_STYLE = """
+:root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --line: #d1d9e0; --back: #fff; --box: #f6f8fa;
+  --bad: #b42318; --warn: #8a5a00; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117;
+  --box: #151b23; --bad: #ff7b72; --warn: #e3b341; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1000px; padding: 16px; font: 15px/1.5 system-ui, sans-serif; color: var(--text);
+  background: var(--back); }
+h1 { font-size: 22px; margin: 8px 0; } h2 { font-size: 17px; margin: 28px 0 8px; }
+.soft { color: var(--soft); } .bad { color: var(--bad); } .warn { color: var(--warn); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px; margin: 14px 0; }
+.tile { background: var(--box); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
+.tile b { display: block; font-size: 21px; } .tile span { color: var(--soft); font-size: 13px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
+video, img { max-width: 100%; border-radius: 8px; }
+.plotly-graph-div { width: 100%; }
+.legendtext, .xtick text, .ytick text, .gtitle, .xtitle, .ytitle { fill: var(--text) !important; }
+"""
+
+
+def page(runs: Sequence[ReportedRun], title: str) -> str:
+    """The report as HTML.
+
+    Args:
+        runs: at least one.
+        title: of the page.
+    """
+    groups = grouped(runs)
+    figures = {
+        "Evaluation return": _if_several_points(learning_curves(groups, "eval/return_mean")),
+        "Return of training, last 100 episodes": learning_curves(groups, "train/return_mean"),
+        "What the memory is worth": memory_bars(groups),
+        "Where the time went": time_bars(groups),
+    }
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{escape(_task(runs))}</p>',
+        *_tiles(runs, groups),
+        *_warnings(runs),
+        *(f"<h2>{escape(name)}</h2>{_drawn(figure)}" for name, figure in figures.items() if figure is not None),
+        "<h2>Groups</h2>",
+        _table(("settings", *_GROUP_COLUMNS), [(name, *_of_group(of)) for name, of in groups.items()]),
+        "<h2>Runs</h2>",
+        _table(("run", "settings", *_RUN_COLUMNS), [_of_run(run) for run in runs]),
+        *_videos(runs),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>\n"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _drawn(figure: Figure) -> str:
+    return str(to_html(figure, include_plotlyjs=False, full_html=False, config=_CONFIG))
+
+
+def _if_several_points(curves: Figure | None) -> Figure | None:
+    """A run that was evaluated only at its end has no curve; its return is in the tables."""
+    return curves if curves is not None and any(len(set(trace.x)) > 1 for trace in curves.data) else None
+
+
+def _task(runs: Sequence[ReportedRun]) -> str:
+    """What all runs have in common, as far as a reader looks for it first."""
+    keys = ("env.id", "cell", "algorithm", "backend", "total_frames")
+    common = ((key, {run.settings.get(key, "") for run in runs}) for key in keys)
+    return ", ".join(f"{key}={next(iter(values))}" for key, values in common if len(values) == 1 and "" not in values)
+
+
+def _tiles(runs: Sequence[ReportedRun], groups: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
+    ended = sum(run.status in ("completed", "stopped") for run in runs)
+    seconds = sum(run.number("wall_time_s") or 0.0 for run in runs)
+    speeds = [speed for run in runs if (speed := run.number("frames_per_s")) is not None]
+    tiles = [(f"{ended} of {len(runs)}", "runs completed"), (_duration(seconds), "time of all runs")]
+    if speeds:
+        tiles.append((f"{fmean(speeds):,.0f}", "frames/s"))
+    best = max(((_mean(of), name) for name, of in groups.items() if _returns(of)), default=None)
+    if best is not None:
+        label = "evaluation return" if len(groups) == 1 else f"best evaluation return: {best[1]}"
+        tiles.insert(0, (f"{best[0]:.1f}", label))
+    inner = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in tiles)
+    yield f'<div class="tiles">{inner}</div>'
+
+
+def _warnings(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    found = [(run.name, "bad", f"{run.status}: {run.summary['error']}") for run in runs if run.summary.get("error")]
+    found += [(run.name, "bad", "unfinished: it wrote no summary") for run in runs if not run.summary]
+    for run in runs:
+        texts = run.summary.get("warnings") or {}
+        found += [(run.name, "warn", f"{name}: {text}") for name, text in texts.items()]
+    if found:
+        lines = (f'<li class="{kind}">{escape(name)}: {escape(text)}</li>' for name, kind, text in found)
+        yield f"<h2>Warnings</h2><ul>{''.join(lines)}</ul>"
+
+
+_GROUP_COLUMNS = ("runs", "mean return", "95% interval", "interquartile mean", "frames", "frames/s", "time a run")
+_RUN_COLUMNS = ("seed", "return", "± std over episodes", "memory zeroed", "frames", "time", "status")
+
+
+def _of_group(runs: Sequence[ReportedRun]) -> tuple[str, ...]:
+    returns = _returns(runs)
+    seconds, speeds, frames = (
+        [number for run in runs if (number := run.number(key)) is not None]
+        for key in ("wall_time_s", "frames_per_s", "frames")
+    )
+    mean = interval = middle = ""
+    if returns:
+        found = summarized(returns)
+        mean = f"{found['mean']:.2f}"
+        if len(returns) > 1:
+            interval = " to ".join(f"{end:.2f}" for end in found["interval_95"])
+            middle = f"{found['interquartile_mean']:.2f}"
+    return (
+        str(len(runs)),
+        mean,
+        interval,
+        middle,
+        f"{fmean(frames):,.0f}" if frames else "",
+        f"{fmean(speeds):,.0f}" if speeds else "",
+        _duration(fmean(seconds)) if seconds else "",
+    )
+
+
+def _of_run(run: ReportedRun) -> tuple[str, ...]:
+    keys = ("eval_return_mean", "eval_return_std", "eval_return_mean_zeroed_state")
+    numbers = ["" if run.number(key) is None else f"{run.number(key):.2f}" for key in keys]
+    seconds, frames = run.number("wall_time_s"), run.number("frames")
+    return (
+        run.name,
+        ", ".join(f"{key}={value}" for key, value in run.differing.items()),
+        run.settings.get("seed", ""),
+        *numbers,
+        "" if frames is None else f"{frames:,.0f}",
+        "" if seconds is None else _duration(seconds),
+        run.status,
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _videos(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    """The first video in each run's directory, inside the page."""
+    for run in runs:
+        found = sorted(path for path in run.directory.glob("*") if path.suffix in _VIDEOS and path.is_file())
+        if found and found[0].stat().st_size <= _LARGEST_VIDEO:
+            yield f"<h2>Video: {escape(run.name)}</h2>{_embedded(found[0])}"
+
+
+def _embedded(path: Path) -> str:
+    kind = _VIDEOS[path.suffix]
+    source = f"data:{kind}/{path.suffix[1:]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f'<video controls loop muted src="{source}"></video>' if kind == "video" else f'<img src="{source}" alt="">'
+
+
+def _returns(runs: Sequence[ReportedRun]) -> list[float]:
+    return [number for run in runs if (number := run.number("eval_return_mean")) is not None]
+
+
+def _mean(runs: Sequence[ReportedRun]) -> float:
+    return fmean(_returns(runs))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
