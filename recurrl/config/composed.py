@@ -10,7 +10,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.keys import WRAPPERS, check_keys, key_paths, typed_value
-from recurrl.config.plugins import GROUPS, key_of, options_class
+from recurrl.config.plugins import GROUPS, default_name, key_of, options_class
+from recurrl.config.plugins import values as values_of_choice
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
 from recurrl.errors import ConfigError
 
@@ -92,8 +93,16 @@ def chosen_options(config: DictConfig) -> dict[str, type]:
 
 
 def _check_groups(merged: Any) -> None:
-    """Rejects a group that lacks several values: a user's yaml that does not inherit from one of ours."""
+    """Rejects a group that is missing, in a run of an older version, or that lacks several values: a user's yaml that
+    does not inherit from one of ours.
+    """
     missing = sorted(OmegaConf.missing_keys(merged))
+    for group in (key for key in missing if key in GROUPS):
+        raise ConfigError(
+            f"The configuration has no group {group!r}; runs of older versions may lack it. Add "
+            f"{group}={default_name(group)}, the default, to the command line, or "
+            f"'{group}: {values_of_choice(group, default_name(group))}' to the configuration that the run saved."
+        )
     for group in dict.fromkeys(key.partition(".")[0] for key in missing):
         lacking = [key.removeprefix(f"{group}.") for key in missing if key.startswith(f"{group}.")]
         if len(lacking) > 1:

@@ -100,6 +100,19 @@ def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, said, key, 
         assert str(run) in error, name
 
 
+def test_a_run_without_a_group_that_its_version_did_not_have_says_what_to_add(run, said, train):
+    saved = settings(run)
+    del saved["buffer"]
+    (run / "config.yaml").write_text(yaml.dump(saved), encoding="utf-8")
+    for name, error in said(run).items():
+        assert "has no group 'buffer'" in error, name
+        assert "Add buffer=on_policy, the default, to the command line" in error, name
+        assert str(run) in error, name
+    assert train(f"resume={run}", "total_frames=96", "buffer=on_policy", "hydra.run.dir=out").code == 0
+    (run / "config.yaml").write_text(yaml.dump(saved) + "\nbuffer: {'name': 'on_policy'}\n", encoding="utf-8")
+    assert train(f"resume={run}", "total_frames=96", "hydra.run.dir=another").code == 0
+
+
 def test_every_value_out_of_range_is_named_with_the_file(train, run):
     saved = settings(run)
     tried = []

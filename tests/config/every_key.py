@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -27,8 +27,8 @@ from recurrl import checkpoint
 from recurrl import training as loop
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
-from recurrl.config.options import Meaning
-from recurrl.config.plugins import GROUPS, names, values
+from recurrl.config.options import Meaning, meaning_of
+from recurrl.config.plugins import GROUPS, names, options_class, values
 from recurrl.errors import ConfigError
 from recurrl.learning import learner
 from recurrl.runtime import time_limit
@@ -51,6 +51,7 @@ TEXTS: dict[str, list[Any]] = {
     "env.packages": [["noticed"]],
     "env.wrappers": [["every_key_env:Doubled"]],
     "env.kwargs": [{"length": 4}, {"g": 5.0}, {"sutton_barto_reward": True}, {"decks": 2}],
+    "buffer.folder": ["ring"],
     "device": ["cuda"],
     "logger.project": ["another"],
     "logger.id": ["another-id"],
@@ -64,6 +65,7 @@ TEXTS: dict[str, list[Any]] = {
 EVENTS: dict[str, dict[str, Any]] = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
+    "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_fault": {"env.kwargs": {"fault": "raise"}},
     "max_skipped_steps": {
@@ -127,14 +129,15 @@ def levels(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
 
 
 def changed(composed: DictConfig, key: str, value: Any) -> DictConfig:
-    """A configuration with another value; of a group's name, with that choice's values where the names are shared."""
+    """A configuration with another value; of a group's name, with the values that fit the options of that choice."""
     result = deepcopy(composed)
     group = key.removesuffix(".name")
     if key != "env.name" and group in GROUPS:
         shared = {name: of for name, of in plain(composed[group], resolve=False).items() if name != "name"}
         own = values(group, value)
         shared |= own if group == "recompute" else {}
-        kept = {name: of for name, of in shared.items() if name in own}
+        choices = {each.name: meaning_of(each).choices for each in fields(options_class(group, value))}
+        kept = {name: of for name, of in shared.items() if name in own and (not choices[name] or of in choices[name])}
         OmegaConf.update(result, group, {**own, **kept}, merge=False, force_add=True)
     else:
         OmegaConf.update(result, key, value, merge=False, force_add=True)
@@ -152,6 +155,7 @@ def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, Listener(seen):
         _spy(patch, seen)
+        patch.chdir(run_dir)
         try:
             config = typed(composed)
             check_config(config, given)

@@ -99,7 +99,7 @@ def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictCon
         f"{sees} {does}": compose(*TINY, *own, f"+env.kwargs.sees={sees}", f"+env.kwargs.does={does}")
         for sees, does in SPACES
     } | {"memory": compose(*TINY, "env=repeat_previous_torch")}
-    varied = ("cell", "backend", "recompute", "precision", "algorithm")
+    varied = ("cell", "backend", "recompute", "precision", "algorithm", "buffer")
     groups = {"env": list(made)}
     groups |= {group: [name for name in names(group) if name not in SLOW.get(group, ())] for group in varied}
 
@@ -162,7 +162,7 @@ def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untype
 def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
     trials = list(in_every_pair(compose_untyped, tmp_path / "run"))
     tried = {choice for name, _ in trials for choice in name.split(", ")}
-    for group in ("cell", "backend", "recompute", "algorithm"):
+    for group in ("cell", "backend", "recompute", "algorithm", "buffer"):
         assert set(names(group)) - set(SLOW.get(group, ())) <= tried
     counts, silent = judged(trials, tmp_path)
     assert counts["configurations"] >= 15

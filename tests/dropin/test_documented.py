@@ -250,9 +250,15 @@ def test_a_projected_step_runs() -> None:
     torch.testing.assert_close(ours(data.clone())["y"], expected["y"].squeeze(1), **EQUAL)
 
 
-def test_a_projection_is_refused_by_triton() -> None:
-    with pytest.raises(ValueError, match="proj_size=2 is not possible with backend=triton"):
-        recurrent.LSTMModule(IN, H, proj_size=2, in_key="x", out_key="y", recurrent_backend="triton")
+@pytest.mark.parametrize("sizes", ["bidirectional", "projected"])
+def test_both_directions_and_a_projection_run_by_the_kernels(sizes: str) -> None:
+    theirs, ours = pair("lstm", **SIZES[sizes], recurrent_backend="triton")
+    data = data_of(theirs, "sequence")
+    in_float32 = data.apply(lambda value: value.float() if value.is_floating_point() else value)
+    found = results(ours.float(), in_float32, "sequence")
+    assert ours.backend_in_use == "triton"
+    for name, expected in results(theirs, data, "sequence").items():
+        torch.testing.assert_close(found[name].double(), expected, rtol=1e-4, atol=1e-5)
 
 
 class Masked(Categorical):
@@ -394,6 +400,13 @@ def test_the_output_is_torchrls_class() -> None:
     assert ours["loss_objective"] == ours.loss_objective == ours.get("loss_objective")
     assert ours.kl >= 0
     assert set(ours.keys()) == {*theirs.keys(), "kl"}
+
+
+@pytest.mark.parametrize("make", [TheirGRPOLoss, GRPOLoss])
+def test_the_device_is_that_of_the_coefficients(make: Callable[..., nn.Module]) -> None:
+    loss = make(Actor(), device="meta")
+    assert {value.device.type for value in loss.buffers()} == {"meta"}
+    assert {value.device.type for value in loss.parameters()} == {"cpu"}
 
 
 def test_neither_loss_has_a_critic_or_a_value_estimator() -> None:

@@ -22,7 +22,6 @@ CPU = torch.device("cpu")
     ("cell", "options", "message"),
     [
         (make_cell("mingru", 4), {}, "has no kernel for cell=mingru"),
-        (make_cell("lstm", 8, proj_size=4), {}, "proj_size=4 is not possible"),
         (make_cell("gru", 4), {"recompute": "chunk"}, "chunk_len=0. Give 1 or more"),
         (make_cell("gru", 1025), {}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],

@@ -18,6 +18,8 @@ from recurrl.recurrent.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
+LAYERS: list[tuple[str, dict[str, Any]]] = [*((cell, {}) for cell in CELLS), ("lstm", {"proj_size": 3})]
+
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[int]) -> None:
@@ -93,13 +95,13 @@ class NoLookAtTheData(TorchDispatchMode):
 
 @pytest.mark.parametrize("recompute", ["none", "chunk"])
 @pytest.mark.parametrize("choose", ["configuration", "step_configuration"], ids=["resident", "step by step"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(("cell", "options"), LAYERS)
 def test_graph_capture_reads_no_data_on_the_host(
-    cell: str, choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
+    cell: str, options: dict[str, Any], choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lanes are then rows, with starts in their middle."""
     monkeypatch.setattr(table, "configuration", getattr(table, choose))
-    module = make(cell, 6, bidirectional=True, **WAYS[recompute])
+    module = make(cell, 6, bidirectional=True, **options, **WAYS[recompute])
     data = batch(module, resets("random", 3, 5))
     expected = outputs_and_gradients(module, data)
     monkeypatch.setattr(backend, "_is_tracing_or_capturing", lambda _: True)
@@ -110,9 +112,11 @@ def test_graph_capture_reads_no_data_on_the_host(
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cell: str) -> None:
-    module = make(cell, 6)
+@pytest.mark.parametrize(("cell", "options"), LAYERS)
+def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(
+    cell: str, options: dict[str, Any]
+) -> None:
+    module = make(cell, 6, **options)
     data = batch(module, resets("random", 5, 7))
     expected = outputs_and_gradients(module, data)
     with torch.autocast("cpu", torch.bfloat16):
@@ -160,9 +164,9 @@ def test_the_operators_pass_torchs_registration_checks(
     assert set(torch.library.opcheck(recurrent_backward, backward).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_a_module_compiles_without_graph_breaks(cell: str) -> None:
-    module = make(cell, 6, precision="auto")
+@pytest.mark.parametrize(("cell", "options"), LAYERS)
+def test_a_module_compiles_without_graph_breaks(cell: str, options: dict[str, Any]) -> None:
+    module = make(cell, 6, precision="auto", **options)
     data = batch(module, resets("random", 5, 7))
     expected = outputs_and_gradients(module, data)
     found = outputs_and_gradients(torch.compile(module, fullgraph=True, backend="aot_eager"), data)

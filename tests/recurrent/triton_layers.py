@@ -63,6 +63,7 @@ def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = 
         num_layers=layers.num_layers,
         bias=module.cell.bias,
         bidirectional=layers.bidirectional,
+        proj_size=layers.proj_size,
     ).double()
     truth.load_state_dict(module.state_dict())
     with _products_rounded(SIGNIFICANT_BITS.get(rounding_of or "")):

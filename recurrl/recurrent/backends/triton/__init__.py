@@ -2,7 +2,8 @@
 
 triton is imported when the first layer runs, so that everything else works without it.
 
-Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, G gate rows, N lanes.
+Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, O output size (H, or that of the
+projection), G gate rows, N lanes.
 """
 
 from __future__ import annotations
@@ -13,29 +14,25 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import table
-from recurrl.recurrent.cell import Cell, Weights
+from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import GatedCell, HandWritten, is_hand_written
-from recurrl.recurrent.segments import Segments
+from recurrl.recurrent.segments import Segments, expanded
 
 OWN_PRODUCTS = True
 _ALTERNATIVE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on a CPU."
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Supports GRU and LSTM without a projection, up to 1,024 features, on CUDA or under triton's interpreter."""
+    """Supports GRU and LSTM up to 1,024 features, on CUDA or under triton's interpreter."""
     if not _has_kernel(cell):
         return (
             f"backend=triton has no kernel for cell={cell.name}, only for {' and '.join(table.CELLS)}. "
             "Choose backend=scan."
-        )
-    if cell.proj_size:
-        return (
-            f"proj_size={cell.proj_size} is not possible with backend=triton, whose kernels treat the output as the "
-            "state. Choose backend=pad or backend=scan."
         )
     if cell.hidden_size > table.LARGEST_HIDDEN:
         return (
@@ -78,10 +75,10 @@ def sequence(
     cell: Cell,
     x_BTI: Tensor,
     segments: Segments,
-    stored_states_BTH: tuple[Tensor, ...],
+    stored_states: States,
     weights: Weights,
     options: Options,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, States]:
     """Runs one layer with the kernels.
 
     Raises:
@@ -95,8 +92,11 @@ def sequence(
             f"backend=triton computes in float32, but the layer's dtype is {x_BTI.dtype}. For bfloat16 matmuls choose "
             "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
+    w_hr = weights.get("weight_hr")
+    if w_hr is not None:
+        x_BTI, stored_states, weights = _unprojected(x_BTI, segments, stored_states, weights, w_hr)
     differentiated = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (x_BTI, *stored_states_BTH, *weights.values())
+        tensor.requires_grad for tensor in (x_BTI, *stored_states, *weights.values())
     )
     *states_PH, _ = recurrent_forward(
         x_BTI.flatten(0, 1),
@@ -104,14 +104,34 @@ def sequence(
         weights["weight_hh"],
         _bias(cell, weights),
         segments.starts_BT.flatten().to(torch.int8),
-        _with_common_stride(stored_states_BTH),
+        _with_common_stride(stored_states),
         *_lanes(segments),
         _precision(options, x_BTI.device),
         keep=differentiated and options.recompute == "none",
         window_steps=options.chunk_len if options.recompute == "chunk" else 0,
     )
-    states_BTH = [state.unflatten(0, segments.starts_BT.shape) for state in states_PH]
-    return states_BTH[0], tuple(segments.only_ends(state) for state in states_BTH)
+    output, *others = (state.unflatten(0, segments.starts_BT.shape) for state in states_PH)
+    if w_hr is not None:
+        output = functional.linear(output, w_hr)
+    return output, tuple(segments.only_ends(state) for state in (output, *others))
+
+
+def _unprojected(
+    x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, w_hr: Tensor
+) -> tuple[Tensor, States, Weights]:
+    """The input, the stored states and the weights of an LSTM without projection that computes the same steps.
+
+    Its state m is what the projection projects: h = W_hr·m, so that W_hh·h = (W_hh·W_hr)·m. That leaves one product in
+    a row per step, where projecting within the step would take two. A stored state is an h, from which there is no way
+    back to m. But it is known before the loop: where it enters, it is part of the input, and m is zero.
+    """
+    h_BTO, c_BTH = stored_states
+    entering_BTO = torch.where(expanded(segments.starts_BT, h_BTO), h_BTO, 0.0)
+    folded = {
+        "weight_ih": torch.cat((weights["weight_ih"], weights["weight_hh"]), 1),
+        "weight_hh": weights["weight_hh"] @ w_hr,
+    }
+    return torch.cat((x_BTI, entering_BTO), 2), (torch.zeros_like(c_BTH), c_BTH), {**weights, **folded}
 
 
 def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
