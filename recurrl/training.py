@@ -28,6 +28,7 @@ from recurrl.evaluation import Evaluator, random_numbers_restored
 from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
+from recurrl.policy import Policy
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -86,6 +87,9 @@ def train(
     """
     set_process_state(config)
     policy = make_policy_for(config, given)
+    if start is None:
+        # Before the learner is made, because an algorithm may keep a copy of the first policy.
+        warm_start(config, policy, given)
     learner, episodes, diagnosis = make_learner(config, policy), EpisodeStatistics(), make_diagnosis(config, policy)
     logger.info(describe(config, policy))
     report.has_begun = True
@@ -148,6 +152,17 @@ def train(
                 break
         plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
     report.status = "stopped" if stopping else "completed"
+
+
+def warm_start(config: TrainConfig, policy: Policy, given: Collection[str]) -> None:
+    """Gives the policy of a new run the weights of another one, if the configuration asks for it.
+
+    Raises:
+        ConfigError: there are none, or none fit.
+    """
+    if config.init_from is not None:
+        for line in checkpoint.warm_start(policy, Path(config.init_from), "policy.initial_std" in given):
+            logger.info(line)
 
 
 def stops(callbacks: Sequence[Callback], metrics: Mapping[str, float], frames: int, policy: Agent | None) -> bool:

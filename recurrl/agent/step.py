@@ -66,7 +66,7 @@ class Step(nn.Module):
                 (PREVIOUS_ACTION, env.previous_action),
                 (PREVIOUS_REWARD, env.previous_reward),
             )
-            if asked
+            if asked and name not in policy.critic_only
         ]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -124,7 +124,8 @@ class Step(nn.Module):
         for name in self.added:
             value = inputs[name]
             entries[name] = value if name == ACTION_MASK else value.masked_fill(begins_B.unsqueeze(-1), 0.0)
-        is_dict = isinstance(self.interface.observation_space, spaces.Dict | spaces.Tuple) or self.added
+        is_dict = isinstance(self.interface.observation_space, spaces.Dict | spaces.Tuple)
+        is_dict = is_dict or bool(self.added or self.policy.critic_only)
         return entries if is_dict else entries[OBSERVATION]
 
     def _noise(self, inputs: Tensors, begins_B: Tensor, outputs: Tensors) -> Tensor | None:

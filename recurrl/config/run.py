@@ -151,6 +151,11 @@ class TrainConfig:
         "a run directory or checkpoint to continue from; auto: the newest in this run's directory"
     )
 
+    init_from: str | None = option(
+        "a run directory or checkpoint whose weights and running statistics of observations a new run starts with, as "
+        "far as they fit; a resumed run has its own"
+    )
+
     @property
     def steps_per_row(self) -> int:
         """T: steps per environment and iteration."""
