@@ -85,7 +85,7 @@ class Step(nn.Module):
     def forward(self, inputs: Tensors) -> Tensors:
         """Acts once in each of B environments."""
         begins_B = inputs[IS_INIT]
-        observation = self._observation(inputs, begins_B)
+        observation = self.observation(inputs, begins_B)
         trunk = self.policy.trunk
         entering = {key: inputs[".".join(path_of(key))] for key in trunk.state_keys}
         features, new_states = trunk.stepper()(observation, entering, begins_B)
@@ -108,7 +108,7 @@ class Step(nn.Module):
             outputs |= {".".join(("distribution", *path, key)): value for key, value in parameters_of(each).items()}
         return {**actions, **outputs}
 
-    def _observation(self, inputs: Tensors, begins_B: Tensor) -> Any:
+    def observation(self, inputs: Tensors, begins_B: Tensor) -> Any:
         """The observation as the policy takes it: a tensor, or a nested mapping."""
         entries: dict[str, Any] = {}
         for name, path, spec in self._observed:
@@ -172,6 +172,15 @@ class _Part(nn.Module):
             middle, half, low, high = self._scaling
             chosen = (middle + half * chosen.double()).maximum(low).minimum(high)
         return chosen.to(self.dtype)
+
+    def from_env(self, action: Tensor) -> Tensor:
+        """The policy's action for the environment's ``[B, ...]``."""
+        if not isinstance(self.space, spaces.Box):
+            return action.to(self.dtype)
+        if self._scales:
+            middle, half, _, _ = self._scaling
+            action = torch.where(half > 0, (action.double() - middle) / half, 0.0)
+        return action.to(torch.get_default_dtype())
 
     def flat(self, chosen: Tensor) -> Tensor:
         """The policy's action as it is shown to it afterwards, ``[B, A]``; see :class:`AddedEntries`."""

@@ -59,6 +59,7 @@ TEXTS: dict[str, list[Any]] = {
     "logger.tags": [["another"]],
     "resume": ["nonesuch"],
     "init_from": ["nonesuch"],
+    "pretrain.folder": ["nonesuch"],
 }
 """Other values of keys that take any text, list or mapping."""
 
