@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,18 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose: Any, tmp_
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) < 50
     pretrain(policy, config.env, options(tmp_path / "episodes", epochs=20), config.slice_len, config.minibatch_slices)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
+
+
+def test_the_example_of_the_page_records_what_is_read(
+    finished_run: Path, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("outputs/mine", str(finished_run)).replace("range(20)", "range(2)"), {})
+    config = small()
+    episodes = read_episodes(tmp_path / "episodes", make_policy_for(config), config.env)
+    assert [bool(episode["is_init"][0]) for episode in episodes] == [True, True]
 
 
 # Runs

@@ -51,9 +51,9 @@ def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
     unused = dict.fromkeys(_owner(name) for name in theirs if name not in ours)
     require(
         bool(taken),
-        f"init_from={path}: nothing of {saved.path} fits this run's policy: {', '.join(differing) or 'no layer'} of "
-        f"the same name; without a counterpart there: {', '.join(lacking) or 'none'}. Give a run with the same kind "
-        "of network, or leave init_from out.",
+        f"init_from={path}: nothing of {saved.path} fits this run's policy. Layers that differ: "
+        f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(lacking) or 'none'}. Give a run with a "
+        "network of the same sizes, or leave init_from out.",
     )
     found = {
         f"taken from {saved.path}": taken,
