@@ -14,7 +14,7 @@ from recurrl.config.cell import NO_CELL
 from recurrl.config.options import check_effects
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
-from recurrl.keys import ACTION, OBSERVATION
+from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.flat import flattened
 from recurrl.learning.learner import Learner
@@ -49,7 +49,7 @@ def make_policy_for(config: TrainConfig, given: Collection[str] = ()) -> Policy:
     Raises:
         ConfigError: the policy cannot be made for these specs, or a given value has no effect with them.
     """
-    env = make_env(config.env, 1, config.seed)
+    env = make_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)
     try:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
         check_effects(config, given, kinds(observation[OBSERVATION], action))

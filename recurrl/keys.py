@@ -3,10 +3,12 @@
 from tensordict import NestedKey
 
 OBSERVATION = "observation"
-"""A tensor, or for structured observations a nested TensorDict; the next three are entries of the latter."""
+"""A tensor, or for structured observations a nested TensorDict; the next four are entries of the latter."""
 ACTION_MASK = "action_mask"
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"
+HIDDEN = "hidden"
+"""What the environment hides from the policy, for a critic that sees it."""
 
 ACTION = "action"
 LOG_PROB = "action_log_prob"

@@ -28,6 +28,8 @@ from recurrl.evaluation import Evaluator, random_numbers_restored
 from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
+from recurrl.policy import Policy
+from recurrl.pretraining import pretrain
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -86,6 +88,9 @@ def train(
     """
     set_process_state(config)
     policy = make_policy_for(config, given)
+    if start is None:
+        # Before the learner is made, because an algorithm may keep a copy of the first policy.
+        warm_start(config, policy, given, report)
     learner, episodes, diagnosis = make_learner(config, policy), EpisodeStatistics(), make_diagnosis(config, policy)
     logger.info(describe(config, policy))
     report.has_begun = True
@@ -148,6 +153,20 @@ def train(
                 break
         plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
     report.status = "stopped" if stopping else "completed"
+
+
+def warm_start(config: TrainConfig, policy: Policy, given: Collection[str], report: Report) -> None:
+    """Gives the policy of a new run what the configuration asks for: another run's weights, what recordings teach.
+
+    Raises:
+        ConfigError: there is no such run or recording, or it does not fit.
+    """
+    if config.init_from is not None:
+        for line in checkpoint.warm_start(policy, Path(config.init_from), "policy.initial_std" in given):
+            logger.info(line)
+    if config.pretrain.folder is not None:
+        found = pretrain(policy, config.env, config.pretrain, config.slice_len, config.minibatch_slices)
+        report.pretrain_log_likelihood = found["log_likelihood"]
 
 
 def stops(callbacks: Sequence[Callback], metrics: Mapping[str, float], frames: int, policy: Agent | None) -> bool:

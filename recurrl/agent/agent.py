@@ -60,7 +60,7 @@ class Agent:
     """
 
     def __init__(self, policy: Policy, env: EnvConfig) -> None:
-        self.policy, self.interface = policy, interface_of(env)
+        self.policy, self.interface = policy, interface_of(env, policy.critic_only)
         device = policy.device
         self._steps = {sampled: Step(policy, self.interface, sampled).to(device) for sampled in (False, True)}
         self._shapes = self._steps[True].state_shapes()

@@ -66,7 +66,7 @@ class Step(nn.Module):
                 (PREVIOUS_ACTION, env.previous_action),
                 (PREVIOUS_REWARD, env.previous_reward),
             )
-            if asked
+            if asked and name not in policy.critic_only
         ]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -85,7 +85,7 @@ class Step(nn.Module):
     def forward(self, inputs: Tensors) -> Tensors:
         """Acts once in each of B environments."""
         begins_B = inputs[IS_INIT]
-        observation = self._observation(inputs, begins_B)
+        observation = self.observation(inputs, begins_B)
         trunk = self.policy.trunk
         entering = {key: inputs[".".join(path_of(key))] for key in trunk.state_keys}
         features, new_states = trunk.stepper()(observation, entering, begins_B)
@@ -108,7 +108,7 @@ class Step(nn.Module):
             outputs |= {".".join(("distribution", *path, key)): value for key, value in parameters_of(each).items()}
         return {**actions, **outputs}
 
-    def _observation(self, inputs: Tensors, begins_B: Tensor) -> Any:
+    def observation(self, inputs: Tensors, begins_B: Tensor) -> Any:
         """The observation as the policy takes it: a tensor, or a nested mapping."""
         entries: dict[str, Any] = {}
         for name, path, spec in self._observed:
@@ -124,7 +124,8 @@ class Step(nn.Module):
         for name in self.added:
             value = inputs[name]
             entries[name] = value if name == ACTION_MASK else value.masked_fill(begins_B.unsqueeze(-1), 0.0)
-        is_dict = isinstance(self.interface.observation_space, spaces.Dict | spaces.Tuple) or self.added
+        is_dict = isinstance(self.interface.observation_space, spaces.Dict | spaces.Tuple)
+        is_dict = is_dict or bool(self.added or self.policy.critic_only)
         return entries if is_dict else entries[OBSERVATION]
 
     def _noise(self, inputs: Tensors, begins_B: Tensor, outputs: Tensors) -> Tensor | None:
@@ -171,6 +172,15 @@ class _Part(nn.Module):
             middle, half, low, high = self._scaling
             chosen = (middle + half * chosen.double()).maximum(low).minimum(high)
         return chosen.to(self.dtype)
+
+    def from_env(self, action: Tensor) -> Tensor:
+        """The policy's action for the environment's ``[B, ...]``."""
+        if not isinstance(self.space, spaces.Box):
+            return action.to(self.dtype)
+        if self._scales:
+            middle, half, _, _ = self._scaling
+            action = torch.where(half > 0, (action.double() - middle) / half, 0.0)
+        return action.to(torch.get_default_dtype())
 
     def flat(self, chosen: Tensor) -> Tensor:
         """The policy's action as it is shown to it afterwards, ``[B, A]``; see :class:`AddedEntries`."""

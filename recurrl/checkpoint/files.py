@@ -142,6 +142,29 @@ def load(path: Path, components: Mapping[str, Any], changes: Mapping[str, tuple[
         ) from error
 
 
+def state(path: Path, name: str) -> Any:
+    """The state of a component of an intact checkpoint, as it was saved: tensors and plain values of any kind.
+
+    Raises:
+        ConfigError: there is none, or it holds something else.
+    """
+    taken = _Taken()
+    try:
+        _checkpoint({name: taken}).load(path)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"The {name} of the checkpoint {path} cannot be read: {_one_line(error)}. Give another checkpoint."
+        ) from error
+    return taken.state
+
+
+class _Taken:
+    """A component that keeps the state it is given."""
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
 def metadata(path: Path) -> dict[str, Any]:
     """The metadata that ``write`` received.
 
@@ -305,11 +328,12 @@ def _misfit(saved: Any, here: Mapping[str, Any]) -> str | None:
 
 
 def _shapes(state: Mapping[Any, Any]) -> dict[Any, str]:
-    return {
-        name: "×".join(map(str, value.shape)) or "one number"
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor)
-    }
+    return {name: shape_of(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    """The shape of a tensor in words."""
+    return "×".join(map(str, tensor.shape)) or "one number"
 
 
 # Removal

@@ -102,7 +102,7 @@ def find(path: Path, which: str = LAST) -> Path:
     if found is None:
         raise ConfigError(
             f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
-            "without resume."
+            "without it."
         )
     if which == LAST:
         return found

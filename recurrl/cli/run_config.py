@@ -66,7 +66,8 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
 
 def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Rejects changes of settings that a resumed run takes from its checkpoint."""
-    held = {"seed": "its random number generators are restored"}
+    held = {"seed": "its random number generators are restored", "init_from": "its weights are restored"}
+    held |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs", "lr")}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         held["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
     for name, enabling in config.algorithm.adaptive.items():

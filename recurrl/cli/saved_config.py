@@ -28,7 +28,7 @@ from recurrl.runtime.run_directory import (
     run_directory_of,
 )
 
-_NAMES = ("env.name", "logger.tags", "resume")
+_NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
 """Keys whose value is never imported, whatever it looks like."""
 _MOST_BYTES = 2**20
 _MOST_DEPTH = 32

@@ -9,7 +9,7 @@ from recurrl.config.collector import BufferConfig, CollectorConfig, WorkersConfi
 from recurrl.config.encoder import EncoderConfig, MLPConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.logger import LoggerConfig, WandbConfig
-from recurrl.config.run import EvaluationConfig, PolicyConfig, TrainConfig
+from recurrl.config.run import EvaluationConfig, PolicyConfig, PretrainConfig, TrainConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -26,6 +26,7 @@ __all__ = [
     "MLPConfig",
     "PPOConfig",
     "PolicyConfig",
+    "PretrainConfig",
     "TrainConfig",
     "WandbConfig",
     "WorkersConfig",

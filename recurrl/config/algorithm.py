@@ -15,6 +15,7 @@ KL_PENALTY = Condition("algorithm.objective=kl", lambda run: run.algorithm.objec
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
+OWN_CRITIC = Condition("algorithm.critic=recurrent or feedforward", lambda run: run.algorithm.critic != "shared")
 REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algorithm.kl_to_ref_coeff > 0)
 
 
@@ -33,6 +34,11 @@ class AlgorithmConfig:
     def critic_kind(self) -> str | None:
         """``shared`` (on the actor's trunk), ``recurrent`` or ``feedforward`` (on its own); None without a critic."""
         return None
+
+    @property
+    def critic_only(self) -> tuple[str, ...]:
+        """The entries of the observation that the critic sees and the actor does not."""
+        return ()
 
     @property
     def members_of_a_group(self) -> int | None:
@@ -117,6 +123,11 @@ class PPOConfig(ClippedConfig):
         "encoder and layer, without memory)",
         choices=("shared", "recurrent", "feedforward"),
     )
+    critic_observation: list[str] = option(
+        "entries of the observation that only the critic sees; hidden is the entry of what env.mask hides, or of the "
+        "state of a memory task",
+        only_with=OWN_CRITIC,
+    )
     advantage: str = option(
         "gae (generalised advantage estimation, with the values of collection), vtrace (with the newest weights' "
         "values; corrects for what older ones collected) or auto (vtrace with collector=multi_async or buffer=replay, "
@@ -141,6 +152,11 @@ class PPOConfig(ClippedConfig):
     def critic_kind(self) -> str | None:
         """As configured."""
         return self.critic
+
+    @property
+    def critic_only(self) -> tuple[str, ...]:
+        """As configured."""
+        return tuple(self.critic_observation)
 
     @property
     def adaptive(self) -> Mapping[str, str]:

@@ -39,6 +39,7 @@ KL_FOLLOWED = Condition(
     "lr_schedule=adaptive or algorithm.objective=kl",
     lambda run: run.lr_schedule == "adaptive" or run.algorithm.follows_kl,
 )
+PRETRAINS = Condition("pretrain.folder", lambda run: run.pretrain.folder is not None)
 SCHEDULES = Condition(
     "a learning rate, clip range or entropy coefficient that falls",
     lambda run: (run.lr_schedule == "linear" and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
@@ -93,6 +94,17 @@ class EvaluationConfig:
 
 
 @dataclass
+class PretrainConfig:
+    """Behaviour cloning before the first frame of a new run."""
+
+    folder: str | None = option(
+        "a folder of recorded episodes, one .npz file each, that the policy imitates before it trains; null: none"
+    )
+    epochs: int = option("passes over the episodes", STEPS, only_with=PRETRAINS)
+    lr: float = option("Adam's learning rate", RATE, only_with=PRETRAINS)
+
+
+@dataclass
 class TrainConfig:
     """A training run."""
 
@@ -109,6 +121,7 @@ class TrainConfig:
     policy: PolicyConfig
     checkpoint: CheckpointConfig
     evaluation: EvaluationConfig
+    pretrain: PretrainConfig
     seed: int = option("seed of all random numbers", SEED)
     device: str = option("auto (cuda if available), cpu, or a CUDA device such as cuda:1")
     num_threads: int | None = option(
@@ -149,6 +162,11 @@ class TrainConfig:
     )
     resume: str | None = option(
         "a run directory or checkpoint to continue from; auto: the newest in this run's directory"
+    )
+
+    init_from: str | None = option(
+        "a run directory or checkpoint whose weights and running statistics of observations a new run starts with, as "
+        "far as they fit; a resumed run has its own"
     )
 
     @property

@@ -95,7 +95,7 @@ class GymnasiumSource(Source):
             env = TuplesAsDicts(env)
         check_spaces(options.id, env.observation_space, env.action_space)
         if options.mask:
-            env = HideObservations(env, options.mask)
+            env = HideObservations(env, options.mask, self.reveals)
         if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
             env = ActionsInUnits(env)
         asked = {

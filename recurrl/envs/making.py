@@ -15,7 +15,7 @@ from recurrl.envs.groups import Groups
 from recurrl.envs.source import source_of
 from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, OBSERVATION
+from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.runtime.time_limit import limited
 
 EPISODE_RETURN = "episode_reward"
@@ -23,7 +23,12 @@ EPISODE_LENGTH = "step_count"
 
 
 def make_env(
-    config: EnvConfig, num_envs: int, seed: int, policy: nn.Module | None = None, groups: Groups | None = None
+    config: EnvConfig,
+    num_envs: int,
+    seed: int,
+    policy: nn.Module | None = None,
+    groups: Groups | None = None,
+    reveals: bool = False,
 ) -> TransformedEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
@@ -31,17 +36,27 @@ def make_env(
     passes from step to step. A step of all copies, and a reset, take no longer than
     :func:`recurrl.runtime.time_limit.time_limit` allows.
 
+    Args:
+        config: options of the environment.
+        num_envs: copies.
+        seed: of the first copy.
+        policy: acts in it.
+        groups: of environments that start alike.
+        reveals: show what is hidden from the policy as the entry ``hidden`` of the observation. So it is too for a
+            policy whose critic sees it.
+
     Raises:
         ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.
     """
     source = source_of(config)
+    modules: list[Any] = [] if policy is None else list(policy.modules())
+    source.reveals = reveals or any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
     if groups is None:
         env = source.make(num_envs)
     else:
         check_seeds(config, groups)
         env = source.make_groups(num_envs, groups)
     _check_made(env, config, num_envs)
-    modules: list[Any] = [] if policy is None else list(policy.modules())
     primers = [module.make_tensordict_primer() for module in modules if hasattr(module, "make_tensordict_primer")]
     transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), EpisodeReturn(), *primers)
     made = TransformedEnv(_guarded(env, config), transforms)

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from recurrl.envs.faults import Array, Fault, as_array, unpacked
 from recurrl.envs.groups import EpisodeSeeds
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 
 Env = gymnasium.Env[Any, Any]
 Space = spaces.Space[Any]
@@ -23,17 +23,28 @@ Space = spaces.Space[Any]
 class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Removes entries of a vector observation.
 
+    Args:
+        env: the environment.
+        mask: the indices of the entries.
+        reveals: put them under the entry ``hidden`` of a dict instead, and the others under ``observation``.
+
     Raises:
         ConfigError: an index the observation does not have, or nothing would be left.
     """
 
-    def __init__(self, env: Env, mask: Sequence[int]) -> None:
+    def __init__(self, env: Env, mask: Sequence[int], reveals: bool = False) -> None:
         super().__init__(env)
         self.observation_space, self._seen = seen_entries(env.observation_space, mask)
+        self._hidden: Array | None = None
+        if reveals:
+            hidden, self._hidden = seen_entries(env.observation_space, self._seen.tolist())
+            self.observation_space = spaces.Dict({OBSERVATION: self.observation_space, HIDDEN: hidden})
 
     def observation(self, observation: Any) -> Any:
-        """The entries that are seen."""
-        return observation[self._seen]
+        """The entries that are seen, and those that are hidden if they are revealed."""
+        if self._hidden is None:
+            return observation[self._seen]
+        return {OBSERVATION: observation[self._seen], HIDDEN: observation[self._hidden]}
 
 
 def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, Array]:

@@ -1,5 +1,7 @@
 """Builds the policy from the configuration."""
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 from torchrl.data import Composite, TensorSpec
@@ -8,7 +10,7 @@ from recurrl.config import CellConfig, TrainConfig
 from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.plugins import factory, is_own
 from recurrl.errors import require
-from recurrl.keys import OBSERVATION
+from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION
 from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
@@ -34,10 +36,11 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
         ConfigError: the observation or the action is of a kind that the configured network cannot handle.
     """
     observation = observation_spec[OBSERVATION]
-    cell = make_cell(config.cell)
-    trunk = _make_trunk(config, observation, cell)
-    actor_head = make_actor(config.policy, config.cell.hidden_size, observation, action_spec)
-    critic = config.algorithm.critic_kind
+    cell, critic = make_cell(config.cell), config.algorithm.critic_kind
+    # What the actor's trunk and head have no spec of, they cannot read.
+    seen = _without(observation, config.algorithm.critic_only)
+    trunk = _make_trunk(config, seen, cell)
+    actor_head = make_actor(config.policy, config.cell.hidden_size, seen, action_spec)
     critic_head = critic_trunk = None
     if critic is not None:
         critic_head = linear(config.cell.hidden_size, 1, HEAD_GAIN)
@@ -46,7 +49,33 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
             critic_trunk = _make_trunk(config, observation, own, prefix="critic_")
     size, correlation = getattr(actor_head, "noise_size", 0), config.policy.noise_correlation
     noise = CorrelatedNoise(size, correlation) if size and correlation else None
-    return Policy(trunk, actor_head, critic_head, critic_trunk, noise).to(torch.device(config.device))
+    policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only)
+    return policy.to(torch.device(config.device))
+
+
+def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
+    """The spec of an observation without the entries that only the critic sees.
+
+    Raises:
+        ConfigError: an entry does not exist, is the mask of actions, or none would be left.
+    """
+    if not names:
+        return observation
+    asked = f"algorithm.critic_observation=[{','.join(names)}]"
+    entries = dict(observation.items()) if isinstance(observation, Composite) else {}
+    allowed = [name for name in entries if name != ACTION_MASK]
+    has = f"has the entries {', '.join(allowed)}" if allowed else "is not a dict"
+    hidden = " For hidden, also give env.mask=[...], what the policy may not see." if HIDDEN in names else ""
+    require(
+        set(names) <= set(allowed),
+        f"{asked} names entries of the observation that only the critic sees, but the observation {has}. Give some of "
+        f"its entries.{hidden}",
+    )
+    require(
+        bool(set(allowed) - set(names)),
+        f"{asked} leaves the policy nothing to act on. Leave an entry for it.",
+    )
+    return Composite({name: spec for name, spec in entries.items() if name not in names})
 
 
 def make_cell(options: CellConfig) -> Cell | None:

@@ -37,6 +37,8 @@ class Policy(nn.Module):
         actor_head: ``(features, observation)`` to the distribution of actions.
         critic_head: features to values ``[B, 1]``; None without a critic.
         critic_trunk: the critic's own trunk; None if it shares the actor's.
+        noise: of continuous actions, if it is correlated from step to step.
+        critic_only: the entries of observations that only the critic reads.
 
     Raises:
         ValueError: two states have the same name.
@@ -49,8 +51,10 @@ class Policy(nn.Module):
         critic_head: nn.Module | None = None,
         critic_trunk: nn.Module | None = None,
         noise: CorrelatedNoise | None = None,
+        critic_only: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
+        self.critic_only = critic_only
         self.noise = noise
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head

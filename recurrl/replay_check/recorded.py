@@ -13,7 +13,7 @@ from torch import Tensor
 from recurrl.config import EnvConfig
 from recurrl.envs import make_env
 from recurrl.errors import ReplayError
-from recurrl.keys import ACTION, LOG_PROB, VALUE
+from recurrl.keys import ACTION, HIDDEN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.recurrent.module.keys import IS_INIT
 
 NOT_SEEN = "The update would not see what the rollout saw:"
@@ -112,7 +112,7 @@ def check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Sequ
 
 def _forced_resets(config: EnvConfig, seed: int, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The observations before and after resets of two new copies of the environment, with random actions."""
-    env = make_env(config, 2, seed)
+    env = make_env(config, 2, seed, reveals=(OBSERVATION, HIDDEN) in keys)
     try:
         rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
     finally:

@@ -31,6 +31,7 @@ class Report:
         collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning, without compilation.
         compile_time_s: compilation of the loss; None if it is not compiled.
+        pretrain_log_likelihood: of recorded actions, in nats per step, in the last epoch of imitating them.
         train_return_mean: mean return of the last 100 episodes.
         eval_return_mean: of the last evaluation, like the next two.
         eval_return_mean_zeroed_state: the same with the recurrent states zeroed at each step.
@@ -56,6 +57,7 @@ class Report:
     collect_time_s: float = 0.0
     learn_time_s: float = 0.0
     compile_time_s: float | None = None
+    pretrain_log_likelihood: float | None = None
     train_return_mean: float | None = None
     eval_return_mean: float | None = None
     eval_return_std: float | None = None

@@ -82,9 +82,12 @@ STRINGS = {
     "logger.id": ("mine", "a/b", "' a'"),
     "logger.mode": ("auto", "online", "offline", "disabled"),
     "resume": ("auto", "/", ".", "/dev/null", "~", "nonesuch/checkpoints"),
+    "init_from": ("/", ".", "/dev/null", "nonesuch"),
+    "pretrain.folder": ("/", ".", "/dev/null", "nonesuch"),
     "device": ("auto", "cpu", "cpu:0", "cpu:1", "cuda", "cuda:0", "cuda:99", "meta", "mps", "cpu:-1"),
 }
 LISTS = {
+    "algorithm.critic_observation": ("[]", "[hidden]", "[observation]", "[hidden,observation]", "[0]", "[[a]]"),
     "encoder.sizes": ("[]", "[1]", "[8,4]", "[0]", "[-1]", f"[{10**18}]", "[8,null]", "[1.5]", "[a]", "[[8]]"),
     "env.mask": (
         "[]",

@@ -16,6 +16,7 @@ SUMMARY_KEYS = {
     "train_time_s",
     "frames_per_s",
     "startup_time_s",
+    "pretrain_log_likelihood",
     "train_return_mean",
     "eval_return_mean",
     "eval_return_std",

@@ -59,6 +59,8 @@ TEXTS: dict[str, list[Any]] = {
     "logger.job_type": ["another"],
     "logger.tags": [["another"]],
     "resume": ["nonesuch"],
+    "init_from": ["nonesuch"],
+    "pretrain.folder": ["nonesuch"],
 }
 """Other values of keys that take any text, list or mapping."""
 

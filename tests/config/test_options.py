@@ -27,7 +27,10 @@ WITHOUT_RANGE = {
     "recompute.chunk_len": "depends on recompute and the backend",
 }
 FREE_TEXT = {
+    "algorithm.critic_observation": "any entry of an observation",
     "buffer.folder": "a path",
+    "init_from": "a path",
+    "pretrain.folder": "a path",
     "env.id": "any registered environment",
     "device": "checked with torch",
     "resume": "a path",

@@ -146,6 +146,11 @@ class Registered(GymnasiumSource):
 
     def _vector(self, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         options, spec = self.options, self.spec()
+        if self.reveals:
+            raise ConfigError(
+                "algorithm.critic_observation=[hidden] shows the critic what env.mask hides in single environments, "
+                f"but env.vectorization={NATIVE} makes one vector environment. Choose env.vectorization=inline."
+            )
         arguments = self._arguments(self._creator(spec))
         if options.max_episode_steps is not None:
             arguments["max_episode_steps"] = options.max_episode_steps

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tensordict import NestedKey
 from torch import Tensor
-from torchrl.data import Categorical, TensorSpec, Unbounded
+from torch.nn import functional
+from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config.plugins import is_own, load
 from recurrl.envs.arguments import check_arguments
@@ -21,6 +23,7 @@ from recurrl.envs.saved_state import UnsavableError
 from recurrl.envs.source import Source
 from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
+from recurrl.keys import HIDDEN, OBSERVATION
 
 
 class Memory(Source):
@@ -53,9 +56,11 @@ class Memory(Source):
         """The task, ``num_envs`` times."""
         make: Any = self.task()
         try:
-            task: TensorEnv = make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
+            task: MemoryTask = make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
         except ValueError as error:
             raise ConfigError(f"env={self.options.name}: {error}") from error
+        if self.reveals:
+            task.reveal()
         return task
 
 
@@ -89,6 +94,24 @@ class MemoryTask(TensorEnv):
         self.max_steps = max_steps
         self.time = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._generator = torch.Generator(device)
+        self._reveals = False
+
+    def reveal(self) -> None:
+        """Adds what the policy does not see to the observation, as its entry ``hidden``.
+
+        Raises:
+            ConfigError: the task does not say what that is.
+        """
+        hidden, seen = self.hidden(), self.observation_spec[OBSERVATION]
+        if hidden is None:
+            raise ConfigError(
+                f"algorithm.critic_observation=[hidden] shows the critic what {type(self).__name__} hides, but the "
+                "task does not say what that is. Define its method hidden."
+            )
+        entries = {OBSERVATION: seen, HIDDEN: Unbounded(hidden.shape, device=self.device)}
+        batch = self.batch_size
+        self.observation_spec = Composite({OBSERVATION: Composite(entries, shape=batch)}, shape=batch)
+        self._reveals = True
 
     @abstractmethod
     def begin(self, chosen: Tensor) -> None:
@@ -102,14 +125,24 @@ class MemoryTask(TensorEnv):
     def observe(self) -> Tensor:
         """The observation ``[N, ...]`` as of now, in new memory."""
 
-    def reset_tensors(self, chosen: Tensor | None) -> dict[str, Tensor]:
+    def hidden(self) -> Tensor | None:
+        """What the observation hides ``[N, ...]``, in float32 and new memory, for a critic that sees it."""
+        return None
+
+    def _observed(self) -> dict[NestedKey, Tensor]:
+        hidden = self.hidden() if self._reveals else None
+        if hidden is None:
+            return {OBSERVATION: self.observe()}
+        return {(OBSERVATION, OBSERVATION): self.observe(), (OBSERVATION, HIDDEN): hidden}
+
+    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Starts new episodes in the chosen environments."""
         mask = torch.ones_like(self.time, dtype=torch.bool) if chosen is None else chosen.reshape(-1)
         self.time.masked_fill_(mask, 0)
         self.begin(mask)
-        return {"observation": self.observe()}
+        return self._observed()
 
-    def step_tensors(self, action: Tensor) -> dict[str, Tensor]:
+    def step_tensors(self, action: Tensor) -> dict[NestedKey, Tensor]:
         """Steps all environments."""
         self.time += 1
         reward, terminated = self.move(action)
@@ -117,7 +150,7 @@ class MemoryTask(TensorEnv):
         truncated = late & ~terminated
         flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
         return {
-            "observation": self.observe(),
+            **self._observed(),
             "reward": reward.unsqueeze(-1),
             **{name: flag.unsqueeze(-1) for name, flag in flags.items()},
         }
@@ -199,6 +232,10 @@ class TMaze(MemoryTask):
         place = torch.where(self.position == self.length, 3, 2)
         return self._bits[torch.where(self.position == 0, self.way // SOUTH, place)]
 
+    def hidden(self) -> Tensor:
+        """The sign, 1 for the south, and the fraction of the corridor behind the agent."""
+        return torch.stack((self.way // SOUTH, self.position / self.length), -1).float()
+
 
 class MemoryChain(MemoryTask):
     """Bits that are seen at the beginning, one of which is asked for ``length`` steps later.
@@ -246,6 +283,10 @@ class MemoryChain(MemoryTask):
         shown = torch.where((clock == 0).unsqueeze(-1), 2 * self.context - 1, 0)
         return torch.cat((left.unsqueeze(-1), query.unsqueeze(-1), shown), -1).float()
 
+    def hidden(self) -> Tensor:
+        """Query and bits."""
+        return torch.cat((self.query.unsqueeze(-1), 2 * self.context - 1), -1).float()
+
 
 class RepeatPrevious(MemoryTask):
     """Cards are dealt one by one; each action is to be the suit of the card seen ``k`` − 1 steps before.
@@ -288,3 +329,9 @@ class RepeatPrevious(MemoryTask):
     def observe(self) -> Tensor:
         """The card dealt last."""
         return self.cards.gather(1, self.time.unsqueeze(-1)).squeeze(-1)
+
+    def hidden(self) -> Tensor:
+        """The suit that is asked for next, as a one-hot vector; zeros before the first."""
+        asked = self.time + 1 - self.k
+        suit = self.cards.gather(1, asked.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return functional.one_hot(suit, 4).float() * (asked >= 0).unsqueeze(-1)

@@ -1,0 +1,272 @@
+"""Behaviour cloning: a policy imitates recorded episodes before it trains.
+
+Shape legend: T steps of an episode, R rows, K steps of a slice.
+"""
+
+import logging
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from recurrl.agent.interface import interface_of
+from recurrl.agent.step import Step
+from recurrl.config import EnvConfig, PretrainConfig
+from recurrl.envs.observations import is_castable, limit_of
+from recurrl.envs.spaces import spec_of
+from recurrl.errors import ConfigError, require
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
+from recurrl.policy import Policy
+from recurrl.policy.distributions import deterministic
+from recurrl.policy.heads import GaussianParameters
+from recurrl.recurrent.module.keys import IS_INIT
+
+logger = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+RECORDED = "recorded"
+"""True for the steps of episodes, false for those that fill up a row."""
+MAX_NORM = 0.5
+_MOST_BYTES = 2**33
+_ROUNDING = 1e-4
+"""Of actions, relative to their range."""
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RecursionError, RuntimeError)
+
+
+def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len: int, rows: int) -> dict[str, float]:
+    """Maximises the likelihood of recorded actions, and returns the metrics of the last epoch.
+
+    Episodes lie end to end in rows, which are learned slice by slice: gradients reach back to the beginning of a slice,
+    states to that of the episode. Running statistics of observations are updated first. The critic is left alone, and
+    so is the standard deviation of continuous actions, which PPO needs to explore.
+
+    Args:
+        policy: improved in place.
+        env: options of the environment.
+        options: the folder, and how to learn.
+        slice_len: K.
+        rows: R, so that a gradient step takes R slices.
+
+    Raises:
+        ConfigError: the folder holds no episodes, or one that is not of this environment.
+    """
+    assert options.folder is not None
+    episodes = read_episodes(Path(options.folder), policy, env)
+    whole = TensorDict.cat(list(episodes)).unsqueeze(0).to(policy.device)
+    policy.trunk.observe(whole[OBSERVATION])
+    if policy.critic_trunk is not None and not policy.critic_only:
+        policy.critic_trunk.observe(whole[OBSERVATION])
+    logger.info("pretraining: %d steps in %d episodes of %s", whole.numel(), len(episodes), options.folder)
+    fixed = {id(module.log_std) for module in policy.modules() if isinstance(module, GaussianParameters)}
+    learned = [p for part in (policy.trunk, policy.actor_head) for p in part.parameters() if id(p) not in fixed]
+    optimizer = torch.optim.Adam(learned, lr=options.lr, eps=1e-5)
+    metrics: dict[str, float] = {}
+    for epoch in range(options.epochs):
+        rows_RT = _in_rows(episodes, min(rows, len(episodes)), slice_len).to(policy.device)
+        metrics = _epoch(policy, rows_RT, slice_len, optimizer, learned)
+        figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
+        logger.info("pretraining: epoch %d of %d: %s", epoch + 1, options.epochs, figures)
+    policy.zero_grad()
+    return metrics
+
+
+def _in_rows(episodes: Sequence[TensorDictBase], count: int, slice_len: int) -> TensorDictBase:
+    """The episodes in random order in rows of near-equal length, a multiple of ``slice_len``."""
+    rows: list[list[TensorDictBase]] = [[] for _ in range(count)]
+    lengths = [0] * count
+    for i in torch.randperm(len(episodes)).tolist():
+        shortest = lengths.index(min(lengths))
+        rows[shortest].append(episodes[i])
+        lengths[shortest] += len(episodes[i])
+    longest = -(-max(lengths) // slice_len) * slice_len
+    for row, length in zip(rows, lengths, strict=True):
+        # Filled up with a real step, because a mask of actions without any would lead to NaN.
+        filling = row[-1][-1:].expand(longest - length).clone()
+        row.append(filling.set_(RECORDED, torch.zeros_like(filling[RECORDED])))
+    return torch.stack([torch.cat(row) for row in rows])
+
+
+def _epoch(
+    policy: Policy,
+    rows_RT: TensorDictBase,
+    slice_len: int,
+    optimizer: torch.optim.Optimizer,
+    learned: list[nn.Parameter],
+) -> dict[str, float]:
+    count, like = len(rows_RT), learned[0]
+    state = {key: like.new_zeros(count, *shape) for key, shape in policy.trunk.state_shapes.items()}
+    sums: dict[str, Tensor] = {}
+    for slices_RK in rows_RT.split(slice_len, 1):
+        observation, is_init_RK, recorded_RK = (slices_RK[key] for key in (OBSERVATION, IS_INIT, RECORDED))
+        # Only the first step's state is read, and those where an episode begins, which are zero.
+        entering = {key: like.new_zeros(count, slice_len, *value.shape[1:]) for key, value in state.items()}
+        for key, value in state.items():
+            entering[key][:, 0] = value * (~is_init_RK[:, 0]).view(-1, *[1] * (value.ndim - 1))
+        features, states = policy.trunk.sequence(observation, entering, is_init_RK)
+        distribution = policy.actor_head(features, observation)
+        log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
+        require(
+            bool(log_prob.isfinite().all()),
+            "pretraining: the log-likelihood of recorded actions is not finite. Give a smaller pretrain.lr, or leave "
+            "out episodes with actions that their mask forbids.",
+        )
+        optimizer.zero_grad()
+        (-log_prob.sum() / recorded_RK.numel()).backward()
+        nn.utils.clip_grad_norm_(learned, MAX_NORM)
+        optimizer.step()
+        state = {key: value[:, -1].detach() for key, value in states.items()}
+        with torch.no_grad():
+            found = {"log_likelihood": log_prob.detach(), **_agreement(distribution, slices_RK[ACTION], recorded_RK)}
+        for name, values in found.items():
+            sums[name] = sums.get(name, 0) + values.double().sum()
+    return {name: float(total / rows_RT[RECORDED].sum()) for name, total in sums.items()}
+
+
+def _agreement(distribution: Distribution, action: Any, recorded_RK: Tensor) -> dict[str, Tensor]:
+    """Of each recorded step: 1 if the most probable choices are the recorded ones; the squared error of numbers."""
+    chosen, pairs = deterministic(distribution), [(deterministic(distribution), action)]
+    if isinstance(action, TensorDictBase):
+        pairs = [(chosen[key], action[key]) for key in action.keys(True, True)]
+    found: dict[str, Tensor] = {}
+    for pair in pairs:
+        ours, theirs = (value[recorded_RK].reshape(int(recorded_RK.sum()), -1) for value in pair)
+        if theirs.is_floating_point():
+            found["squared_error"] = found.get("squared_error", torch.zeros(())) + (ours - theirs).square().mean(1)
+        else:
+            found["accuracy"] = found.get("accuracy", torch.ones(())) * (ours == theirs).all(1)
+    return found
+
+
+# Reading
+
+
+def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDictBase]:
+    """The episodes in the ``.npz`` files of a folder, in the order of their names, in the form that the policy learns.
+
+    Each file holds the arrays of one episode of T steps: ``observations`` ``[T, ...]`` or ``[T + 1, ...]`` and
+    ``actions`` ``[T, ...]``, as the plain environment returned and took them; of dicts and tuples, an array for each
+    entry (``observations.goal``, ``actions.0``). ``rewards`` ``[T]`` and ``action_masks`` are needed only by policies
+    that see the previous reward, or a mask in the info.
+
+    Raises:
+        ConfigError: there are none, a file is damaged, or it does not fit the environment; with the file.
+    """
+    files = sorted(path for path in folder.glob("*.npz") if path.is_file())
+    require(
+        bool(files),
+        f"pretrain.folder={folder} {'holds no .npz files' if folder.is_dir() else 'is not a folder'}. Give a folder of "
+        "recorded episodes, one .npz file each; see docs/pretraining.md.",
+    )
+    interface = interface_of(env, policy.critic_only)
+    step = Step(policy, interface).to("cpu")
+    return [_Episode(file, step).read() for file in files]
+
+
+class _Episode:
+    """One file.
+
+    Args:
+        file: its path.
+        step: of the policy; turns what the environment returned into what the policy sees.
+    """
+
+    def __init__(self, file: Path, step: Step) -> None:
+        self._file, self._step = file, step
+        self._arrays = _arrays(file)
+
+    def read(self) -> TensorDictBase:
+        interface, step = self._step.interface, self._step
+        acted = {path: (_plural(name, ACTION), space) for name, path, space in interface.actions()}
+        first, _ = next(iter(acted.values()))
+        steps = len(self._array(first)) if self._array(first).ndim else 0
+        self._require(steps > 0, f"{first} holds no steps")
+        actions = {path: self._entry(name, space, steps) for path, (name, space) in acted.items()}
+        units = {path: step.parts[path].from_env(value) for path, value in actions.items()}
+        inputs = {
+            name: self._entry(_plural(name, OBSERVATION), space, steps, one_more=True)
+            for name, _, space in interface.observations()
+        }
+        begins = torch.zeros(steps, dtype=torch.bool)
+        begins[0] = True
+        if ACTION_MASK in step.added:
+            mask = spaces.MultiBinary(spaces.flatdim(interface.action_space))
+            inputs[ACTION_MASK] = self._entry("action_masks", mask, steps, one_more=True)
+        if PREVIOUS_REWARD in step.added:
+            rewards = self._entry("rewards", spaces.Box(-np.inf, np.inf, ()), steps)
+            inputs[PREVIOUS_REWARD] = rewards.reshape(steps, 1).roll(1, 0)
+        if PREVIOUS_ACTION in step.added:
+            flat = torch.cat([part.flat(units[path]) for path, part in step.parts.items()], -1)
+            inputs[PREVIOUS_ACTION] = flat.roll(1, 0)
+        action = units[()] if () in units else TensorDict(units, [steps])
+        entries = {OBSERVATION: step.observation(inputs, begins), ACTION: action, IS_INIT: begins}
+        return TensorDict({**entries, RECORDED: torch.ones_like(begins)}, [steps])
+
+    def _entry(self, name: str, space: Any, steps: int, one_more: bool = False) -> Tensor:
+        """An array, checked, as a tensor of ``steps`` steps."""
+        array, shape = self._array(name), space.shape or ()
+        lengths = (steps, steps + 1) if one_more else (steps,)
+        self._require(
+            array.ndim > 0 and len(array) in lengths and array.shape[1:] == shape,
+            f"{name} has the shape {array.shape}; of {steps} actions it is {(lengths[-1], *shape)}",
+        )
+        dtype = torch.empty(0, dtype=spec_of(space, 1).dtype).numpy().dtype
+        numbers = array.dtype.kind in "biuf" and is_castable(array.dtype, dtype)
+        self._require(numbers, f"{name} has the dtype {array.dtype} instead of the environment's {dtype}")
+        array = array[:steps]
+        limit = limit_of(space)
+        if limit is not None:
+            whole = (array >= 0).all() and (array < limit).all() and (array == array.astype(np.int64)).all()
+            self._require(bool(whole), f"{name} holds values other than the integers from 0 to {limit - 1}")
+        else:
+            with np.errstate(over="ignore"):  # what overflows is infinite
+                finite = bool(np.isfinite(array.astype(dtype)).all())
+            self._require(finite, f"{name} holds NaN or Inf")
+        if name.startswith(_plural(ACTION, ACTION)) and isinstance(space, spaces.Box):
+            slack = _ROUNDING * np.where(np.isfinite(space.high - space.low), space.high - space.low, 0)
+            inside = ((array >= space.low - slack) & (array <= space.high + slack)).all()
+            self._require(bool(inside), f"{name} lies outside {space}: give the environment's own units")
+        return torch.from_numpy(np.array(array, dtype))
+
+    def _array(self, name: str) -> Array:
+        self._require(name in self._arrays, f"it holds {', '.join(self._arrays) or 'nothing'} and lacks {name}")
+        return self._arrays[name]
+
+    def _require(self, condition: bool, wrong: str) -> None:
+        require(
+            condition,
+            f"{self._file} is not an episode of {self._step.interface.env.id}: {wrong}. See docs/pretraining.md.",
+        )
+
+
+def _plural(name: str, root: str) -> str:
+    """The name of an array: observations.goal for observation.goal."""
+    return f"{root}s{name.removeprefix(root)}"
+
+
+def _arrays(file: Path) -> Mapping[str, Array]:
+    """The arrays of a file; nothing in it is executed.
+
+    Raises:
+        ConfigError: it is not such a file, or too large.
+    """
+    try:
+        with zipfile.ZipFile(file) as members:
+            size = sum(member.file_size for member in members.infolist())
+        require(size <= _MOST_BYTES, f"{file} would take {size} bytes of memory. Give one episode a file.")
+        with np.load(file, allow_pickle=False) as stored:
+            return {name: np.asarray(stored[name]) for name in stored}
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"{file} cannot be read: {type(error).__name__}: {error}. Write it with numpy.savez or "
+            "numpy.savez_compressed, from arrays of numbers."
+        ) from error

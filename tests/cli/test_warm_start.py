@@ -1,0 +1,212 @@
+"""``init_from=``: a new run that starts with the weights of another one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from run_files import metrics, settings, summary, without_times
+
+from recurrl import checkpoint
+from recurrl.build import make_policy_for
+from recurrl.checkpoint import files
+from recurrl.errors import ConfigError
+from recurrl.learning.learner import Learner
+
+LAST = "frames_000000000064"
+
+
+def state_of(run: Path, frames: int = 64):
+    return files.state(run / "checkpoints" / f"frames_{frames:012d}", "policy")
+
+
+def rewritten(path: Path, state: object) -> None:
+    """Replaces the policy of a checkpoint by another state, with checksums that fit."""
+    (file,) = path.rglob("*policy*/state.pt")
+    torch.save(state, file)
+    (path / files.CHECKSUMS).write_text(files._canonical(files._checksums(path)), encoding="utf-8")
+
+
+@pytest.fixture
+def copied(finished_run, tmp_path) -> Path:
+    """A copy of the finished run, to damage."""
+    shutil.copytree(finished_run, tmp_path / "source")
+    return tmp_path / "source"
+
+
+def test_the_new_run_starts_with_all_weights_and_statistics_and_nothing_else(small, finished_run):
+    policy = make_policy_for(small("cell=lstm", "seed=5"))
+    (line,) = checkpoint.warm_start(policy, finished_run)
+    assert line.startswith(f"init_from: taken from {finished_run / 'checkpoints' / LAST}: trunk.preprocess, ")
+    saved = state_of(finished_run)
+    assert saved["trunk.preprocess.moments.count"] == 64
+    assert policy.state_dict().keys() == saved.keys()
+    for name, value in policy.state_dict().items():
+        assert torch.equal(value, saved[name]), name
+
+
+def test_a_run_starts_at_no_frames_from_a_run_directory_or_a_checkpoint(train, tiny, finished_run, tmp_path):
+    first = finished_run / "checkpoints" / "frames_000000000032"
+    for source, name in ((finished_run, LAST), (first, first.name)):
+        outcome = train(*tiny, "cell=lstm", f"init_from={source}", f"hydra.run.dir={name}")
+        assert outcome.code == 0, outcome.err
+        assert f"init_from: taken from {finished_run / 'checkpoints' / name}: " in outcome.out
+        assert [row["frames"] for row in metrics(tmp_path / name)] == ["32", "64"]
+        assert settings(tmp_path / name)["init_from"] == str(source)
+    assert metrics(tmp_path / LAST)[0]["policy/entropy"] != metrics(tmp_path / first.name)[0]["policy/entropy"]
+
+
+def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(small, finished_run):
+    # Observations of 4 numbers instead of 2, and 3 actions instead of 2.
+    config = small("cell=lstm", "env=gym", "env.id=Acrobot-v1", "env.mask=[4,5]", "algorithm.critic=feedforward")
+    policy = make_policy_for(config)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    taken, differing, lacking = checkpoint.warm_start(policy, finished_run)
+    assert taken.endswith("frames_000000000064: trunk.core.lstm, critic_head")
+    assert "does not fit, and stays as initialised: trunk.preprocess (" in differing
+    assert "trunk.encoder.1.weight is 8×2 there and 8×4 here" in differing
+    assert "actor_head.network.weight is 2×8 there and 3×8 here" in differing
+    assert "is not in the checkpoint, and stays as initialised: critic_trunk." in lacking
+    saved = state_of(finished_run)
+    for name, value in policy.state_dict().items():
+        expected = saved if name.startswith(("trunk.core.", "critic_head.")) else before
+        # The counts of the statistics would fit by their shape, but belong to those of another observation.
+        assert torch.equal(value, expected[name]), name
+
+
+def test_what_only_the_checkpoint_has_is_named(small, tiny, train, tmp_path):
+    assert train(*tiny, "algorithm.critic=feedforward", "hydra.run.dir=other").code == 0
+    lines = checkpoint.warm_start(make_policy_for(small()), tmp_path / "other")
+    assert lines[-1].startswith("init_from: is in the checkpoint only: critic_trunk.")
+
+
+def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path):
+    other = ("env=gym", "env.id=Acrobot-v1", "cell.hidden_size=9", "encoder.sizes=[9]", "hydra.run.dir=run")
+    outcome = train(*tiny, "cell=lstm", f"init_from={finished_run}", *other)
+    assert outcome.code == 1
+    assert outcome.error.startswith(f"init_from={finished_run}: nothing of {finished_run / 'checkpoints' / LAST} fits")
+    assert "trunk.encoder.1.weight is 8×2 there and 9×6 here" in outcome.error
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_standard_deviation_that_is_given_is_kept(train, tiny):
+    task = (*tiny, "env=pendulum_no_velocity")
+    assert train(*task, "hydra.run.dir=source").code == 0
+    given = train(*task, "init_from=source", "policy.initial_std=0.2", "hydra.run.dir=given")
+    assert "stays as initialised: actor_head.network (policy.initial_std was given)" in given.out, given.err
+    assert "stays as initialised" not in train(*task, "init_from=source", "hydra.run.dir=taken").out
+
+
+def test_the_reference_policy_of_grpo_is_the_one_that_was_taken(train, tiny, tmp_path):
+    task = (
+        *tiny,
+        "algorithm=grpo",
+        "algorithm.group_size=2",
+        "algorithm.drop_flat_groups=false",
+        "env.max_episode_steps=8",
+    )
+    assert train(*task, "lr=0.1", "hydra.run.dir=source").code == 0
+    penalised = ("algorithm.kl_to_ref_coeff=0.1", "init_from=source", "total_frames=32", "lr=1e-9")
+    outcome = train(*task, *penalised, "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    (row,) = metrics(tmp_path / "run")
+    assert abs(float(row["policy/kl_to_ref"])) < 1e-6
+
+
+def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, copied, tmp_path, monkeypatch):
+    arguments = (*tiny, "cell=lstm", "total_frames=96", f"init_from={copied}", "resume=auto")
+    assert train(*arguments, "hydra.run.dir=whole").code == 0
+    learn, rest = Learner.learn, [signal.SIGTERM]
+
+    def interrupted(*given, **options):
+        found = learn(*given, **options)
+        while rest:
+            os.kill(os.getpid(), rest.pop())
+        return found
+
+    monkeypatch.setattr(Learner, "learn", interrupted)
+    stopped = train(*arguments, "hydra.run.dir=parts")
+    assert stopped.code == 143
+    assert "init_from: taken from" in stopped.out
+    shutil.rmtree(copied)
+    resumed = train(*arguments, "hydra.run.dir=parts")
+    assert resumed.code == 0, resumed.err
+    assert "init_from: " not in resumed.out
+    assert summary(tmp_path / "parts")["frames"] == 96
+    assert without_times(metrics(tmp_path / "parts")) == without_times(metrics(tmp_path / "whole"))
+
+
+def test_another_source_for_a_resumed_run_is_rejected(train, finished_run):
+    outcome = train(f"resume={finished_run}", "total_frames=96", f"init_from={finished_run}")
+    assert outcome.error == (
+        f"init_from={finished_run} has no effect in a resumed run, where it was None: its weights are restored. Leave "
+        "it out, or start a new run without resume."
+    )
+
+
+def test_a_path_that_is_not_a_run_is_rejected_with_what_was_looked_for(train, tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for path, why in (("nowhere", "does not exist"), ("empty", "is neither a run directory nor a checkpoint in one")):
+        outcome = train(*tiny, f"init_from={path}")
+        assert outcome.error == (
+            f"{path} {why}. Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
+        )
+    assert not (tmp_path / "outputs").exists() or not list((tmp_path / "outputs").glob("*/*"))
+
+
+def test_a_damaged_checkpoint_is_rejected(train, tiny, copied):
+    (file,) = (copied / "checkpoints" / LAST).rglob("*policy*/state.pt")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    outcome = train(*tiny, "cell=lstm", f"init_from={copied}")
+    assert f"{LAST} is damaged: " in outcome.error
+    assert "Nothing of it was loaded." in outcome.error
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_code_in_a_checkpoint_is_not_run(small, copied, tmp_path):
+    path, marker = copied / "checkpoints" / LAST, tmp_path / "marker"
+    rewritten(path, {"trunk.core.lstm.weight_ih_l0": Code(marker)})
+    with pytest.raises(ConfigError, match=r"The policy of the checkpoint .* cannot be read"):
+        checkpoint.warm_start(make_policy_for(small("cell=lstm")), path)
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(Code(marker)))  # it would have been made
+    assert marker.exists()
+
+
+HOSTILE = {
+    "not a mapping": [1, 2],
+    "no tensors": {"actor_head.network.weight": "text", 3: torch.zeros(2, 8)},
+    "of another type": {"actor_head.network.weight": torch.zeros(2, 8, dtype=torch.int8)},
+    "sparse": {"actor_head.network.weight": torch.zeros(2, 8).to_sparse()},
+    "without memory": {"actor_head.network.weight": torch.zeros(2, 8, device="meta")},
+    "not finite": {
+        "actor_head.network.weight": torch.full((2, 8), torch.nan),
+        "actor_head.network.bias": torch.ones(2),
+    },
+}
+
+
+@pytest.mark.parametrize("state", HOSTILE.values(), ids=HOSTILE)
+def test_a_strangers_tensors_are_an_error_message(small, copied, state):
+    path, policy = copied / "checkpoints" / LAST, make_policy_for(small("cell=lstm"))
+    rewritten(path, state)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    with pytest.raises(ConfigError, match=r"nothing of .* fits|holds NaN or Inf"):
+        checkpoint.warm_start(policy, path)
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())

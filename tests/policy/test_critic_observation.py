@@ -1,0 +1,223 @@
+"""``algorithm.critic_observation``: entries of the observation that the critic sees and the actor does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tasks import CUE, MASKED
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurrl.agent import Agent
+from recurrl.build import make_collector, make_learner, make_policy_for
+from recurrl.config import TrainConfig
+from recurrl.envs import make_env
+from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
+from recurrl.errors import ConfigError
+from recurrl.evaluation import evaluate
+from recurrl.export.export import export
+from recurrl.keys import VALUE
+from recurrl.losses.advantage import add_advantages
+from recurrl.policy import Policy
+
+Compose = Callable[..., TrainConfig]
+Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
+
+SEES = "algorithm.critic_observation=[hidden]"
+DICT = ("env=gym", "env.packages=[tasks]", f"env.id={CUE}", "+env.kwargs.observation=dict")
+TASKS = {
+    "masked vector": ("env=cartpole_no_velocity", "env.max_episode_steps=5", SEES),
+    "with the previous action": ("env=cartpole_no_velocity", "env.previous_action=true", SEES),
+    "memory task": ("env=t_maze", "env.kwargs.length=3", "env.max_episode_steps=5", SEES),
+    "entry of a dict": (*DICT, "algorithm.critic_observation=[state]"),
+}
+
+
+@pytest.fixture(params=["recurrent", "feedforward"])
+def critic(request: pytest.FixtureRequest) -> str:
+    return f"algorithm.critic={request.param}"
+
+
+def changed(observation: TensorDictBase, names: tuple[str, ...]) -> TensorDictBase:
+    """An observation with other values of some entries."""
+    other = observation.clone()
+    for name in names:
+        other[name] = torch.randn_like(other[name])
+    return other
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_the_actor_does_not_see_what_only_the_critic_does(
+    task: tuple[str, ...], critic: str, small: Compose, collect: Collect
+) -> None:
+    policy, batch = collect(small(*task, critic))
+    slices = batch.reshape(-1, 8)
+    observation, state, is_init = policy.inputs(slices)
+    other = changed(observation, policy.critic_only)
+    with torch.no_grad():
+        before, value, states = policy.sequence(observation, state, is_init)
+        after, other_value, other_states = policy.sequence(other, state, is_init)
+    assert torch.equal(before.log_prob(slices["action"]), after.log_prob(slices["action"]))
+    assert value is not None
+    assert other_value is not None
+    assert not torch.isclose(value, other_value).any()
+    for key in policy.trunk.state_keys:
+        assert torch.equal(states[key], other_states[key])
+    flat = batch.reshape(-1)
+    _, state, is_init = policy.inputs(flat)
+    one, another = (policy.step(each.reshape(-1), state, is_init, deterministic=True) for each in (observation, other))
+    assert torch.equal(one[0], another[0])
+    assert torch.equal(one[1], another[1])
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_replayed_values_equal_the_rollouts(
+    task: tuple[str, ...], critic: str, small: Compose, collect: Collect
+) -> None:
+    policy, batch = collect(small(*task, critic))
+    with torch.no_grad():
+        _, replayed, _ = policy.sequence(*policy.inputs(batch.reshape(-1, 8)))
+    torch.testing.assert_close(replayed, batch[VALUE].reshape(-1, 8, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_critic_sees(
+    critic: str, small: Compose, collect: Collect
+) -> None:
+    policy, batch = collect(small(*TASKS["masked vector"], critic))
+    cut = batch["next", "truncated"].squeeze(-1)
+    assert cut.any()
+
+    def advantages(of: TensorDictBase) -> Tensor:
+        add_advantages(of, policy, torch.zeros(of.batch_size), gamma=0.99, lmbda=0.0)
+        found: Tensor = of["advantage"].squeeze(-1)
+        return found
+
+    other = batch.clone()
+    other["next", "observation", "hidden"] = torch.randn_like(other["next", "observation", "hidden"])
+    differs = advantages(batch.clone()) != advantages(other)
+    ends = cut.clone()
+    ends[:, -1] = ~batch["next", "terminated"].squeeze(-1)[:, -1]  # a row's end is bootstrapped, too
+    assert torch.equal(differs, ends)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [(), ("state=refresh",), ("algorithm.advantage=vtrace",), ("buffer=replay",)],
+    ids=lambda way: "".join(way) or "gae",
+)
+def test_every_way_of_learning_takes_it(way: tuple[str, ...], critic: str, small: Compose) -> None:
+    config = small(*TASKS["masked vector"], critic, *way)
+    learner = make_learner(config, make_policy_for(config))
+    before = {name: value.clone() for name, value in learner.policy.named_parameters()}
+    collector = make_collector(config, learner.policy)
+    metrics = learner.learn(next(iter(collector)), progress=0.0)
+    collector.shutdown()
+    assert np.isfinite(list(metrics.values())).all()
+    assert all(not torch.equal(value, before[name]) for name, value in learner.policy.named_parameters())
+    assert learner.policy.critic_trunk is not None
+    counted = [value for name, value in learner.policy.named_buffers() if name.endswith("moments.count")]
+    assert [float(count) for count in counted] == [64.0, 64.0, 64.0]  # the actor's entry, and the critic's two
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_acting_needs_no_entry_of_the_critics(
+    task: tuple[str, ...], critic: str, small: Compose, collect: Collect
+) -> None:
+    config = small(*task, critic)
+    policy, _ = collect(config)
+    agent = Agent(policy, config.env)
+    env = agent.make_env()
+    observation, _ = env.reset(seed=3)
+    if isinstance(observation, dict):
+        observation.pop("state")
+    action, _ = agent.act(observation, agent.initial_state())
+    batched = make_env(config.env, 1, 3, policy).reset()
+    if not isinstance(observation, dict) and "hidden" in policy.critic_only and config.env.mask:
+        seen = np.delete(observation, config.env.mask)
+        batched["observation", "observation"] = torch.from_numpy(seen)[None]
+        expected = policy.step(*policy.inputs(batched), deterministic=True)[0]
+        assert int(action) == int(expected)
+    assert env.action_space.contains(action)
+    assert evaluate(config.env, policy, 2, seed=0)
+
+
+def test_an_exported_policy_has_no_input_for_them(small: Compose, collect: Collect, tmp_path: Path) -> None:
+    config = small(*TASKS["entry of a dict"], "algorithm.critic=feedforward")
+    policy, _ = collect(config)
+    inputs = export(Agent(policy, config.env), tmp_path, {}, formats=["pt2"])["inputs"]
+    assert [name for name in inputs if name.startswith("observation")] == ["observation.more.symbol"]
+
+
+def test_memory_tasks_show_what_they_hide() -> None:
+    def shown(task: MemoryTask) -> list[float]:
+        plain = task.observe()
+        task.reveal()
+        found = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
+        assert torch.equal(found["observation", "observation"], plain)
+        both = found["observation", "hidden"]
+        assert both.shape == task.observation_spec["observation", "hidden"].shape
+        return both[0].tolist()
+
+    maze = TMaze(2, length=4)
+    maze.reset_tensors(None)
+    maze.way[0], maze.position[0] = 3, 3
+    assert shown(maze) == [1.0, 0.75]
+    chain = MemoryChain(2, length=5, bits=3)
+    chain.reset_tensors(None)
+    chain.context[0], chain.query[0] = torch.tensor([0, 1, 1]), 2
+    assert shown(chain) == [2.0, -1.0, 1.0, 1.0]
+    cards = RepeatPrevious(2, k=2)
+    cards.reset_tensors(None)
+    cards.cards[0, :3] = torch.tensor([3, 1, 0])
+    assert shown(cards) == [0.0, 0.0, 0.0, 0.0]  # the first action is asked for nothing
+    cards.step_tensors(torch.zeros(2, dtype=torch.int64))
+    assert cards.hidden()[0].tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+class Silent(TMaze):
+    """A task that does not say what it hides."""
+
+    def hidden(self) -> None:  # type: ignore[override]
+        return None
+
+
+OWN = "algorithm.critic=feedforward"
+REFUSED = {
+    "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "the observation is not a dict. .* give env.mask"),
+    "no such entry": ((*DICT, "algorithm.critic_observation=[goal]"), "the observation has the entries more, state"),
+    "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "leaves the policy nothing to act on"),
+    "vector environment": (
+        ("env=cartpole_no_velocity", "env.vectorization=vector_entry_point", SEES),
+        "Choose env.vectorization=inline",
+    ),
+    "task that does not say": (
+        ("env=t_maze", f"env.id={__name__}:Silent", SEES),
+        "shows the critic what Silent hides, but the task does not say what that is. Define its method hidden.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("task", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_shown_is_rejected(task: tuple[str, ...], message: str, small: Compose) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_policy_for(small(*task, OWN))
+
+
+def test_a_mask_of_actions_is_not_the_critics_alone(configure: Callable[..., TrainConfig]) -> None:
+    task = {"mask_in": "observation", "action": "discrete"}
+    config = configure(MASKED, "algorithm.critic_observation=[action_mask]", OWN, **task)
+    with pytest.raises(ConfigError, match="names entries of the observation that only the critic sees"):
+        make_policy_for(config)
+
+
+def test_a_critic_on_the_actors_trunk_cannot_see_more(recurrl_train: Any, tiny: list[str], tmp_path: Path) -> None:
+    outcome = recurrl_train(*tiny, SEES, cwd=tmp_path)
+    assert outcome.error == (
+        'algorithm.critic_observation=["hidden"] has no effect here: it goes with algorithm.critic=recurrent or '
+        "feedforward. Leave it out, or choose algorithm.critic=recurrent or feedforward."
+    )

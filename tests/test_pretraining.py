@@ -1,0 +1,339 @@
+"""Pretraining: what recorded episodes become, what they teach, and what is rejected."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
+
+import recurrl
+from recurrl.agent import Agent
+from recurrl.build import make_policy_for, set_process_state
+from recurrl.config import PretrainConfig, TrainConfig
+from recurrl.errors import ConfigError
+from recurrl.evaluation import evaluate
+from recurrl.policy import Policy
+from recurrl.pretraining import _in_rows, pretrain, read_episodes
+
+AgentOf = Callable[..., tuple[Agent, TrainConfig]]
+PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+
+
+def arrays_of(values: list[Any], name: str) -> dict[str, Any]:
+    """Recorded values as arrays, one for each entry of a dict."""
+    if not isinstance(values[0], dict):
+        return {name: np.array(values)}
+    found: dict[str, Any] = {}
+    for key in values[0]:
+        found |= arrays_of([value[key] for value in values], f"{name}.{key}")
+    return found
+
+
+def record(agent: Agent, folder: Path, episodes: int, last: bool = False, seed: int = 0) -> None:
+    """Records an agent's episodes; ``last``: with the observation after the last step."""
+    env = agent.make_env()
+    folder.mkdir(parents=True, exist_ok=True)
+    for episode in range(episodes):
+        observation, info = env.reset(seed=seed + episode)
+        state, over, reward = agent.initial_state(), False, 0.0
+        seen, done, rewards, masks = [], [], [], []
+        while not over:
+            added = agent.step_module().added
+            given: dict[str, Any] = {"reward": reward} if "previous_reward" in added else {}
+            given |= {"action_mask": info["action_mask"]} if "action_mask" in added else {}
+            action, state = agent.act(observation, state, **given)
+            seen.append(observation)
+            masks.append(info.get("action_mask", 0))
+            observation, reward, terminated, truncated, info = env.step(action)
+            done.append(action)
+            rewards.append(reward)
+            over = terminated or truncated
+        arrays = arrays_of(seen + [observation] * last, "observations") | arrays_of(done, "actions")
+        np.savez_compressed(folder / f"{episode:04d}.npz", **arrays, rewards=rewards, action_masks=masks)
+
+
+def options(folder: Path, epochs: int = 1, lr: float = 2e-3) -> PretrainConfig:
+    return PretrainConfig(folder=str(folder), epochs=epochs, lr=lr)
+
+
+KINDS = [
+    *((CUE, {"observation": kind}, ()) for kind in OBSERVATIONS),
+    *((CUE, {"action": kind}, PREVIOUS) for kind in ACTIONS),
+    *((MASKED, {"mask_in": where, "action": "discrete"}, ()) for where in ("observation", "info")),
+    ("Pendulum-v1", {}, ("env.mask=[2]", "env.max_episode_steps=9", "policy.bounded_action=tanh", *PREVIOUS)),
+]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "overrides"),
+    KINDS,
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else None,
+)
+def test_what_is_read_is_what_the_policy_saw_and_did(
+    env_id: str, kwargs: dict[str, str], overrides: tuple[str, ...], agent_of: AgentOf, tmp_path: Path
+) -> None:
+    from_info = ("env.action_mask_from_info=true",) if kwargs.get("mask_in") == "info" else ()
+    agent, config = agent_of(env_id, *overrides, *from_info, **kwargs)
+    record(agent, tmp_path, episodes=3, last=True)
+    episodes = read_episodes(tmp_path, agent.policy, config.env)
+    assert len(episodes) == 3
+    for episode in episodes:
+        whole = episode.unsqueeze(0)
+        shapes = agent.policy.trunk.state_shapes
+        state = {key: torch.zeros(1, episode.numel(), *shape) for key, shape in shapes.items()}
+        features, _ = agent.policy.trunk.sequence(whole["observation"], state, whole["is_init"])
+        distribution = agent.policy.actor_head(features, whole["observation"])
+        chosen = getattr(distribution, "deterministic_sample", None)
+        chosen = distribution.mode if chosen is None else chosen
+        pairs = [(chosen, whole["action"])]
+        if not isinstance(chosen, torch.Tensor):
+            pairs = [(chosen[key], whole["action"][key]) for key in chosen.keys(True, True)]
+        for ours, theirs in pairs:
+            # The environment clipped what lay beyond its bounds.
+            clipped = ours.clamp(-1, 1) if kwargs.get("action") == "bounded" else ours
+            torch.testing.assert_close(theirs.to(clipped.dtype), clipped, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_hold_every_step_once_from_the_beginnings_of_episodes(agent_of: AgentOf, tmp_path: Path) -> None:
+    agent, config = agent_of("CartPole-v1", "env.mask=[1,3]")
+    record(agent, tmp_path, episodes=7)
+    episodes = read_episodes(tmp_path, agent.policy, config.env)
+    rows = _in_rows(episodes, 3, slice_len=4)
+    assert rows.batch_size[0] == 3
+    assert rows.batch_size[1] % 4 == 0
+    assert rows["is_init"][:, 0].all()
+    kept = rows["observation"][rows["recorded"]]
+    expected = torch.cat([episode["observation"] for episode in episodes])
+    assert sorted(map(tuple, kept.tolist())) == sorted(map(tuple, expected.tolist()))
+    assert int(rows["is_init"][rows["recorded"]].sum()) == 7
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
+@pytest.mark.parametrize("env", [("CartPole-v1", "env.mask=[1,3]"), ("Pendulum-v1", "env.max_episode_steps=20")])
+def test_a_policy_learns_what_was_done(cell: str, env: tuple[str, str], agent_of: AgentOf, tmp_path: Path) -> None:
+    expert, config = agent_of(env[0], env[1])
+    record(expert, tmp_path, episodes=4)
+    _, config = agent_of(env[0], env[1], f"cell={cell}", "algorithm.critic=feedforward")
+    policy = make_policy_for(config)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    first = pretrain(policy, config.env, options(tmp_path), 8, 4)
+    last = pretrain(policy, config.env, options(tmp_path, epochs=30, lr=1e-2), 8, 4)
+    assert last["log_likelihood"] > first["log_likelihood"]
+    assert last.get("accuracy", 1) > 0.7
+    assert last.get("squared_error", 0) < 0.3
+    after = policy.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in after if name.startswith("critic_head"))
+    assert all(torch.equal(after[name], before[name]) for name in after if name.endswith("log_std"))
+    steps = sum(len(np.load(file)["actions"]) for file in tmp_path.glob("*.npz"))
+    for name in ("trunk", "critic_trunk"):
+        assert after[f"{name}.preprocess.moments.count"] == 2 * steps
+        assert not torch.equal(after[f"{name}.preprocess.mean"], before[f"{name}.preprocess.mean"])
+
+
+class Recall:
+    """Records what only memory can repeat: the first observation's sign decides every action."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        for episode in range(16):
+            observations = np.zeros((24, 4), np.float32)
+            observations[0, 0] = (-1.0) ** episode
+            np.savez(folder / f"{episode:02d}.npz", observations=observations, actions=np.full(24, episode % 2))
+
+
+@pytest.mark.parametrize(("cell", "learns"), [("gru", True), ("none", False)])
+def test_states_are_carried_from_slice_to_slice(cell: str, learns: bool, small: Any, tmp_path: Path) -> None:
+    Recall(tmp_path)
+    config = small("env=gym", "env.id=CartPole-v1", f"cell={cell}", "encoder.sizes=[8]", "cell.hidden_size=16")
+    set_process_state(config)
+    # In slices of 4 steps only the first of six has the sign; the others have it in their state.
+    found = pretrain(make_policy_for(config), config.env, options(tmp_path, epochs=40, lr=1e-2), 4, 8)
+    assert (found["accuracy"] > 0.95) == learns
+
+
+def test_a_critic_that_sees_more_is_left_alone(small: Any, tmp_path: Path) -> None:
+    shown = ("env=cartpole_no_velocity", "algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]")
+    config = small(*shown)
+    policy = make_policy_for(config)
+    record(Agent(policy, config.env), tmp_path, episodes=2)
+    pretrain(policy, config.env, options(tmp_path), 8, 4)
+    counts = {name: float(value) for name, value in policy.named_buffers() if name.endswith("moments.count")}
+    assert {value > 0 for name, value in counts.items() if name.startswith("trunk")} == {True}
+    assert {value for name, value in counts.items() if name.startswith("critic_trunk")} == {0.0}
+
+
+@pytest.mark.slow
+def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose: Any, tmp_path: Path) -> None:
+    recurrl.train(["evaluation.memory=false", "evaluation.random=false", "device=cpu"], run_dir=tmp_path / "expert")
+    record(recurrl.load(tmp_path / "expert"), tmp_path / "episodes", episodes=20)
+    config = compose("device=cpu", "seed=7")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    assert np.mean(evaluate(config.env, policy, 20, seed=1)) < 50
+    pretrain(policy, config.env, options(tmp_path / "episodes", epochs=20), config.slice_len, config.minibatch_slices)
+    assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
+
+
+def test_the_example_of_the_page_records_what_is_read(
+    finished_run: Path, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("outputs/mine", str(finished_run)).replace("range(20)", "range(2)"), {})
+    config = small()
+    episodes = read_episodes(tmp_path / "episodes", make_policy_for(config), config.env)
+    assert [bool(episode["is_init"][0]) for episode in episodes] == [True, True]
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes of CartPole with its velocities hidden."""
+    folder = tmp_path_factory.mktemp("recorded") / "episodes"
+    config = small()
+    set_process_state(config)
+    record(Agent(make_policy_for(config), config.env), folder, episodes=3)
+    return folder
+
+
+def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train: Any, tiny: list[str], folder: Path) -> None:
+    asked = (*tiny, f"pretrain.folder={folder}", "pretrain.epochs=2", "hydra.run.dir=run")
+    cwd = folder.parent
+    outcome = recurrl_train(*asked, "total_frames=32", cwd=cwd)
+    assert outcome.code == 0, outcome.err
+    assert "in 3 episodes of " in outcome.out
+    assert "pretraining: epoch 2 of 2: log likelihood -0." in outcome.out
+    import csv
+    import json
+
+    summary = json.loads((cwd / "run" / "summary.json").read_text())
+    assert -1 < summary["pretrain_log_likelihood"] < 0
+    with (cwd / "run" / "metrics.csv").open() as file:
+        assert [row["frames"] for row in csv.DictReader(file)] == ["32"]
+    resumed = recurrl_train("resume=run", "total_frames=64", cwd=cwd)
+    assert resumed.code == 0, resumed.err
+    assert "pretraining" not in resumed.out
+    changed = recurrl_train("resume=run", "total_frames=96", "pretrain.epochs=3", cwd=cwd)
+    assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
+
+
+def test_options_without_a_folder_are_rejected(recurrl_train: Any, tiny: list[str], tmp_path: Path) -> None:
+    outcome = recurrl_train(*tiny, "pretrain.epochs=3", cwd=tmp_path)
+    assert outcome.error == (
+        "pretrain.epochs=3 has no effect here: it goes with pretrain.folder. Leave it out, or choose pretrain.folder."
+    )
+
+
+# What is rejected
+
+STEPS = 5
+GOOD = {"observations": np.zeros((STEPS, 4), np.float32), "actions": np.zeros(STEPS, np.int64)}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no observations": ({"observations": None}, "it holds actions and lacks observations"),
+    "no actions": ({"actions": None}, "it holds observations and lacks actions"),
+    "no steps": ({"actions": np.zeros(0, int), "observations": np.zeros((0, 4))}, "actions holds no steps"),
+    "a number": ({"actions": np.zeros(())}, "actions holds no steps"),
+    "too few observations": ({"observations": np.zeros((STEPS - 1, 4))}, "observations has the shape (4, 4); of 5"),
+    "too many observations": ({"observations": np.zeros((STEPS + 2, 4))}, "observations has the shape (7, 4); of 5"),
+    "masked observations": ({"observations": np.zeros((STEPS, 2))}, "observations has the shape (5, 2); of 5"),
+    "NaN": ({"observations": np.full((STEPS, 4), np.nan)}, "observations holds NaN or Inf"),
+    "too large for float32": ({"observations": np.full((STEPS, 4), 1e300)}, "observations holds NaN or Inf"),
+    "text": ({"observations": np.full((STEPS, 4), "x")}, "observations has the dtype <U1"),
+    "complex numbers": ({"actions": np.zeros(STEPS, complex)}, "actions has the dtype complex128"),
+    "another action": ({"actions": np.full(STEPS, 2)}, "actions holds values other than the integers from 0 to 1"),
+    "a negative action": ({"actions": np.full(STEPS, -1)}, "actions holds values other than the integers from 0 to 1"),
+    "actions in rows": (
+        {"actions": np.zeros((STEPS, 1), int)},
+        "actions has the shape (5, 1); of 5 actions it is (5,)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
+def test_an_episode_of_something_else_is_rejected(
+    changes: dict[str, Any], message: str, small: Any, tmp_path: Path
+) -> None:
+    config = small()
+    arrays = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
+    np.savez(tmp_path / "one.npz", **arrays)
+    with pytest.raises(ConfigError) as caught:
+        read_episodes(tmp_path, make_policy_for(config), config.env)
+    assert str(caught.value).startswith(f"{tmp_path / 'one.npz'} is not an episode of CartPole-v1: {message}")
+
+
+def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small: Any, tmp_path: Path) -> None:
+    config = small("env=gym", "env.id=Pendulum-v1")
+    policy = make_policy_for(config)
+    seen = np.zeros((STEPS, 3), np.float32)
+    np.savez(tmp_path / "one.npz", observations=seen, actions=np.full((STEPS, 1), 2.0, np.float32))
+    (episode,) = read_episodes(tmp_path, policy, config.env)
+    assert episode["action"].eq(1).all()  # the upper bound
+    np.savez(tmp_path / "one.npz", observations=seen, actions=np.full((STEPS, 1), 2.1, np.float32))
+    with pytest.raises(ConfigError, match=r"actions lies outside .* give the environment's own units"):
+        read_episodes(tmp_path, policy, config.env)
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_hostile_files_are_rejected_and_run_no_code(small: Any, tmp_path: Path) -> None:
+    config = small()
+    policy: Policy = make_policy_for(config)
+    file, marker = tmp_path / "one.npz", tmp_path / "marker"
+
+    def refused() -> str:
+        with pytest.raises(ConfigError) as caught:
+            read_episodes(tmp_path, policy, config.env)
+        return str(caught.value)
+
+    np.savez(file, observations=GOOD["observations"], actions=np.array([Code(marker)] * STEPS, dtype=object))
+    assert "cannot be read: ValueError: Object arrays cannot be loaded" in refused()
+    file.write_bytes(pickle.dumps(Code(marker)))
+    assert "cannot be read: " in refused()
+    assert not marker.exists()
+    for content in (b"", b"PK\x03\x04", b"x" * 999):
+        file.write_bytes(content)
+        assert "cannot be read: " in refused()
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999, 4), }"
+    for body in (header.ljust(127) + b"\n", b"\x93NUMPY\x01\x00\xff\xff", b"[" * 10_000):
+        with zipfile.ZipFile(file, "w") as members:
+            members.writestr("observations.npy", body)
+        assert "cannot be read: " in refused() or "lacks actions" in refused()
+    np.savez(file, **GOOD)
+    whole = file.read_bytes()
+    for cut in range(0, len(whole), 37):
+        file.write_bytes(whole[:cut])
+        assert "cannot be read: " in refused()
+    for at in range(0, len(whole), 11):
+        file.write_bytes(bytes([*whole[:at], whole[at] ^ 255, *whole[at + 1 :]]))
+        try:
+            read_episodes(tmp_path, policy, config.env)
+        except ConfigError as error:
+            assert str(file) in str(error)  # noqa: PT017
+
+
+def test_a_folder_without_episodes_is_rejected(small: Any, tmp_path: Path) -> None:
+    config = small()
+    os.mkfifo(tmp_path / "pipe.npz")  # nobody would ever write to it
+    for path, what in ((tmp_path, "holds no .npz files"), (tmp_path / "nowhere", "is not a folder")):
+        with pytest.raises(ConfigError, match=what):
+            read_episodes(path, make_policy_for(config), config.env)
