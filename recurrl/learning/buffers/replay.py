@@ -50,7 +50,9 @@ class _UnlinkedFiles(LazyMemmapStorage):
 
 
 def _reserve(file: int, folder: str | Path) -> None:
-    """Takes the space of a sparse file."""
+    """Takes the space of a sparse file, where the system can (macOS cannot)."""
+    if not hasattr(os, "posix_fallocate"):
+        return
     try:
         os.posix_fallocate(file, 0, max(1, os.fstat(file).st_size))
     except OSError as error:
