@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from io import BytesIO
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,35 @@ class _StateAdapter(StateDictAdapter):
     def save(self, component: Any, path: Path, *, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         path.mkdir(parents=True, exist_ok=True)
         state = component.state_dict(*args, **kwargs)
-        data = BytesIO()
-        torch.save(state, data)
-        # Not by torch, which reports a full disk as "unexpected pos".
-        with (path / self.state_torch).open("xb") as file:
-            file.write(data.getbuffer())
+        with _Writer(FileIO(path / self.state_torch, "xb")) as file:
+            try:
+                torch.save(state, file)
+            except (OSError, RuntimeError) as error:
+                raise file.error or error from None
         return state
 
-    def load(self, component: Any, path: Path, **options: Any) -> Any:
+    def load(self, component: Any, path: Path, *, tensor_load_kwargs: Mapping[str, Any], **options: Any) -> Any:
         if not (path / self.state_torch).is_file():
             raise ValueError(f"{path / self.state_torch} is missing.")
-        return super().load(_Fitting(component), path, **options)
+        mapped = {**tensor_load_kwargs, "mmap": getattr(component, "loads_mapped", False)}
+        return super().load(_Fitting(component), path, tensor_load_kwargs=mapped, **options)
+
+
+class _Writer(BufferedWriter):
+    """A file to which ``torch.save`` writes, without a copy in memory.
+
+    Attributes:
+        error: from writing, of which torch only says "unexpected pos".
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 class _Fitting:

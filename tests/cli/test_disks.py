@@ -65,6 +65,14 @@ def test_a_run_on_a_full_disk_ends_with_an_error_message_and_continues_when_ther
     assert frames == {0, 1, 2, 3}
 
 
+def test_a_disk_without_space_for_the_frames_of_replay_is_an_error_message(on_full_disks, tmp_path):
+    ring = ("buffer=replay", "buffer.frames=65536", f"buffer.folder={tmp_path}/ring")
+    (case,) = on_full_disks([1000], *EVERY, *ring)
+    # At the beginning: a process that writes to mapped files on a full disk dies by SIGBUS.
+    assert (case["full"]["code"], case["full"]["frames"]) == (1, []), case
+    assert case["full"]["error"].startswith(f"{FULL} for {tmp_path}/ring."), case
+
+
 @pytest.mark.slow
 def test_what_learning_could_not_use_is_kept_or_the_error_says_that_the_disk_is_full(on_full_disks):
     kept = set()

@@ -14,21 +14,28 @@ from run_files import metrics, summary, without_times
 PROGRAM = Path(__file__).with_name("killed_again_and_again.py")
 
 
+# 512 frames, each with two observations of a MiB.
+WIDE = 'env.wrappers=[{wrapper: "wide_observations:Wide", size: 262_144}]'
+A_RING_OF_1_GIB = ["buffer=replay", "buffer.frames=512", "buffer.folder=ring", WIDE]
+
+
 @pytest.mark.parametrize(
-    ("collector", "kills", "terms", "iterations"),
+    ("others", "kills", "terms", "iterations"),
     [
-        ("single", 4, 2, 16),
+        pytest.param([], 4, 2, 16, id="single"),
         # Seven minutes on two cores that others use too.
-        pytest.param("multi_sync", 100, 20, 160, marks=pytest.mark.slow),
+        pytest.param(["collector=multi_sync"], 100, 20, 160, marks=pytest.mark.slow, id="multi_sync"),
+        pytest.param(A_RING_OF_1_GIB, 3, 1, 20, marks=pytest.mark.slow, id="a ring of 1 GiB"),
     ],
 )
 def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
-    train, tiny, tmp_path, monkeypatch, no_compiler, collector, kills, terms, iterations
+    train, tiny, tmp_path, monkeypatch, no_compiler, others, kills, terms, iterations
 ):
     monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
     frames = iterations * 32
     every = ["checkpoint.every_frames=64", "evaluation.every_frames=128"]
-    arguments = [*tiny, *every, f"total_frames={frames}", f"collector={collector}", "backend=auto"]
+    arguments = [*tiny, *every, f"total_frames={frames}", *others, "backend=auto"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = train(*arguments, f"hydra.run.dir={whole}")
     assert done.code == 0, done.err
@@ -46,6 +53,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     assert without_times(metrics(killed)) == without_times(metrics(whole))
     assert _weights(killed, frames) == _weights(whole, frames)
     assert {path.name for path in killed.rglob(".*")} == {".hydra"}
+    assert not list(tmp_path.glob("ring/*"))
     assert set(said["shared_memory"]) <= before
     assert not _processes_with(str(killed))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -98,6 +100,61 @@ def test_every_frame_can_be_drawn_and_all_starts_equally_often() -> None:
         assert abs(count - slices_with_it * expected) < 5 * (slices_with_it * expected) ** 0.5
 
 
+def test_files_have_no_names_so_that_nothing_is_left_of_a_killed_process(tmp_path: Path) -> None:
+    ring, simulated = recurrl.make_replay_buffer(20, SLICE, tmp_path / "ring"), Simulated(seed=0)
+    for _ in range(4):
+        ring.extend(simulated.rows())
+        assert not list((tmp_path / "ring").iterdir())
+    check(ring.sample(100), simulated, oldest=simulated.time - 20)
+
+
+def test_a_ring_larger_than_the_memory_that_is_left_is_saved_and_restored(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import torch
+from tensordict import TensorDict
+from recurrl.checkpoint import files
+from recurrl.config.collector import ReplayConfig
+from recurrl.learning.buffers.replay import ReplayBuffer
+
+STEPS, MIB = 64, 2**20
+
+def rows(first):
+    number = torch.arange(first, first + 4).view(1, 4, 1)
+    done = torch.zeros(1, 4, 1, dtype=torch.bool)
+    data = {"number": number.to(torch.uint8).repeat(1, 1, MIB), "is_init": done, "next": {"done": done}}
+    return TensorDict(data, [1, 4])
+
+def used(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
+
+def allow(mib):
+    resource.setrlimit(resource.RLIMIT_DATA, (used("VmData") + mib * MIB, resource.RLIM_INFINITY))
+
+def buffer(name):
+    return ReplayBuffer(ReplayConfig(name="replay", frames=STEPS, replay_ratio=2, folder=str(folder / name)), 4, 1)
+
+folder = Path(sys.argv[1])
+first, second = buffer("one"), buffer("two")
+allow(STEPS // 2)
+for begin in range(0, 72, 4):
+    first.joined(rows(begin))
+files.write(folder / "frames_1", {"buffer": first}, {})
+allow(STEPS // 2 + STEPS)  # a mapped file counts too
+before = used("RssAnon")
+files.read(folder / "frames_1", {"buffer": second})
+assert used("RssAnon") - before < STEPS // 2 * MIB
+second.joined(rows(72))
+assert sorted(set(second.ring._buffer[:]["number"][:, 0, -1].tolist())) == list(range(12, 76))
+"""
+
+
 def saved(state: Any) -> Any:
     """What a checkpoint restores of a state."""
     file = io.BytesIO()
@@ -125,6 +182,13 @@ def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(
             torch.manual_seed(simulated.time)
             joined.append(buffer.joined(rows))
         assert (joined[0] == joined[1]).all()
+
+
+def test_a_single_environment_is_enough() -> None:
+    simulated, ring = Simulated(seed=3), recurrl.make_replay_buffer(20, SLICE)
+    for _ in range(5):
+        ring.extend(simulated.rows()[1:2])
+    check(ring.sample(100), simulated, oldest=simulated.time - 20)
 
 
 def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_on() -> None:

@@ -1,0 +1,21 @@
+"""A wrapper that makes the frames of a run large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class Wide(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Repeats the observation until it has ``size`` entries."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], size: int) -> None:
+        super().__init__(env)
+        assert isinstance(env.observation_space, gymnasium.spaces.Box)
+        low, high = (np.resize(bound, size) for bound in (env.observation_space.low, env.observation_space.high))
+        self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return np.resize(observation, self.observation_space.shape)
