@@ -10,7 +10,7 @@ from PIL import Image
 from torchrl.envs import EnvBase, TransformedEnv
 
 from recurrl.config.env import NATIVE, EnvConfig
-from recurrl.envs.faults import Array, Fault, unpacked
+from recurrl.envs.faults import Array, unpacked
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import source_of
@@ -140,7 +140,10 @@ def _as_png(picture: Any) -> bytes:
     array: Array = np.asarray(picture)
     if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:
         what = f"an array of {array.dtype} of shape {array.shape}" if array.ndim else f"a {type(picture).__name__}"
-        raise Fault(f"returned {what} from render. Have it return pixels [height, width, 3] of uint8.")
+        raise ConfigError(
+            f"The environment cannot be drawn: its render returned {what}. Have it return pixels [height, width, 3] of "
+            "uint8, or leave out --video."
+        )
     file = io.BytesIO()
     Image.fromarray(array).save(file, "png", compress_level=1)
     return file.getvalue()

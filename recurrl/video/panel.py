@@ -55,7 +55,7 @@ class Panel:
 
 def _drawn(figure: Figure, episode: Episode) -> list[Axes]:
     heights = [*([1.0] if episode.hidden else []), *([1.0] if episode.values is not None else [])]
-    heights += [2.4 / len(episode.states)] * len(episode.states)
+    heights += [2.4 / len(episode.states) for _ in episode.states]
     all_axes = list(np.atleast_1d(figure.subplots(len(heights) or 1, height_ratios=heights or [1.0], sharex=True)))
     left = iter(all_axes)
     steps = np.arange(len(episode.actions)) + 0.5
