@@ -222,7 +222,7 @@ def test_a_source_that_decides_itself_how_to_draw_must_draw_pictures(small: Call
     ("drawn", "message"),
     [
         ("fails", "its render raised RuntimeError: no screen. Leave out --video, or install"),
-        ("nothing", "its render returned a NoneType . Have it return pixels"),
+        ("nothing", "its render returned a NoneType. Have it return pixels"),
         ("numbers", "its render returned an array of float64 of shape (16, 24, 3)"),
         ("gray", "its render returned an array of uint8 of shape (16, 24)"),
     ],
