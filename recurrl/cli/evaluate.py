@@ -21,11 +21,8 @@ def evaluate_main() -> None:
     arguments = _parser().parse_intermixed_args()
     overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in arguments.run if text not in overrides]
-    from recurrl.cli.evaluate_run import (
-        evaluate_run,
-        report,
-        video_files,
-    )  # with torch, which help and typos do not wait for
+    # With torch, which help and typos do not wait for.
+    from recurrl.cli.evaluate_run import evaluate_run, report, video_files
 
     try:
         if not runs:

@@ -87,6 +87,7 @@ def write_hub_folder(
     stage.mkdir()
     try:
         policy, saved = opened.make_policy(), opened.saved
+        opened.settings.resume = None  # a path of this machine
         OmegaConf.save(opened.settings, stage / CONFIG_FILE)
         of = {"policy": policy}
         path = checkpoint.save(stage, saved.frames, saved.metrics, of, settings=plain(opened.settings))

@@ -127,9 +127,17 @@ def watched(config: EnvConfig) -> EnvConfig:
 
 
 def first_watched(env: EnvBase) -> Watched:
-    """The first environment of those that :func:`recurrl.envs.make_env` made."""
+    """The first environment of those that :func:`recurrl.envs.make_env` made.
+
+    Raises:
+        ConfigError: the environment's source does not make single environments.
+    """
     inner = env.base_env if isinstance(env, TransformedEnv) else env
-    assert isinstance(inner, InlineEnv)
+    if not isinstance(inner, InlineEnv):
+        raise ConfigError(
+            f"A video was requested, but the environment's source makes a {type(inner).__name__}, not single "
+            "environments. Leave out --video."
+        )
     found: Any = inner.envs[0]
     while not isinstance(found, Watched):
         found = found.env

@@ -10,6 +10,20 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 LIBRARY = "recurrl"
+_USE = """```python
+import recurrl
+
+agent = recurrl.load("FOLDER"{trust})  # this folder
+env, state, over = agent.make_env(), agent.initial_state(), False
+observation, _ = env.reset()
+while not over:
+    action, state = agent.act(observation, state)
+    observation, reward, terminated, truncated, _ = env.step(action)
+    over = terminated or truncated
+```"""
+_TRUST = "The configuration names packages of its author, which `trust_packages` imports: read them first."
+_ONNX = "`policy.onnx` needs only onnxruntime; `policy.json` says what goes in and out."
+_LICENSES = {None: "No license was given: ask the author before you use it.", "other": "See LICENSE."}
 
 
 @dataclass(frozen=True)
@@ -83,51 +97,36 @@ class Card:
         }
 
     def _body(self) -> str:
+        trust = ", trust_packages=True" if self.needs_trust else ""
+        option = " --trust-packages" if self.needs_trust else ""
+        evaluation = f"--device cpu --seed {self.evaluation_seed} --episodes {self.found['episodes']}{option}"
+        paragraphs = [
+            f"# {self.algorithm.upper()} with {self.cell} on {self.env}",
+            "![An episode](replay.gif)" if "replay.gif" in self.files else "",
+            f"A policy trained with recurrl {self.version}.",
+            self._facts(),
+            "## Use",
+            _USE.format(trust=trust),
+            _TRUST if self.needs_trust else "",
+            f"Loading runs no code of this folder. The same evaluation: `recurrl-evaluate FOLDER {evaluation}`.",
+            _ONNX if "policy.onnx" in self.files else "",
+            "## Training",
+            "Everything is in `config.yaml`, which `recurrl.train` takes as a mapping.",
+            f"The command:\n\n    {self.command}" if self.command else "",
+            "## License",
+            _LICENSES.get(self.license, str(self.license)),
+        ]
+        return "\n\n".join(filter(None, paragraphs)) + "\n"
+
+    def _facts(self) -> str:
         low, high = self.found["interval_95"]
         hides = f", without entries {', '.join(map(str, self.mask))} of the observation" if self.mask else ""
-        trust = ", trust_packages=True" if self.needs_trust else ""
-        license_line = {None: "No license was given: ask the author before you use it.", "other": "See LICENSE."}
-        lines = [
-            f"# {self.algorithm.upper()} with {self.cell} on {self.env}",
-            *(["![An episode](replay.gif)"] if "replay.gif" in self.files else []),
-            f"A policy trained with recurrl {self.version}.",
-            "\n".join(
-                [
-                    "| | |",
-                    "|---|---|",
-                    f"| task | `{self.env}`{hides} |",
-                    f"| return | {self.found['mean']:.2f} ± {self.found['std']:.2f} over {self.found['episodes']} "
-                    f"episodes; 95% interval of the mean {low:.2f} to {high:.2f} |",
-                    f"| evaluated with | the most probable actions, seed {self.evaluation_seed}, which training did "
-                    "not use |",
-                    f"| trained for | {self.frames:,} frames, seed {self.seed} |",
-                    f"| network | {self.cell}, {self.hidden_size} features |",
-                ]
-            ),
-            "## Use",
-            "```python\n"
-            "import recurrl\n\n"
-            f'agent = recurrl.load("FOLDER"{trust})  # this folder\n'
-            "env, state, over = agent.make_env(), agent.initial_state(), False\n"
-            "observation, _ = env.reset()\n"
-            "while not over:\n"
-            "    action, state = agent.act(observation, state)\n"
-            "    observation, reward, terminated, truncated, _ = env.step(action)\n"
-            "    over = terminated or truncated\n"
-            "```",
-            *(["It names packages of its author, which `trust_packages` imports: read them first."] if trust else []),
-            "Loading runs no code of this folder. The same evaluation: "
-            f"`recurrl-evaluate FOLDER --device cpu --seed {self.evaluation_seed}"
-            f" --episodes {self.found['episodes']}{' --trust-packages' if trust else ''}`.",
-            *(
-                ["`policy.onnx` needs only onnxruntime; `policy.json` says what goes in and out."]
-                if "policy.onnx" in self.files
-                else []
-            ),
-            "## Training",
-            "Everything is in `config.yaml`."
-            + (f" The command:\n\n    {self.command}" if self.command else " `recurrl.train` takes it as a mapping."),
-            "## License",
-            license_line.get(self.license, str(self.license)),
-        ]
-        return "\n\n".join(lines) + "\n"
+        episodes = f"{self.found['mean']:.2f} ± {self.found['std']:.2f} over {self.found['episodes']} episodes"
+        rows = {
+            "task": f"`{self.env}`{hides}",
+            "return": f"{episodes}; 95% interval of the mean {low:.2f} to {high:.2f}",
+            "evaluated with": f"the most probable actions, seed {self.evaluation_seed}, which training did not use",
+            "trained for": f"{self.frames:,} frames, seed {self.seed}",
+            "network": f"{self.cell}, {self.hidden_size} features",
+        }
+        return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])

@@ -41,15 +41,15 @@ def composed(episode: Episode, every: int = 1) -> Iterator[Image.Image]:
 def _composed(panel: Panel, episode: Episode, step: int) -> Image.Image:
     page = Image.new("RGB", (WIDTH, HEIGHT), "white")
     page.paste(Image.fromarray(panel.at(step)), (_LEFT, 0))
-    _place(page, episode.pictures[step])
+    _place(page, episode.pictures[step], _BOTTOM if episode.hidden else _MARGIN)
     _write(ImageDraw.Draw(page), episode, step)
     return page
 
 
-def _place(page: Image.Image, png: bytes) -> None:
+def _place(page: Image.Image, png: bytes, bottom: int) -> None:
     """The environment's picture, as large as there is room."""
     picture = Image.open(io.BytesIO(png))
-    room = _LEFT - 2 * _MARGIN, HEIGHT - _TOP - _BOTTOM
+    room = _LEFT - 2 * _MARGIN, HEIGHT - _TOP - bottom
     scale = min(room[0] / picture.width, room[1] / picture.height)
     size = round(picture.width * scale), round(picture.height * scale)
     # Enlarged pixels stay sharp: those of small pictures are symbols.

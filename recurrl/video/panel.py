@@ -66,7 +66,7 @@ def _drawn(figure: Figure, episode: Episode) -> list[Axes]:
             axes.plot(steps, values, color=color_of(place), linewidth=1.6)
     if episode.values is not None:
         axes = next(left)
-        _titled(axes, "value: the return that the critic expects, in scaled rewards")
+        _titled(axes, "value: the discounted return expected, as scaled for learning")
         axes.plot(steps, episode.values, color="black", linewidth=1.6)
     for name, state_TU in episode.states.items():
         _draw_state(figure, next(left), name, state_TU)

@@ -19,6 +19,7 @@ from PIL import Image
 from recurrl.agent import Agent
 from recurrl.cli.evaluate_run import evaluate_run
 from recurrl.config import TrainConfig
+from recurrl.envs import GymnasiumSource
 from recurrl.envs import watched as watching
 from recurrl.envs.watched import watched
 from recurrl.errors import ConfigError
@@ -68,6 +69,13 @@ class Unseen(Blinking):
 
     def __init__(self) -> None:
         super().__init__()
+
+
+class Own(GymnasiumSource):
+    """Makes an environment that could draw pictures, but not as its constructor is called."""
+
+    def create(self) -> gymnasium.Env[Any, Any]:
+        return Blinking()
 
 
 gymnasium.register("recurrl-test/Blinking-v0", entry_point=Blinking)
@@ -212,10 +220,16 @@ def test_environments_that_cannot_be_drawn_are_refused(
     assert message in str(caught.value)
 
 
-def test_a_source_that_decides_itself_how_to_draw_must_draw_pictures(small: Callable[..., TrainConfig]) -> None:
-    config = small("env=my_package.corridor:Corridor")
-    with pytest.raises(ConfigError, match="its render modes are none"):
-        watched(config.env)
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("my_package.corridor:Corridor", "its render modes are none"),
+        ("test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),
+    ],
+)
+def test_a_source_of_ones_own_must_draw_pictures(small: Callable[..., TrainConfig], source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        watched(small(f"env={source}").env)
 
 
 @pytest.mark.parametrize(
