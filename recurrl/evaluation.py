@@ -1,5 +1,6 @@
 """Evaluation of a policy: complete episodes with its most probable actions."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ MOST_COPIES = 256
 """Environments that play many episodes."""
 
 logger = logging.getLogger(__name__)
+
+Watch = Callable[[EnvBase, TensorDictBase], None]
+"""Sees the environments of an evaluation before each step, and what the policy does."""
 
 # Recurrent states between two steps of an evaluation: unchanged, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
@@ -128,6 +132,7 @@ def evaluate(
     states: str = KEPT,
     stopped: Callable[[], bool] = never,
     deterministic: bool = True,
+    watch: Watch | None = None,
 ) -> list[float]:
     """Undiscounted, unscaled returns of episodes, or of random actions.
 
@@ -142,6 +147,7 @@ def evaluate(
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
         deterministic: take the most probable actions; False to sample them with torch's global generator.
+        watch: called before each step of the environments.
 
     Raises:
         StoppedError: ``stopped`` returned True.
@@ -158,7 +164,10 @@ def evaluate(
             for _ in range(most_steps):
                 if stopped():
                     raise StoppedError
-                stepped, current = env.step_and_maybe_reset(act(env, current))
+                acted = act(env, current)
+                if watch is not None:
+                    watch(env, acted)
+                stepped, current = env.step_and_maybe_reset(acted)
                 for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
                     if returns[i] is None:
                         returns[i] = float(stepped["next", EPISODE_RETURN][i])
@@ -174,7 +183,13 @@ def evaluate(
 
 @random_numbers_restored()
 def evaluate_many(
-    config: EnvConfig, policy: Policy, episodes: int, all_seeds: Sequence[int], states: str, deterministic: bool
+    config: EnvConfig,
+    policy: Policy,
+    episodes: int,
+    all_seeds: Sequence[int],
+    states: str,
+    deterministic: bool,
+    watching: Sequence[Watch] = (),
 ) -> list[float]:
     """:func:`evaluate` with each of several seeds, and with any number of episodes.
 
@@ -188,14 +203,16 @@ def evaluate_many(
         all_seeds: of the environments.
         states: as for :func:`evaluate`.
         deterministic: likewise.
+        watching: one for each seed, for its first environments; or none.
     """
     returns = []
-    for seed in all_seeds:
+    for seed, watch in itertools.zip_longest(all_seeds, watching):
         starts = seeds(seed + SEED_OFFSET, episodes)[::MOST_COPIES]
         for first, start in zip(range(0, episodes, MOST_COPIES), starts, strict=True):
             count, began = min(MOST_COPIES, episodes - first), start - SEED_OFFSET
             torch.manual_seed(began)
-            returns += evaluate(config, policy, count, began, states, deterministic=deterministic)
+            seen_by = watch if first == 0 else None
+            returns += evaluate(config, policy, count, began, states, deterministic=deterministic, watch=seen_by)
     return returns
 
 

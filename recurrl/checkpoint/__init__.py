@@ -2,13 +2,14 @@
 
 from recurrl.checkpoint.checkpoint import Checkpoint, components
 from recurrl.checkpoint.files import add_evaluation
-from recurrl.checkpoint.run import AUTO, BEST, LAST, find, prune, save, to_resume
+from recurrl.checkpoint.run import AUTO, BEST, LAST, RETURN_MEAN, find, prune, save, to_resume
 from recurrl.checkpoint.warm_start import warm_start
 
 __all__ = [
     "AUTO",
     "BEST",
     "LAST",
+    "RETURN_MEAN",
     "Checkpoint",
     "add_evaluation",
     "components",

@@ -22,11 +22,14 @@ def evaluate_main() -> None:
     arguments = _parser().parse_intermixed_args()
     overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in arguments.run if text not in overrides]
-    from recurrl.cli.evaluate_run import evaluate_run, report  # with torch, which help and typos do not wait for
+    # With torch, which help and typos do not wait for.
+    from recurrl.cli.evaluate_run import evaluate_run, report, video_files
 
     try:
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
+        files = [] if arguments.video is None else video_files(runs, Path(arguments.video) if arguments.video else None)
+        shown = {"video": [str(file) for file in files]} if files else {}
         reports = [
             report(
                 evaluate_run(
@@ -36,8 +39,9 @@ def evaluate_main() -> None:
                     which=arguments.which,
                     deterministic=not arguments.sampled,
                     overrides=overrides,
+                    video=files,
                 ),
-                {"run": str(run), "overrides": overrides, "deterministic": not arguments.sampled},
+                {"run": str(run), "overrides": overrides, "deterministic": not arguments.sampled, **shown},
             )
             for run in runs
         ]
@@ -72,6 +76,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also evaluate with recurrent states zeroed at each step, and with those of another episode",
     )
+    parser.add_argument(
+        "--video",
+        nargs="?",
+        const="",
+        metavar="FILE|DIR",
+        help="show the first episode of each seed: the environment, what env.mask hides, the value and the recurrent "
+        "states; a file named .mp4 or .gif, or a folder for both (default: video in the run)",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with all returns")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     return parser
@@ -90,7 +102,8 @@ def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
         for states, found in each["returns"].items()
     ]
     if len(reports) == 1:
-        return "".join(f"{start}{_line(found)}\n" for _, found, start in rows)
+        lines = [*(f"{start}{_line(found)}" for _, found, start in rows), *reports[0].get("video", ())]
+        return "".join(f"{line}\n" for line in lines)
     return table([("run", *_COLUMNS), *((name, *_cells(found)) for name, found, _ in rows)])
 
 

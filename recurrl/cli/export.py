@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from recurrl.cli.overrides import TRUST
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, require
 
 
 def export_main() -> None:
@@ -21,14 +21,40 @@ def export_main() -> None:
     parser.add_argument("--which", default="best", help="the best checkpoint of a run, or the last (default: best)")
     parser.add_argument("--sampled", action="store_true", help="draw actions with the noise given as an input")
     parser.add_argument("--format", action="append", metavar="onnx|pt2", help="only this one; may be repeated")
+    parser.add_argument(
+        "--hub-folder",
+        type=Path,
+        metavar="DIR",
+        help="write a new folder for a model hub instead: a model card with the return of an evaluation, the "
+        "configuration, the checkpoint, the files above, and a video if the environment can be drawn",
+    )
+    parser.add_argument("--license", metavar="ID|FILE", help="of the hub folder: mit, apache-2.0, ..., or a file")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
-    from recurrl.cli.export_run import export_run  # with torch, which help and typos do not wait for
-
     try:
-        given = (arguments.which, arguments.sampled, arguments.format, arguments.trust_packages)
-        folder, written = export_run(arguments.run, arguments.output, *given)
+        sys.stdout.write(_exported(arguments) if arguments.hub_folder is None else _hub_folder(arguments))
     except (ConfigError, RunError) as error:
         sys.exit(f"error: {error}")
-    for name, file in written["files"].items():
-        sys.stdout.write(f"{folder / name}: at most {file['largest_difference']:.1e} of the scale off the policy\n")
+
+
+def _exported(arguments: argparse.Namespace) -> str:
+    require(arguments.license is None, "--license belongs to a model card. Add --hub-folder DIR.")
+    from recurrl.cli.export_run import export_run  # with torch, which help and typos do not wait for
+
+    given = (arguments.which, arguments.sampled, arguments.format, arguments.trust_packages)
+    folder, written = export_run(arguments.run, arguments.output, *given)
+    return "".join(
+        f"{folder / name}: at most {file['largest_difference']:.1e} of the scale off the policy\n"
+        for name, file in written["files"].items()
+    )
+
+
+def _hub_folder(arguments: argparse.Namespace) -> str:
+    for name in ("output", "sampled"):
+        require(not getattr(arguments, name), f"--{name} does not go with --hub-folder. Leave one of them out.")
+    from recurrl.cli.hub_run import write_hub_folder
+
+    given = (arguments.which, arguments.format, arguments.trust_packages, arguments.license)
+    written = write_hub_folder(arguments.run, arguments.hub_folder, *given)
+    without = f"no video: {written.without_video}\n" if written.without_video else ""
+    return f"{written.path}: {', '.join(written.files)} and the checkpoint\n{without}"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrl.agent import Agent
-from recurrl.cli.load_run import open_run
+from recurrl.cli.load_run import Opened, open_run
 from recurrl.export.export import FORMATS, export
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import run_directory_of
@@ -28,9 +28,15 @@ def export_run(
         ConfigError: the run has no such checkpoint, a package is missing, or the export is not exact.
     """
     opened = open_run(run, which, "cpu", trust_packages)
+    agent = Agent(opened.make_policy(), opened.config.env)
+    folder = folder or run_directory_of(run) / "export"
+    return folder, export(agent, folder, described(opened, run), sampled, formats or FORMATS)
+
+
+def described(opened: Opened, run: Path) -> dict[str, Any]:
+    """Where a policy comes from, for ``policy.json``."""
     saved, config = opened.saved, opened.config
-    agent = Agent(opened.make_policy(), config.env)
-    described = {
+    return {
         "directory": str(run),
         "checkpoint": saved.path.name,
         "frames": saved.frames,
@@ -40,5 +46,3 @@ def export_run(
         "hidden_size": config.cell.hidden_size,
         "seed": config.seed,
     }
-    folder = folder or run_directory_of(run) / "export"
-    return folder, export(agent, folder, described, sampled, formats or FORMATS)

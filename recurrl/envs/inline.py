@@ -28,6 +28,9 @@ class InlineEnv(TensorEnv):
     Args:
         envs: the environments.
         env_id: their id, for errors.
+
+    Attributes:
+        envs: the environments.
     """
 
     faults: Faults
@@ -37,7 +40,7 @@ class InlineEnv(TensorEnv):
         space, self._composite_observation = _within(first.observation_space, OBSERVATION)
         action_space, self._composite_action = _within(first.action_space, ACTION)
         super().__init__(count, {OBSERVATION: spec_of(space, count)}, spec_of(action_space, count))
-        self._envs = list(envs)
+        self.envs = list(envs)
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self.faults = Faults(env_id, count)
         self._reader = Observations(self.faults, space, count, action_space)
@@ -48,10 +51,10 @@ class InlineEnv(TensorEnv):
 
     def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
         """Resets them one by one."""
-        begun_N = np.ones(len(self._envs), bool) if chosen is None else chosen.numpy().reshape(-1)
+        begun_N = np.ones(len(self.envs), bool) if chosen is None else chosen.numpy().reshape(-1)
         for i in begun_N.nonzero()[0].tolist():
             self.faults.at = i
-            self._take(i, unpacked("reset", self._envs[i].reset())[0])
+            self._take(i, unpacked("reset", self.envs[i].reset())[0])
         return self._observed(begun_N)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
@@ -63,7 +66,7 @@ class InlineEnv(TensorEnv):
         ended: list[Any] = []
         cut: list[Any] = []
         faults, take = self.faults, self._take
-        for i, env in enumerate(self._envs):
+        for i, env in enumerate(self.envs):
             faults.at = i
             returned = env.step(actions[i])
             # Without calling `unpacked`, which takes as long as all of this.
@@ -79,15 +82,15 @@ class InlineEnv(TensorEnv):
 
     def episodes(self) -> dict[str, Any]:
         """The state of each environment, and the last observations."""
-        return {"environments": [state_of(env) for env in self._envs], "observed": self._copies()}
+        return {"environments": [state_of(env) for env in self.envs], "observed": self._copies()}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
         """Gives each environment its state."""
-        if len(state["environments"]) != len(self._envs):
+        if len(state["environments"]) != len(self.envs):
             raise UnsavableError(
-                f"{len(state['environments'])} environments were saved, but there are now {len(self._envs)}"
+                f"{len(state['environments'])} environments were saved, but there are now {len(self.envs)}"
             )
-        for env, of_one in zip(self._envs, state["environments"], strict=True):
+        for env, of_one in zip(self.envs, state["environments"], strict=True):
             restore(env, of_one)
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
@@ -112,14 +115,14 @@ class InlineEnv(TensorEnv):
 
     def _set_seed(self, seed: int | None) -> None:
         # A reset with the seed and the chain of seeds are TorchRL's way in environments of several processes.
-        for i, env in enumerate(self._envs):
+        for i, env in enumerate(self.envs):
             self.faults.at = i
             env.reset(seed=seed)
             seed = None if seed is None else int(seed_generator(seed))
 
     def close(self, **kwargs: Any) -> None:
         """Closes every environment."""
-        for i, env in enumerate(self._envs):
+        for i, env in enumerate(self.envs):
             self.faults.at = i
             env.close()
         super().close(**kwargs)

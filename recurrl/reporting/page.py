@@ -14,6 +14,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
 from recurrl.reporting.runs import ReportedRun, grouped
 from recurrl.returns import summarized
+from recurrl.runtime.run_directory import VIDEOS
 
 _CONFIG = {"displayModeBar": False, "responsive": True}
 _LARGEST_VIDEO = 20 << 20
@@ -167,9 +168,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _videos(runs: Sequence[ReportedRun]) -> Iterator[str]:
-    """The first video in each run's directory, inside the page."""
+    """The first of each run's videos, inside the page."""
     for run in runs:
-        found = sorted(path for path in run.directory.glob("*") if path.suffix in _VIDEOS and path.is_file())
+        found = sorted(path for path in (run.directory / VIDEOS).glob("*") if path.suffix in _VIDEOS and path.is_file())
         if found and found[0].stat().st_size <= _LARGEST_VIDEO:
             yield f"<h2>Video: {escape(run.name)}</h2>{_embedded(found[0])}"
 

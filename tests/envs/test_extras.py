@@ -65,7 +65,7 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
 def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose: Callable[..., TrainConfig]) -> None:
     require("atari", "ale_py", "cv2")
     env = make_env(compose("env=atari").env, 1, seed=0)
-    ale = env.base_env._envs[0].unwrapped.ale
+    ale = env.base_env.envs[0].unwrapped.ale
     first = env.reset()
     before = ale.getEpisodeFrameNumber()
     assert first["observation"].shape == (1, 84, 84)

@@ -59,7 +59,7 @@ def test_the_vector_cartpole_equals_single_ones(
         native_now, inline_now = native.reset_tensors(chosen), inline.reset_tensors(chosen)
         which = range(count) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
         for i in which:
-            inline._envs[i].unwrapped.state = tuple(native._vector.unwrapped.state[:, i])
+            inline.envs[i].unwrapped.state = tuple(native._vector.unwrapped.state[:, i])
         others = [i for i in range(count) if i not in which]
         assert torch.allclose(native_now["observation"][others], inline_now["observation"][others], rtol=0, atol=1e-6)
 

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 def test_wrappers_apply_in_order_and_within_our_own(compose: Compose) -> None:
     wrappers = "[{wrapper:gymnasium.wrappers:ClipReward,min_reward:-1},gymnasium.wrappers:FlattenObservation]"
     made = make_env(compose("env=pendulum_no_velocity", f"env.wrappers={wrappers}").env, 2, seed=0)
-    for env in made.base_env._envs:
+    for env in made.base_env.envs:
         kinds = []
         while isinstance(env, gymnasium.Wrapper):
             kinds.append(type(env).__name__)

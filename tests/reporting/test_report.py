@@ -98,7 +98,8 @@ def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_video_is_inside_the_page(sweep: Path) -> None:
-    (sweep / "0/episode.gif").write_bytes(b"GIF89a")
+    (sweep / "0/video").mkdir()
+    (sweep / "0/video/replay.gif").write_bytes(b"GIF89a")
     assert f'src="data:image/gif;base64,{base64.b64encode(b"GIF89a").decode()}"' in text_of(write_report([sweep]))
 
 

@@ -1,0 +1,157 @@
+"""Pictures of what happens in an environment, and its observations before anything is hidden."""
+
+import io
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+from PIL import Image
+from torchrl.envs import EnvBase, TransformedEnv
+
+from recurrl.config.env import NATIVE, EnvConfig
+from recurrl.envs.faults import Array, unpacked
+from recurrl.envs.gymnasium_source import GymnasiumSource
+from recurrl.envs.inline import InlineEnv
+from recurrl.envs.source import source_of
+from recurrl.errors import ConfigError, require
+
+PICTURES = "rgb_array"
+"""Gymnasium's ``render_mode``."""
+MOST_STEPS = 3000
+"""Of an episode that are kept."""
+
+
+@dataclass
+class Shown:
+    """The first steps of an episode in an environment: one picture and observation more than actions and rewards.
+
+    Attributes:
+        pictures: as PNG, because thousands of them would fill the memory otherwise.
+        observations: as the environment returned them.
+        actions: as the environment received them.
+        rewards: after each action.
+    """
+
+    pictures: list[bytes] = field(default_factory=list)
+    observations: list[Any] = field(default_factory=list)
+    actions: list[Any] = field(default_factory=list)
+    rewards: list[Any] = field(default_factory=list)
+
+
+class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps what an environment shows, from :meth:`begin` to the end of the episode.
+
+    Attributes:
+        shown: None before :meth:`begin`.
+        is_over: the episode has ended, or has had :data:`MOST_STEPS`.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.shown: Shown | None = None
+        self.is_over = False
+        self._observation: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As the environment."""
+        self._observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
+        self.is_over = self.shown is not None
+        return self._observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the environment."""
+        returned = unpacked("step", self.env.step(action))
+        if self.shown is not None and not self.is_over:
+            self.shown.actions.append(action)
+            self.shown.rewards.append(returned[1])
+            self._show(self.shown, returned[0])
+            self.is_over = len(self.shown.actions) == MOST_STEPS
+        return returned
+
+    def begin(self) -> None:
+        """Keeps what happens from now on, an episode's first step."""
+        self.shown = Shown()
+        self._show(self.shown, self._observation)
+
+    def _show(self, shown: Shown, observation: Any) -> None:
+        shown.observations.append(observation)
+        shown.pictures.append(_as_png(self._picture()))
+
+    def _picture(self) -> Any:
+        try:
+            return self.env.render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(
+                f"The environment cannot be drawn without another package: {error}. pip install 'recurrl[video]' "
+                "installs that of Gymnasium's classic control."
+            ) from error
+        except Exception as error:  # the environment's code
+            raise ConfigError(
+                f"The environment cannot be drawn: its render raised {type(error).__name__}: {error}. Leave out "
+                "--video, or install what its rendering needs (without a screen, MuJoCo needs MUJOCO_GL=egl)."
+            ) from error
+
+
+def watched(config: EnvConfig) -> EnvConfig:
+    """The environment drawing pictures, within a :class:`Watched`. One copy is made to see whether it can.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    asked, without = f"A video of env.id={config.id} was requested, but", "Leave out --video."
+    source = source_of(config)
+    require(
+        isinstance(source, GymnasiumSource),
+        f"{asked} env.source={config.source} makes environments of tensors, which nothing draws. {without}",
+    )
+    require(
+        config.vectorization != NATIVE,
+        f"{asked} single environments are drawn, not env.vectorization={NATIVE}. Add env.vectorization=inline.",
+    )
+    takes_mode = "kwargs" in source.honours
+    env = source.plain()
+    modes, mode = env.metadata.get("render_modes") or (), env.render_mode
+    env.close()
+    require(
+        PICTURES in modes,
+        f"{asked} it cannot be drawn: its render modes are {', '.join(map(str, modes)) or 'none'}, and {PICTURES} is "
+        f"needed. {without}",
+    )
+    require(
+        takes_mode or mode == PICTURES,
+        f"{asked} env.source={config.source} makes it with render_mode={mode}. Have it give render_mode={PICTURES}.",
+    )
+    kwargs = {**config.kwargs, "render_mode": PICTURES} if takes_mode else config.kwargs
+    return replace(config, kwargs=kwargs, wrappers=[*config.wrappers, f"{__name__}:{Watched.__name__}"])
+
+
+def first_watched(env: EnvBase) -> Watched:
+    """The first environment of those that :func:`recurrl.envs.make_env` made.
+
+    Raises:
+        ConfigError: the environment's source does not make single environments.
+    """
+    inner = env.base_env if isinstance(env, TransformedEnv) else env
+    if not isinstance(inner, InlineEnv):
+        raise ConfigError(
+            f"A video was requested, but the environment's source makes a {type(inner).__name__}, not single "
+            "environments. Leave out --video."
+        )
+    found: Any = inner.envs[0]
+    while not isinstance(found, Watched):
+        found = found.env
+    return found
+
+
+def _as_png(picture: Any) -> bytes:
+    array: Array = np.asarray(picture)
+    if array.ndim != 3 or array.shape[-1] != 3 or array.dtype != np.uint8:
+        what = f"an array of {array.dtype} of shape {array.shape}" if array.ndim else f"a {type(picture).__name__}"
+        raise ConfigError(
+            f"The environment cannot be drawn: its render returned {what}. Have it return pixels [height, width, 3] of "
+            "uint8, or leave out --video."
+        )
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "png", compress_level=1)
+    return file.getvalue()

@@ -1,0 +1,89 @@
+"""What a video shows of an episode.
+
+Shape legend: T steps, U units of a state, D entries of the observation that are hidden.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase
+
+from recurrl.envs.watched import Watched, first_watched
+from recurrl.keys import VALUE, path_of
+from recurrl.policy import Policy
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The first T steps of an episode.
+
+    Attributes:
+        title: the environment and its seed.
+        pictures: as PNG; T + 1, the last one after the last step.
+        actions: as the environment received them; T.
+        returns: the running return after each step, ``[T]``.
+        hidden: entries of the observation that the policy does not see, by their index, ``[T]`` each.
+        states: the recurrent states after each step by name, ``[T, U]`` each.
+        values: the critic's, ``[T]``; None without a critic.
+        fps: steps per second, as the environment says.
+    """
+
+    title: str
+    pictures: list[bytes]
+    actions: list[Any]
+    returns: Array
+    hidden: dict[int, Array]
+    states: dict[str, Array]
+    values: Array | None
+    fps: float
+
+
+class Recorder:
+    """Records the first episode of the first environment of an evaluation, see :data:`recurrl.evaluation.Watch`.
+
+    Args:
+        policy: that acts.
+        mask: indices of the observation that it does not see.
+        title: of the episode.
+    """
+
+    def __init__(self, policy: Policy, mask: list[int], title: str) -> None:
+        self._keys, self._mask, self._title = policy.trunk.state_keys, mask, title
+        self._watched: Watched | None = None
+        self._states: list[list[Array]] = []
+        self._values: list[float] = []
+
+    def __call__(self, env: EnvBase, acted_N: TensorDictBase) -> None:
+        """Keeps what the policy remembers and expects, unless the episode is over."""
+        if self._watched is None:
+            self._watched = first_watched(env)
+            self._watched.begin()
+        if self._watched.is_over:
+            return
+        first = acted_N[0]
+        self._states.append([first["next", *path_of(key)].flatten().numpy(force=True).copy() for key in self._keys])
+        if VALUE in first:
+            self._values.append(first[VALUE].item())
+
+    def episode(self) -> Episode:
+        """The episode, once the evaluation has ended."""
+        assert self._watched is not None
+        shown = self._watched.shown
+        assert shown is not None
+        steps = len(shown.actions)
+        states = [np.stack(each) for each in zip(*self._states[:steps], strict=True)]
+        return Episode(
+            self._title,
+            shown.pictures,
+            shown.actions,
+            # Rounded as those that the evaluation adds up.
+            np.cumsum(np.array(shown.rewards, np.float32).reshape(-1), dtype=np.float64),
+            {index: np.array([each[index] for each in shown.observations[:steps]]) for index in self._mask},
+            {path_of(key)[-1]: values for key, values in zip(self._keys, states, strict=True)},
+            np.array(self._values[:steps]) if self._values else None,
+            float(self._watched.metadata.get("render_fps") or 30),
+        )

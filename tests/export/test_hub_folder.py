@@ -1,0 +1,224 @@
+"""Folders for model hubs: written whole or not at all, loaded as runs are, without running anything of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import recurrl
+from recurrl.checkpoint.files import _canonical
+from recurrl.cli import export as export_command
+from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.hub_run import write_hub_folder
+from recurrl.errors import ConfigError
+from recurrl.export.card import Card
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.fixture(scope="session")
+def written(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run, by the command; read-only."""
+    place = tmp_path_factory.mktemp("hub")
+    (place / "terms.txt").write_text("Do as you like.\n")
+    with pytest.MonkeyPatch.context() as patch:
+        given = [str(finished_run), "--hub-folder", str(place / "made"), "--license", str(place / "terms.txt")]
+        patch.setattr(sys, "argv", ["recurrl-export", *given])
+        export_command.export_main()
+    return place / "made"
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return shutil.copytree(written, tmp_path / "folder")
+
+
+def header_of(folder: Path) -> tuple[dict[str, Any], str]:
+    """The metadata and the text of a model card."""
+    empty, header, body = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    assert empty == ""
+    return yaml.safe_load(header), body
+
+
+def check_header(header: dict[str, Any]) -> None:
+    """The rules of https://github.com/huggingface/hub-docs/blob/main/modelcard.md, and no entries but its own."""
+    known = {"license", "license_name", "license_link", "library_name", "pipeline_tag", "tags", "model-index"}
+    assert header.keys() <= known
+    assert all(isinstance(tag, str) for tag in header["tags"])
+    (model,) = header["model-index"]
+    assert set(model) == {"name", "results"}
+    (result,) = model["results"]
+    assert set(result) == {"task", "dataset", "metrics"}
+    assert result["task"]["type"] == header["pipeline_tag"] == "reinforcement-learning"
+    assert set(result["dataset"]) == {"type", "name"}
+    (metric,) = result["metrics"]
+    assert metric["type"] == "mean_reward"
+    mean, sign, spread = metric["value"].split(" ")
+    assert sign == "+/-"
+    assert float(spread) >= 0
+    assert float(mean) == float(mean)
+
+
+def test_the_card_says_what_an_evaluation_of_the_folder_finds(written: Path, finished_run: Path) -> None:
+    header, body = header_of(written)
+    check_header(header)
+    seed = int(body.partition("--seed ")[2].split()[0])
+    returns = evaluate_run(written, seed=seed, device="cpu")["kept"]
+    mean = sum(returns) / len(returns)
+    assert header["model-index"][0]["results"][0]["metrics"][0]["value"].startswith(f"{mean:.2f} +/- ")
+    assert (header["license"], header["license_link"]) == ("other", "LICENSE")
+    assert (written / "LICENSE").read_text() == "Do as you like.\n"
+    for text in ("CartPole-v1", "without entries 1, 3", "95% interval", "64 frames", "seed 0", "cell=lstm lr=3e-3"):
+        assert text in body
+    assert json.loads((written / "policy.json").read_text())["run"]["directory"] == "run"  # no path of this machine
+
+
+def test_the_folder_holds_everything_and_acts_as_the_run_does(written: Path, finished_run: Path) -> None:
+    names = {path.name for path in written.iterdir()}
+    assert names == {
+        *("README.md", "LICENSE", "config.yaml", "checkpoints", "policy.onnx", "policy.pt2", "policy.json"),
+        *("replay.mp4", "replay.gif"),
+    }
+    run, found = recurrl.load(finished_run), recurrl.load(written)
+    weights = found.policy.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in run.policy.state_dict().items())
+    assert evaluate_run(written, episodes=2, seed=7) == evaluate_run(finished_run, 2, 7, which="best")
+    # Neither the optimizer nor unfinished episodes.
+    assert [path.parent.name for path in written.rglob("state.pt")] == ["0000-policy"]
+
+
+def replace_state(folder: Path, marker: Path) -> None:
+    """Puts a pickle with code in place of the policy, with checksums that fit."""
+    (path,) = folder.rglob("state.pt")
+    torch.save({"code": Code(marker)}, path)
+    checksums = next(folder.rglob("checksums.json"))
+    values = json.loads(checksums.read_text())
+    values[path.relative_to(checksums.parent).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+    checksums.write_text(_canonical(values))
+
+
+def change_config(folder: Path, marker: Path) -> None:
+    """Names a package in the folder that makes the marker when it is imported."""
+    (folder / "hostile.py").write_text(f"import os\nos.mkdir({str(marker)!r})\n")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings["env"]["packages"] = ["hostile"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def yaml_with_code(folder: Path, marker: Path) -> None:
+    (folder / "config.yaml").write_text(f"env: !!python/object/apply:os.mkdir [{marker}]\n")
+
+
+def files_with_code(folder: Path, marker: Path) -> None:
+    """Everything that is not read to act is left alone."""
+    code = f"import os\nos.mkdir({str(marker)!r})\n"
+    for name in ("__init__.py", "setup.py", "conftest.py", "torch.py", "env.py", "policy.pt2", "policy.onnx"):
+        (folder / name).write_text(code)
+
+
+@pytest.mark.parametrize(
+    ("attack", "told"),
+    [
+        (replace_state, "does not fit this configuration"),
+        (change_config, "names code that would be imported and executed: hostile."),
+        (yaml_with_code, "was not written by a run"),
+        (files_with_code, None),
+    ],
+)
+def test_nothing_of_a_strangers_folder_runs(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recurrl_evaluate: Callable[..., Any],
+    attack: Callable[[Path, Path], None],
+    told: str | None,
+) -> None:
+    marker = tmp_path / "code has run"
+    attack(folder, marker)
+    monkeypatch.syspath_prepend(folder)
+    outcome = recurrl_evaluate(folder, "--episodes", 1, cwd=folder)
+    if told is None:
+        recurrl.load(folder)
+        assert outcome.code == 0, outcome.err
+    else:
+        assert told in outcome.error
+        with pytest.raises(ConfigError, match=told):
+            recurrl.load(folder)
+    assert not marker.exists()
+
+
+def test_a_folder_is_written_whole_or_not_at_all(
+    finished_run: Path, tmp_path: Path, not_installed: Callable[[str], None]
+) -> None:
+    (tmp_path / "full" / "inner").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for taken in ("full", "file"):
+        with pytest.raises(ConfigError, match="already holds something"):
+            write_hub_folder(finished_run, tmp_path / taken)
+    with pytest.raises(ConfigError, match="--license MIT license is neither a file nor the identifier"):
+        write_hub_folder(finished_run, tmp_path / "made", license="MIT license")
+    not_installed("onnx")
+    with pytest.raises(ConfigError, match="Exporting to onnx needs onnx"):
+        write_hub_folder(finished_run, tmp_path / "made")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_without_the_package_there_is_no_video_and_the_reason(
+    finished_run: Path, tmp_path: Path, not_installed: Callable[[str], None]
+) -> None:
+    not_installed("imageio_ffmpeg")
+    (tmp_path / "made").mkdir()  # an empty folder is as good as none
+    made = write_hub_folder(finished_run, tmp_path / "made", formats=["pt2"])
+    assert "imageio-ffmpeg" in str(made.without_video)
+    assert made.files == ["README.md", "config.yaml", "policy.json", "policy.pt2"]
+    header, body = header_of(made.path)
+    assert "license" not in header
+    assert "No license was given" in body
+    assert "replay" not in body
+    assert "onnx" not in body
+
+
+def test_a_card_of_any_environment_keeps_its_header() -> None:
+    found = {"mean": 1.0, "std": 0.5, "episodes": 3, "interval_95": [0.5, 1.5]}
+    env = 'mine:A "quoted": name'
+    card = Card(env, [], "gru", 8, "ppo", 64, 0, found, 1, None, "0.1.0", "mit", ["policy.onnx"], True)
+    header = yaml.safe_load(card.text().split("---\n")[1])
+    check_header(header)
+    assert header["tags"][0] == env
+    assert "trust_packages=True" in card.text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--license", "mit"], "--license belongs to a model card. Add --hub-folder DIR."),
+        (["--hub-folder", "made", "--sampled"], "--sampled does not go with --hub-folder."),
+        (["--hub-folder", "made", "--output", "other"], "--output does not go with --hub-folder."),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["recurrl-export", str(finished_run), *options])
+    with pytest.raises(SystemExit) as stopped:
+        export_command.export_main()
+    assert message in str(stopped.value)

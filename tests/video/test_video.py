@@ -1,0 +1,277 @@
+"""Videos show what an evaluation plays: the same episode, what the policy does not see, remembers and expects."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import imageio_ffmpeg
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from PIL import Image
+
+from recurrl.agent import Agent
+from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.config import TrainConfig
+from recurrl.envs import GymnasiumSource
+from recurrl.envs import watched as watching
+from recurrl.envs.watched import watched
+from recurrl.errors import ConfigError
+from recurrl.evaluation import SEED_OFFSET, evaluate
+from recurrl.policy import Policy
+from recurrl.runtime.seeds import seeds
+from recurrl.video.composing import HEIGHT, WIDTH, composed
+from recurrl.video.episode import Episode, Recorder
+from recurrl.video.writing import MOST_GIF_BYTES, files_of, write
+
+AgentOf = Callable[..., tuple[Agent, TrainConfig]]
+
+
+class Blinking(gymnasium.Env[Any, Any]):
+    """Images as observations; draws what it is asked to return from ``render``."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = spaces.Box(0, 255, (8, 8), np.uint8)
+    action_space = spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1, (2,), np.float32)})
+
+    def __init__(self, render_mode: str | None = None, drawn: str = "pixels") -> None:
+        self.render_mode, self.drawn = render_mode, drawn
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time, self.shade = 0, int(self.np_random.integers(100))
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return self._show(), float(action["move"]), self.time == 5, False, {}
+
+    def render(self) -> Any:
+        if self.drawn == "fails":
+            raise RuntimeError("no screen")
+        pixels = np.full((16, 24, 3), self.shade + self.time, np.uint8)
+        return {"pixels": pixels, "nothing": None, "numbers": pixels / 255, "gray": pixels[..., 0]}[self.drawn]
+
+    def _show(self) -> Any:
+        return np.full((8, 8), self.shade + self.time, np.uint8)
+
+
+class Unseen(Blinking):
+    """Cannot be drawn."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Own(GymnasiumSource):
+    """Makes an environment that could draw pictures, but not as its constructor is called."""
+
+    def create(self) -> gymnasium.Env[Any, Any]:
+        return Blinking()
+
+
+gymnasium.register("recurrl-test/Blinking-v0", entry_point=Blinking)
+gymnasium.register("recurrl-test/Unseen-v0", entry_point=Unseen)
+
+TASKS = [
+    ("CartPole-v1", ("env.mask=[1,3]",)),
+    ("Pendulum-v1", ("env.mask=[2]", "policy.bounded_action=tanh", "env.max_episode_steps=6")),
+    ("Acrobot-v1", ("env.mask=[5,4]", "cell=lstm", "env.max_episode_steps=6", "algorithm.critic=recurrent")),
+    ("recurrl-test/Blinking-v0", ("env.previous_action=true", "cell=none")),
+]
+
+
+def recorded(policy: Policy, config: TrainConfig, episodes: int = 3) -> tuple[list[float], Episode]:
+    """The returns of an evaluation, and its first episode."""
+    recorder = Recorder(policy, config.env.mask, "an episode")
+    returns = evaluate(watched(config.env), policy, episodes, 5, watch=recorder)
+    return returns, recorder.episode()
+
+
+@pytest.mark.parametrize(("env", "overrides"), TASKS)
+def test_the_episode_shown_is_the_first_of_the_evaluation(
+    agent_of: AgentOf, env: str, overrides: tuple[str, ...]
+) -> None:
+    agent, config = agent_of(env, *overrides)
+    returns, episode = recorded(agent.policy, config)
+    assert returns == evaluate(config.env, agent.policy, 3, 5)
+    assert episode.returns[-1] == returns[0]
+    # The same actions in an environment that begins alike lead to the same pictures and hidden entries.
+    plain = gymnasium.make(env, render_mode="rgb_array")
+    plain.reset(seed=seeds(5 + SEED_OFFSET, 1)[0])
+    observation, _ = plain.reset()
+    for step in range(len(episode.actions) + 1):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(episode.pictures[step]))), plain.render())
+        if step < len(episode.actions):
+            for index, values in episode.hidden.items():
+                assert values[step] == observation[index]
+            observation, *_ = plain.step(episode.actions[step])
+    assert list(episode.hidden) == config.env.mask
+    assert len(episode.pictures) == len(episode.actions) + 1
+    assert episode.fps == plain.metadata["render_fps"]
+
+
+def test_the_states_and_values_shown_are_the_policys(agent_of: AgentOf) -> None:
+    agent, config = agent_of("CartPole-v1", "env.mask=[1,3]", "cell=lstm", "env.max_episode_steps=7")
+    assert agent.policy.critic_head is not None
+    _, episode = recorded(agent.policy, config, episodes=1)
+    env, state = gymnasium.make("CartPole-v1"), agent.policy.initial_state(1)
+    env.reset(seed=seeds(5 + SEED_OFFSET, 1)[0])
+    observation, _ = env.reset()
+    assert episode.values is not None
+    for step, action in enumerate(episode.actions):
+        seen = torch.from_numpy(observation[[0, 2]])[None]
+        with torch.no_grad():
+            _, _, value, state = agent.policy.step(seen, state, torch.zeros(1, dtype=torch.bool))
+        assert value is not None
+        assert episode.values[step] == pytest.approx(value.item(), abs=1e-6)
+        for name, each in state.items():
+            assert episode.states[name][step] == pytest.approx(each.flatten().numpy(), abs=1e-6)
+        observation, *_ = env.step(action)
+
+
+def test_of_a_long_episode_the_first_steps_are_kept(agent_of: AgentOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MOST_STEPS", 4)
+    agent, config = agent_of("Pendulum-v1", "env.max_episode_steps=9")
+    returns, episode = recorded(agent.policy, config)
+    assert (len(episode.actions), len(episode.pictures), len(episode.states["recurrent_state"])) == (4, 5, 4)
+    assert returns == evaluate(config.env, agent.policy, 3, 5)
+
+
+def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate: Any, finished_run: Path, tmp_path: Path) -> None:
+    outcome = recurrl_evaluate(finished_run, "--episodes", 2, "--seed", "3,4", "--video", "shown", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[1:] == ["shown/replay.mp4", "shown/replay.gif"]
+    returns = evaluate_run(finished_run, episodes=2, seed=[3, 4])["kept"]
+    frames = imageio_ffmpeg.read_frames(tmp_path / "shown" / "replay.mp4")
+    facts = next(frames)
+    assert facts["size"] == (WIDTH, HEIGHT)
+    assert facts["codec"] == "h264"
+    # Each step of CartPole gives 1; of both seeds the first episode, and a second of its last picture.
+    assert len(list(frames)) == returns[0] + returns[2] + 2 * (1 + 50)
+    gif = Image.open(tmp_path / "shown" / "replay.gif")
+    assert gif.n_frames > 5
+    assert (tmp_path / "shown" / "replay.gif").stat().st_size < MOST_GIF_BYTES
+    assert not list((tmp_path / "shown").glob(".recurrl*"))
+
+
+def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run: Path, tmp_path: Path) -> None:
+    returns = evaluate_run(finished_run, episodes=3, seed=5, video=[tmp_path / "a.gif"])
+    assert returns == evaluate_run(finished_run, episodes=3, seed=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("states", [2, 0])
+@pytest.mark.parametrize("hidden", [12, 0])
+def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values: bool, states: int, hidden: int) -> None:
+    rng = np.random.default_rng(0)
+    file = io.BytesIO()
+    Image.fromarray(rng.integers(255, size=(7, 9, 3), dtype=np.uint8)).save(file, "png")
+    episode = Episode(
+        "a title that is longer than there is room for in one line of text",
+        *([file.getvalue()] * 5, [{"move": 1, "aim": np.zeros(9)}] * 4, np.arange(4.0)),
+        {index: rng.standard_normal(4) for index in range(hidden)},
+        {f"state_{i}": rng.standard_normal((4, 30)) for i in range(states)},
+        rng.standard_normal(4) if values else None,
+        fps=3,
+    )
+    first, *_, last = (np.asarray(page) for page in composed(episode))
+    assert first.shape == last.shape == (HEIGHT, WIDTH, 3)
+    darkness = [(255.0 - page[:, WIDTH // 2 :]).sum() for page in (first, last)]
+    assert darkness[0] < darkness[1]
+
+
+def test_a_gif_becomes_smaller_until_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_of: AgentOf
+) -> None:
+    agent, config = agent_of("recurrl-test/Blinking-v0")
+    _, episode = recorded(agent.policy, config)
+    write([episode], [tmp_path / "large.gif"])
+    size = (tmp_path / "large.gif").stat().st_size
+    monkeypatch.setattr("recurrl.video.writing.MOST_GIF_BYTES", size - 1)
+    write([episode], [tmp_path / "small.gif"])
+    assert (tmp_path / "small.gif").stat().st_size < size
+
+
+@pytest.mark.parametrize(
+    ("env", "overrides", "message"),
+    [
+        ("recurrl-test/Unseen-v0", (), "its render modes are human, and rgb_array is needed. Leave out --video."),
+        ("CartPole-v1", ("env.vectorization=vector_entry_point",), "Add env.vectorization=inline."),
+        ("t_maze", ("env=t_maze",), "env.source=memory makes environments of tensors, which nothing draws."),
+    ],
+)
+def test_environments_that_cannot_be_drawn_are_refused(
+    small: Callable[..., TrainConfig], env: str, overrides: tuple[str, ...], message: str
+) -> None:
+    config = small(*(overrides if env == "t_maze" else ("env=gym", f"env.id={env}", *overrides)))
+    with pytest.raises(ConfigError) as caught:
+        watched(config.env)
+    assert f"A video of env.id={env} was requested, but" in str(caught.value)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("my_package.corridor:Corridor", "its render modes are none"),
+        ("test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),
+    ],
+)
+def test_a_source_of_ones_own_must_draw_pictures(small: Callable[..., TrainConfig], source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        watched(small(f"env={source}").env)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        ("fails", "its render raised RuntimeError: no screen. Leave out --video, or install"),
+        ("nothing", "its render returned a NoneType. Have it return pixels"),
+        ("numbers", "its render returned an array of float64 of shape (16, 24, 3)"),
+        ("gray", "its render returned an array of uint8 of shape (16, 24)"),
+    ],
+)
+def test_what_an_environment_draws_wrongly_is_named(agent_of: AgentOf, drawn: str, message: str) -> None:
+    agent, config = agent_of("recurrl-test/Blinking-v0", drawn=drawn)
+    with pytest.raises(ConfigError) as caught:
+        recorded(agent.policy, config)
+    assert message in str(caught.value)
+
+
+def test_missing_packages_are_named_with_the_command_that_installs_them(
+    agent_of: AgentOf, not_installed: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    agent, config = agent_of("CartPole-v1")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(ConfigError, match=r"pygame is not installed.*pip install 'recurrl\[video\]'"):
+        recorded(agent.policy, config)
+    not_installed("imageio_ffmpeg")
+    with pytest.raises(ConfigError, match=r"imageio-ffmpeg. Install it with: pip install 'recurrl\[video\]'"):
+        files_of(tmp_path)
+    assert files_of(tmp_path / "a.gif") == [tmp_path / "a.gif"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("RUN", "--video", "shown.avi"), "--video shown.avi is of an unknown kind. Give a file named .mp4 or .gif"),
+        (("RUN", "RUN", "--video"), "--video shows one run, but 2 were given."),
+        (("RUN", "--video", "RUN"), "would write into a run. Give the run before --video"),
+    ],
+)
+def test_wrong_uses_are_refused(
+    recurrl_evaluate: Any, finished_run: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    outcome = recurrl_evaluate(*(finished_run if each == "RUN" else each for each in arguments), cwd=tmp_path)
+    assert outcome.code == 1
+    assert message in outcome.error
