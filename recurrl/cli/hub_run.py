@@ -19,9 +19,10 @@ from recurrl.cli.load_run import Opened, open_run
 from recurrl.cli.saved_config import code_named
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
-from recurrl.evaluation import KEPT, summarized
+from recurrl.evaluation import KEPT
 from recurrl.export.card import Card
 from recurrl.export.export import FORMATS, export
+from recurrl.returns import summarized
 from recurrl.runtime.atomic import unfinished
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, UnreadableError, read_text, run_directory_of
