@@ -99,9 +99,9 @@ def add_five_trials(folder: Path, others: float) -> None:
 
 
 def test_a_trial_below_the_others_is_stopped(search, tmp_path):
-    assert search("hydra.sweeper.n_trials=0").code == 0
+    assert search("total_frames=128", "hydra.sweeper.n_trials=0").code == 0
     add_five_trials(tmp_path / "sweep", others=1e6)
-    outcome = search("hydra.sweeper.n_trials=6")
+    outcome = search("total_frames=128", "hydra.sweeper.n_trials=6")
     assert outcome.code == 0, outcome.err
     assert study_in(tmp_path / "sweep").trials[5].state == TrialState.PRUNED
     assert summary(tmp_path / "sweep" / "5")["status"] == "stopped"
