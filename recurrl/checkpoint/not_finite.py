@@ -15,6 +15,7 @@ from torch import Tensor
 from recurrl.checkpoint import components, files
 from recurrl.errors import NonFiniteError
 from recurrl.learning.learner import Learner
+from recurrl.runtime.ranks import world
 from recurrl.runtime.resources import os_error_message
 
 FOLDER = "not_finite"
@@ -44,6 +45,8 @@ def batch_saved(run_dir: Path, frames: int, learner: Learner) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
+        if world().rank > 0:
+            raise
         raise NonFiniteError(f"{error} {_save(run_dir, frames, learner)}") from error
 
 

@@ -22,6 +22,7 @@ from recurrl.cli.messages import message
 from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
 from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.signals import Interrupted
 
 _finished: list[tuple[str, str | None]] = []
@@ -39,12 +40,17 @@ def main() -> None:
     # On a full disk each line of the log would print a traceback.
     logging.raiseExceptions = full_error
     try:
+        if launched_rank() > 0:
+            _follow()
+            return
         check_overrides(sys.argv[1:])
         sys.argv[1:] = prepared(sys.argv[1:])
         if asks_for_keys(sys.argv[1:]):
             _print_explained()
         else:
             _jobs()
+        if launched_size() > 1:
+            _dismiss()
     except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
@@ -55,6 +61,25 @@ def main() -> None:
         sys.exit(128 + signal.SIGINT)
     finally:
         _report_jobs()
+
+
+def _follow() -> None:
+    """The whole run of a rank above 0."""
+    from recurrl.cli.job import follow  # imports torch
+
+    try:
+        follow()
+    except Exception as error:
+        world().failed(error)
+        if isinstance(error, ConfigError | RunError):
+            raise type(error)(f"rank {launched_rank()}: {error}") from error
+        raise
+
+
+def _dismiss() -> None:
+    from recurrl.cli.job import dismiss  # imports torch
+
+    dismiss()
 
 
 def _print_explained() -> None:
@@ -88,6 +113,8 @@ def _jobs() -> None:
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
 def _job(composed: DictConfig) -> None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    if is_sweep and launched_size() > 1:
+        raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     started = time.time() if _finished else STARTED
     failure = None
