@@ -7,13 +7,47 @@ import pickle
 import signal
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from torch.distributed import TCPStore
 
 from recurrl.runtime.ranks import world
 
 TIMEOUT_S = 60
+
+
+class Started(NamedTuple):
+    """Ranks that were started.
+
+    Attributes:
+        store: the process by which they meet, as torchrun's: it outlives all of them.
+        processes: of the ranks.
+        files: where each writes what it returns.
+    """
+
+    store: int
+    processes: list[int]
+    files: list[BinaryIO]
+
+    def end(self) -> list[Any]:
+        """What each rank returned, once all have ended; None from one that was killed."""
+        returned = []
+        for process, file in zip(self.processes, self.files, strict=True):
+            with file:
+                written = file.read()
+            os.waitpid(process, 0)
+            returned.append(pickle.loads(written) if written else None)
+        os.kill(self.store, signal.SIGKILL)
+        os.waitpid(self.store, 0)
+        return returned
+
+
+def in_ranks(size: int, call: Callable[[], Any]) -> list[Any]:
+    """What the call returns on each rank."""
+    returned = start(size, call).end()
+    errors = [each for each in returned if isinstance(each, str)]
+    assert not errors, "\n".join(errors)
+    return returned
 
 
 def met(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -27,37 +61,20 @@ def met(call: Callable[[], Any]) -> Callable[[], Any]:
     return met
 
 
-def in_ranks(size: int, call: Callable[[], Any]) -> list[Any]:
-    """What the call returns on each rank."""
-    # In a process of its own, as torchrun's: it outlives every rank.
-    store, port = _start_store()
-    pipes = [os.pipe() for _ in range(size)]
-    children = [_fork(rank, size, port, pipe[1], call) for rank, pipe in enumerate(pipes)]
-    results = []
-    for child, (reader, writer) in zip(children, pipes, strict=True):
-        os.close(writer)
-        with os.fdopen(reader, "rb") as file:
-            returned = pickle.loads(file.read() or pickle.dumps("nothing"))
-        os.waitpid(child, 0)
-        results.append(returned)
-    os.kill(store, signal.SIGKILL)
-    os.waitpid(store, 0)
-    errors = [returned for returned in results if isinstance(returned, str)]
-    assert not errors, "\n".join(errors)
-    return results
-
-
-def _start_store() -> tuple[int, int]:
-    """The process of the store by which ranks meet, and its port."""
+def start(size: int, call: Callable[[], Any]) -> Started:
+    """Starts ranks that call a function. Its exception is returned as a string."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(writer, f"{store.port:05}".encode())
+    store = os.fork()
+    if store == 0:
+        served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writer, f"{served.port:05}".encode())
         signal.pause()
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        return child, int(file.read(5))
+    port = int(os.read(reader, 5))
+    pipes = [os.pipe() for _ in range(size)]
+    processes = [_fork(rank, size, port, pipe[1], call) for rank, pipe in enumerate(pipes)]
+    for descriptor in (reader, writer, *(pipe[1] for pipe in pipes)):
+        os.close(descriptor)
+    return Started(store, processes, [os.fdopen(pipe[0], "rb") for pipe in pipes])
 
 
 def _fork(rank: int, size: int, port: int, writer: int, call: Callable[[], Any]) -> int:

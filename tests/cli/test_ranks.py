@@ -5,36 +5,51 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import gymnasium
 import pytest
-from in_ranks import in_ranks
+from in_ranks import in_ranks, start
 from run_files import metrics, summary, without_times
 
 from recurrl.checkpoint import files
 
 TINY = ("env.num_envs=12", "frames_per_batch=96", "minibatch_slices=12", "total_frames=192")
 """A run that divides among 1, 2, 3 and 4 ranks."""
+KILLS, ENDS_WITHIN_S = 30, 60
+
+Said = tuple[int, str, str]
+"""The exit code of a command, and its output."""
 
 
 @pytest.fixture
-def ranks(recurrl_train, tiny, tmp_path) -> Callable[..., list[tuple[int, str, str]]]:
-    """Runs ``recurrl-train`` as torchrun would, in forks of this process."""
+def command(recurrl_train, tiny, tmp_path) -> Callable[..., Callable[[], Said]]:
+    """A call of ``recurrl-train`` in a fork of this process."""
 
-    def ranks(size: int, *overrides: str) -> list[tuple[int, str, str]]:
-        def of_a_rank() -> tuple[int, str, str]:
+    def command(*overrides: str) -> Callable[[], Said]:
+        def called() -> Said:
             for handler in logging.getLogger().handlers[:]:
                 logging.getLogger().removeHandler(handler)
             outcome = recurrl_train(*tiny, *TINY, *overrides, cwd=tmp_path)
             return outcome.code, outcome.out, outcome.err
 
-        return in_ranks(size, of_a_rank)
+        return called
 
-    return ranks
+    return command
+
+
+@pytest.fixture
+def ranks(command) -> Callable[..., list[Said]]:
+    """Runs ``recurrl-train`` in several ranks, as torchrun would."""
+    return lambda size, *overrides: in_ranks(size, command(*overrides))
 
 
 def saved(checkpoint: Path) -> dict[str, str]:
@@ -137,3 +152,116 @@ def test_a_rank_that_fails_ends_the_others_which_say_why(ranks, tmp_path, monkey
     found = summary(tmp_path / "run")
     assert found["status"] == "failed"
     assert "The sky fell." in found["error"]
+
+
+def test_the_batch_that_was_not_finite_is_kept_of_all_ranks_and_replayed_by_one(
+    ranks, recurrl_check, register, tmp_path
+):
+    env = register(lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: 1e30))
+    ours = ("env=gym", f"env.id={env}", "env.normalize_reward=false", "max_skipped_steps=2", "hydra.run.dir=run")
+    (code, _, err), (other, _, told) = ranks(2, *ours)
+    assert (code, other) == (1, 1), err + told
+    outcome = recurrl_check("--not-finite", tmp_path / "run/not_finite/frames_000000000000", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    minibatches = [line for line in outcome.out.splitlines() if line.startswith("minibatch ")]
+    assert len(minibatches) == 96 // 4 // 12
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_resumes_with_any_number_of_ranks(command, ranks, tmp_path):
+    last = 96 * 2 * KILLS
+    long = (f"total_frames={last}", "checkpoint.every_frames=96")
+    assert ranks(2, *long, "hydra.run.dir=whole")[0][0] == 0
+    draws, run = random.Random(0), tmp_path / "run"
+    for life in range(KILLS):
+        before = _rows(run)
+        started = start(2, command(*long, "resume=auto", "hydra.run.dir=run"))
+        deadline = time.monotonic() + 120
+        while _frames(run) < 96 * life and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(draws.uniform(0, 0.5))
+        victim, killed_at = draws.randrange(2), time.monotonic()
+        learns = _rows(run) > before
+        os.kill(started.processes[victim], signal.SIGKILL)
+        time.sleep(0.1)
+        os.kill(started.processes[1 - victim], signal.SIGTERM)  # as torchrun does
+        left = started.end()[1 - victim]
+        assert time.monotonic() - killed_at < ENDS_WITHIN_S
+        if learns:
+            code, _, err = left
+            assert code == 1, err
+            assert f"Rank {victim} of 2 (process {started.processes[victim]} on " in err
+        newest = next(reversed(files.checkpoints_in(run / "checkpoints")), None)
+        if newest is not None and life % 5 == 0:
+            assert files.damage(newest) is None
+            for size in (1, 3):
+                shutil.rmtree(tmp_path / "other", ignore_errors=True)
+                shutil.copytree(run, tmp_path / "other", ignore=shutil.ignore_patterns("run.lock"))
+                until = f"total_frames={_frames(run) + 96}"
+                assert ranks(size, "resume=other", until, "hydra.run.dir=other")[0][0] == 0
+    assert ranks(2, *long, "resume=auto", "hydra.run.dir=run")[0][0] == 0
+    name = f"checkpoints/frames_{last:012}"
+    assert saved(run / name) == saved(tmp_path / "whole" / name)
+
+
+def _rows(run: Path) -> int:
+    return len(metrics(run)) if (run / "metrics.csv").exists() else 0
+
+
+def _frames(run: Path) -> int:
+    found = files.checkpoints_in(run / "checkpoints")
+    return int(found[-1].name.removeprefix(files.PREFIX)) if found else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_no_worker_of_a_killed_rank_or_of_another_is_left(command, tmp_path, victim):
+    workers = ("collector=multi_sync", "collector.num_workers=4", "total_frames=1_000_000")
+    started = start(2, command(*workers, "checkpoint.every_frames=96", "hydra.run.dir=run"))
+    deadline = time.monotonic() + 120
+    while _frames(tmp_path / "run") < 192 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = [child for rank in started.processes for child in _children(rank)]
+    names = {path for each in (*started.processes, *children) for path in _shared(each)}
+    assert len(children) >= 4
+    os.kill(started.processes[victim], signal.SIGKILL)
+    started.end()
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while time.monotonic() < deadline and (
+        any(Path(f"/proc/{child}").exists() for child in children) or any(path.exists() for path in names)
+    ):
+        time.sleep(0.1)
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
+    assert [path for path in names if path.exists()] == []
+
+
+def _shared(process: int) -> set[Path]:
+    """What a process has mapped of shared memory."""
+    text = Path(f"/proc/{process}/maps").read_text(encoding="utf-8")
+    return {path for path in map(Path, re.findall(r"/dev/shm/\S+", text)) if path.exists()}
+
+
+def _children(process: int) -> list[int]:
+    text = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
+    found = [int(child) for child in text.split()]
+    return found + [grandchild for child in found for grandchild in _children(child)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["scripts/train.py"], ["-m", "recurrl"]], ids=" ".join)
+def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments):
+    root = Path(__file__).parents[2]
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def called(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [*launched, *arguments, *overrides]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+
+    done = called(*tiny, f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["status"] == "completed"
+    odd = ("env.num_envs=33", "frames_per_batch=1056", "minibatch_slices=3")
+    refused = called(*odd, f"hydra.run.dir={tmp_path / 'refused'}")
+    assert refused.returncode == 1
+    assert "error: env.num_envs=33, which is of all ranks together, does not divide among 2 ranks" in refused.stderr
+    assert not (tmp_path / "refused").exists()
