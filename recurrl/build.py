@@ -9,8 +9,9 @@ import torch
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.collector.rollouts import RolloutCollector, Rollouts
-from recurrl.config import TrainConfig
+from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
+from recurrl.config.collector import ReplayConfig
 from recurrl.config.options import check_effects
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
@@ -25,9 +26,30 @@ from recurrl.policy import Policy, make_policy
 from recurrl.policy.spaces import kinds
 from recurrl.recurrent import precision
 from recurrl.replay_check.check import check_replay
+from recurrl.runtime.ranks import World, world
 from recurrl.runtime.seeds import seed_after, seed_process, seeds
 
 _DEFAULT_THREADS = torch.get_num_threads()
+
+
+def share_of(config: TrainConfig, ranks: World) -> TrainConfig:
+    """A rank's share of a run: of its environments, workers, frames of an iteration, and slices of a minibatch."""
+    size, collector, buffer = ranks.size, config.collector, config.buffer
+    if size == 1:
+        return config
+    if isinstance(collector, WorkersConfig):
+        collector = replace(collector, num_workers=collector.num_workers // size)
+    if isinstance(buffer, ReplayConfig):
+        buffer = replace(buffer, frames=buffer.frames // size)
+    return replace(
+        config,
+        env=replace(config.env, num_envs=config.env.num_envs // size),
+        collector=collector,
+        buffer=buffer,
+        frames_per_batch=config.frames_per_batch // size,
+        minibatch_slices=config.minibatch_slices // size,
+        device=f"cuda:{ranks.local_rank}" if config.device == "cuda" else config.device,
+    )
 
 
 def set_process_state(config: TrainConfig) -> None:
@@ -102,7 +124,7 @@ def make_collector(
     """The configured collector.
 
     Args:
-        config: the run's configuration.
+        config: the rank's :func:`share_of` the run.
         policy: it acts.
         frames: frames of the run so far.
         restarts: counts restarts after faults.
@@ -115,7 +137,9 @@ def make_collector(
     rollouts = make_rollouts(config, policy, frames)
 
     def collector(restarts: int) -> RolloutCollector:
-        unused = seeds(rollouts.seed, restarts * config.env.num_envs + 1)[-1]
+        # Those of the environments after the ones of lower ranks, as in a run alone.
+        lower = (restarts * world().size + world().rank) * config.env.num_envs
+        unused = seeds(rollouts.seed, lower + 1)[-1]
         made: RolloutCollector = make(config.collector, replace(rollouts, seed=unused))
         return made
 

@@ -1,6 +1,7 @@
 """The training loop: collect, learn, save, evaluate, log."""
 
 import logging
+import signal
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,10 +19,11 @@ from recurrl.build import (
     make_policy_for,
     make_replay_check,
     set_process_state,
+    share_of,
 )
-from recurrl.checkpoint import not_finite
+from recurrl.checkpoint import not_finite, ranks
 from recurrl.collector.episodes import EpisodeStatistics
-from recurrl.collector.restarts import Restarts
+from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.config import TrainConfig
 from recurrl.evaluation import Evaluator, random_numbers_restored
@@ -31,14 +33,18 @@ from recurrl.learning.metrics import merged
 from recurrl.policy import Policy
 from recurrl.pretraining import pretrain
 from recurrl.runtime.garbage import start_up_spared
+from recurrl.runtime.ranks import world
 from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
+from recurrl.runtime.seeds import seed_of_rank, seed_process
 from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
 from recurrl.tracking.curve import plot_learning_curve
 from recurrl.tracking.progress import Progress
 
 logger = logging.getLogger(__name__)
+_NEXT, _SAVE, _END = "next", "save", "end"
+"""What rank 0 tells the others to do: another iteration, hand in their state for a checkpoint, or end."""
 _STOP_NOTICE = (
     "finishing and saving the current iteration; an evaluation stops and is repeated on resume. A second signal ends "
     "the run immediately. To resume: recurrl-train resume={}"
@@ -70,7 +76,7 @@ def train(
     given: Collection[str] = (),
     callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Trains a policy as configured, from scratch or from a checkpoint.
+    """Trains a policy as configured, from scratch or from a checkpoint. Of several ranks, rank 0 calls it.
 
     Args:
         config: a checked configuration.
@@ -86,12 +92,13 @@ def train(
         ConfigError: the environment or the checkpoint cannot be used as asked.
         Interrupted: the run was asked to end.
     """
-    set_process_state(config)
-    policy = make_policy_for(config, given)
+    share = share_of(config, world())
+    set_process_state(share)
+    policy = make_policy_for(share, given)
     if start is None:
         # Before the learner is made, because an algorithm may keep a copy of the first policy.
         warm_start(config, policy, given, report)
-    learner, episodes, diagnosis = make_learner(config, policy), EpisodeStatistics(), make_diagnosis(config, policy)
+    learner, episodes, diagnosis = make_learner(share, policy), EpisodeStatistics(), make_diagnosis(config, policy)
     logger.info(describe(config, policy))
     report.has_begun = True
 
@@ -100,15 +107,18 @@ def train(
         stack.push(lambda error, *_: trackers.close(exit_code=0 if error is None else 1))
         report.frames = 0 if start is None else start.frames
         restarts = Restarts(config.collector.on_fault)
-        collector = make_collector(config, policy, report.frames, restarts)
+        collector = make_collector(share, policy, report.frames, restarts)
         # Failed environments may also fail to close, which must not hide the first error.
         stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
         parts = checkpoint.components(
             learner, episodes=episodes, diagnosis=diagnosis, report=report, collector_state=collector
         )
-        if start is not None:
+        if start is None:
+            ranks.begin(parts)
+        else:
             start.resume(run_dir, parts, settings, report)
-            restarts.count = max(restarts.count, report.restarts)
+            # With those of other ranks, which count their own from here on.
+            restarts.count = int(max(restarts.count, report.restarts, start.metrics.get(RESTARTS, 0)))
         evaluator = Evaluator(
             config.env, policy, config.evaluation, config.seed, restart=restarts.after, stopped=lambda: request.made
         )
@@ -121,17 +131,21 @@ def train(
         # If the evaluation after a checkpoint was interrupted, its iteration is not logged yet.
 
         def save(metrics: Mapping[str, float]) -> Path:
-            path = checkpoint.save(run_dir, report.frames, metrics, parts, trackers.ids, settings)
+            world().broadcast(_SAVE)
+            own = {ranks.RANKS: ranks.Held(ranks.own_states(parts))} if world().size > 1 else {}
+            path = checkpoint.save(run_dir, report.frames, metrics, {**parts, **own}, trackers.ids, settings)
             report.checkpoint = f"{CHECKPOINTS}/{path.name}"
             return path
 
         agent = Agent(policy, config.env) if callbacks else None
         stopping = False
         unlogged = [start.metrics] if start is not None and start.evaluation is None else []
-        for metrics in chain(unlogged, iterations(config, run_dir, learner, episodes, diagnosis, collector, report)):
+        learnt = iterations(config, run_dir, learner, episodes, diagnosis, collector, report, request)
+        for metrics in chain(unlogged, learnt):
             path = None if start is None else start.path_in(run_dir, report.frames)
             if path is None and is_saved(config, report.frames, request.made):
                 path = save(metrics)
+            of_others = metrics.get(RESTARTS, 0.0) - restarts.count
             is_evaluated = is_due(config, report.frames, config.evaluation.every_frames)
             last = is_last(config, report.frames)
             evaluation = evaluator.evaluate(report.frames, path, last) if is_evaluated else {}
@@ -140,7 +154,7 @@ def train(
                 evaluation = evaluator.evaluate(report.frames, path, is_last=True)
             if evaluation is None:
                 break
-            evaluation |= restarts.metrics()
+            evaluation |= restarts.metrics(of_others)
             metrics |= evaluation
             trackers.log(report.frames, metrics)
             report.take(metrics)
@@ -151,6 +165,7 @@ def train(
                 checkpoint.prune(run_dir, config.checkpoint.keep_last)
             if stopping or (request.made and path is not None):
                 break
+        world().broadcast(_END)
         plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
     report.status = "stopped" if stopping else "completed"
 
@@ -187,24 +202,73 @@ def iterations(
     diagnosis: Diagnosis,
     collector: RolloutCollector,
     report: Report,
+    request: StopRequest,
 ) -> Iterator[dict[str, float]]:
-    """Collects and learns while frames are left, and yields the metrics of each iteration."""
+    """Collects and learns while frames are left, and yields the metrics of each iteration, on rank 0 of all ranks."""
     batches = iter(collector)
     while not is_last(config, report.frames):
+        if world().rank == 0:
+            world().broadcast(_NEXT)
         with report.timing("collect"):
             batch = next(batches)
         if config.replay_check and report.frames_here == 0:
             with report.starting_up():
-                logger.info(make_replay_check(config, learner.policy)(batch, resumed=report.frames > 0))
+                check = make_replay_check(share_of(config, world()), learner.policy)
+                logger.info(check(batch, resumed=report.frames > 0))
         with report.timing("learn"), not_finite.batch_saved(run_dir, report.frames, learner):
             metrics = learner.learn(batch, progress=config.progress(report.frames))
         report.compiled(learner.compile_time_s)
         report.backend = next((module.backend_in_use for module in learner.policy.recurrent_modules), None)
         episodes.update(batch)
-        metrics = merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collector.metrics())
+        collected = _collected(collector, request)
+        metrics = merged(metrics, report.iteration(config.frames_per_batch), episodes.metrics(), collected)
         for warning in diagnosis.take(metrics):
             logger.warning("After %d frames: %s", report.frames, warning)
         yield metrics
+
+
+def follow(config: TrainConfig, frames: int, request: StopRequest) -> None:
+    """Takes part in the run that rank 0 trains, as another rank: collects and learns, and hands in its state.
+
+    Args:
+        config: the run's.
+        frames: of the run so far.
+        request: passed on to rank 0, which ends the run after the iteration.
+    """
+    share, report = share_of(config, world()), Report(started=time.time(), frames=frames)
+    set_process_state(share)
+    policy = make_policy_for(share)
+    learner, episodes, diagnosis = make_learner(share, policy), EpisodeStatistics(), make_diagnosis(config, policy)
+    seed_process(seed_of_rank(config.seed, frames, world().rank))
+    restarts = Restarts(config.collector.on_fault)
+    with ExitStack() as stack:
+        collector = make_collector(share, policy, frames, restarts)
+        stack.push(lambda error, *_: collector.shutdown(raise_on_error=error is None))
+        parts = checkpoint.components(learner, collector_state=collector)
+        ranks.begin(parts)
+        restarts.count = 0
+        stack.enter_context(request.held())
+        stack.enter_context(start_up_spared())
+        learnt = iterations(config, Path(), learner, episodes, diagnosis, collector, report, request)
+        while (command := world().broadcast()) != _END:
+            if command == _SAVE:
+                ranks.own_states(parts)
+            else:
+                next(learnt)
+
+
+def _collected(collector: RolloutCollector, request: StopRequest) -> dict[str, float]:
+    """The metrics of all ranks' collection. A signal that one of them received is passed on to rank 0."""
+    if world().is_orphaned:
+        logger.error("torchrun has ended; so does the run, with a checkpoint.")
+        request.record(signal.SIGTERM)
+    told = world().gather((request.number, collector.metrics()))
+    for number, _ in told:
+        if number is not None:
+            request.record(number)
+    metrics = [each for _, each in told]
+    sums = {name: sum(each[name] for each in metrics) for name in metrics[0]}
+    return {name: value if name == RESTARTS else value / len(metrics) for name, value in sums.items()}
 
 
 def is_saved(config: TrainConfig, frames: int, ending: bool) -> bool:

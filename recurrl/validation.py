@@ -5,6 +5,7 @@ on the machine: a function for each subject.
 """
 
 import math
+import os
 from collections.abc import Collection
 
 import torch
@@ -24,6 +25,7 @@ from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import AUTO, Options, follows_torch, refusal
 from recurrl.recurrent.cell import Cell, is_parallel_in_time
 from recurrl.recurrent.precision import torch_refusal
+from recurrl.runtime.ranks import launched_size
 
 COMPILABLE = (AUTO, "native", "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
@@ -44,7 +46,7 @@ def check_config(config: TrainConfig, given: Collection[str] = ()) -> None:
         check_name(group, typed_value(config, key_of(group)))
     factory("logger", config.logger.name)  # imports the package that it needs
     # In this order: later checks rely on the existence and range of values that earlier ones checked.
-    for check in (_groups, _device, _recurrence, _batches, _normalization, _off_policy, _states, _workers):
+    for check in (_groups, _device, _recurrence, _batches, _normalization, _off_policy, _states, _workers, _ranks):
         check(config)
     source_of(config.env).check()
     if config.algorithm.members_of_a_group is not None:
@@ -228,6 +230,58 @@ def _workers(config: TrainConfig) -> None:
         num_envs % workers == 0,
         f"env.num_envs={num_envs} is not a multiple of collector.num_workers={workers}. Give a multiple of {workers}, "
         f"for example env.num_envs={_nearest_multiple(num_envs, workers)}.",
+    )
+
+
+def _ranks(config: TrainConfig) -> None:
+    """What ranks share divides among them, and each has a device."""
+    ranks, group = launched_size(), config.algorithm.members_of_a_group
+    if ranks == 1:
+        return
+    shared = {"env.num_envs": (config.env.num_envs, group), "minibatch_slices": (config.minibatch_slices, None)}
+    if isinstance(config.collector, WorkersConfig):
+        shared["collector.num_workers"] = config.collector.num_workers, None
+    for key, (number, of_one) in shared.items():
+        of = ranks if of_one is None else ranks * of_one
+        groups = "" if of_one is None else f" in groups of {of_one}"
+        require(
+            number % of == 0,
+            f"{key}={number}, which is of all ranks together, does not divide among {ranks} ranks{groups}. Give a "
+            f"multiple of {of}, for example {key}={_nearest_multiple(number, of)}.",
+        )
+    require(
+        not (config.compile and getattr(config.algorithm, "normalize_advantage", None) == "minibatch"),
+        "compile=true cannot compile algorithm.normalize_advantage=minibatch over several ranks, which have to wait "
+        "for one another within it. Leave one of them out.",
+    )
+    require(
+        config.pretrain.folder is None,
+        "pretrain.folder is not possible with several ranks. Pretrain in a run of one process, with a small "
+        "total_frames, and start this one with init_from=... of it.",
+    )
+    _device_of_rank(config)
+
+
+def _device_of_rank(config: TrainConfig) -> None:
+    """The backend that averages gradients can do so on the device, and each rank has one of its own."""
+    backend, device = config.ranks.backend, torch.device(config.device)
+    require(
+        backend != "nccl" or device.type == "cuda",
+        f"ranks.backend=nccl is not possible with device={config.device}. Give ranks.backend=gloo, or device=cuda.",
+    )
+    if device.type != "cuda":
+        return
+    numbered = ":" in config.device
+    require(
+        backend == "gloo" or not numbered,
+        f"device={config.device} is one GPU for all ranks, which nccl does not do. Give device=cuda for one GPU a "
+        "rank, or ranks.backend=gloo.",
+    )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    require(
+        numbered or here <= torch.cuda.device_count(),
+        f"device=cuda gives each rank a GPU, but {here} ranks on this machine share {torch.cuda.device_count()}. Give "
+        "torchrun a smaller --nproc-per-node, or device=cuda:0 ranks.backend=gloo.",
     )
 
 

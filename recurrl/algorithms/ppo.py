@@ -22,6 +22,7 @@ from recurrl.losses.advantage import (
 from recurrl.losses.ppo import PPOTerms
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
+from recurrl.runtime.statistics import summary, variance
 
 # The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
 KL_COEFF_FACTOR = 2.0
@@ -60,13 +61,14 @@ class PPO(ClippedAlgorithm):
         log_ratio = log_ratios(batch_NT, self.policy) if self.options.advantage == "vtrace" else None
         add_advantages(batch_NT, self.policy, reward_NT, self.options.gamma, self.options.lmbda, log_ratio)
         advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
+        values, targets = summary(value), summary(target)
         metrics = {
             **advantage_metrics(advantage),
-            "value/mean": float(value.mean()),
-            "value/std": float(value.std(correction=0)),
-            "value/target_mean": float(target.mean()),
-            "value/target_std": float(target.std(correction=0)),
-            "value/explained_variance": float(1 - (target - value).var() / target.var()),
+            "value/mean": values.mean,
+            "value/std": values.std,
+            "value/target_mean": targets.mean,
+            "value/target_std": targets.std,
+            "value/explained_variance": _explained_variance(value, target),
         }
         if self.options.normalize_advantage == "batch":
             batch_NT.set(ADVANTAGE, standardized(advantage))
@@ -94,6 +96,10 @@ class PPO(ClippedAlgorithm):
         self._advantage_scale.load_state_dict(state["advantage_scale"])
         if self.options.objective == "kl":
             self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
+
+
+def _explained_variance(value: Tensor, target: Tensor) -> float:
+    return float(1 - variance(target - value) / variance(target))
 
 
 make = PPO

@@ -9,18 +9,18 @@ from typing import Any, Protocol
 
 from torchrl.checkpoint import GlobalRNGState
 
-from recurrl.checkpoint import files
+from recurrl.checkpoint import files, ranks
 from recurrl.config.keys import differences
 from recurrl.errors import ConfigError
 from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
 from recurrl.recurrent.auto import Choices
+from recurrl.runtime.ranks import world
 from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE
+from recurrl.runtime.seeds import seed_of_rank
 from recurrl.tracking import Resumed
 
-EPISODES = "collector_state"
-"""The component that holds the unfinished episodes."""
 NOT_OF_EPISODES = (
     *("env.reward_scale", "env.normalize_observation", "env.normalize_reward"),
     *("collector.timeout_s", "collector.on_fault"),
@@ -67,6 +67,7 @@ class Checkpoint:
         path: likewise.
         frames: frames seen when it was written.
         version: of recurrl, that wrote it.
+        ranks: the number of ranks of the run that wrote it.
         settings: the configuration of the run that wrote it, as plain values.
         resumed: the tracking state that a resumed run continues from.
         metrics: the metrics of its iteration, without those of an evaluation.
@@ -81,15 +82,16 @@ class Checkpoint:
         self.path = path
         values = files.metadata(path)
         frames, settings, ids = values.get("frames"), values.get("settings", {}), values.get("tracker_ids", {})
-        metrics, version = values.get("metrics", {}), values.get("version")
+        metrics, version, ranks_saved = values.get("metrics", {}), values.get("version"), values.get("ranks", 1)
         of_their_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
-        of_their_types = of_their_types and isinstance(version, str | None)
+        of_their_types = of_their_types and isinstance(version, str | None) and type(ranks_saved) is int
         if type(frames) is not int or not 0 <= frames < 10**18 or not of_their_types:
             raise ConfigError(
                 f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
             )
         self.frames: int = frames
         self.version: str | None = version
+        self.ranks: int = ranks_saved
         self.settings: dict[str, Any] = settings
         self.resumed = Resumed(self.frames, ids)
         self.metrics: dict[str, float] = metrics
@@ -116,8 +118,12 @@ class Checkpoint:
         if changes:
             told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             logger.warning("Unfinished episodes are restarted: %s.", told)
-            into = {name: component for name, component in into.items() if name != EPISODES}
-        files.load(self.path, into, self._shaping(settings))
+            into = {name: component for name, component in into.items() if name != ranks.EPISODES}
+        if self.ranks == world().size == 1:
+            files.load(self.path, into, self._shaping(settings))
+            return
+        seeds = [seed_of_rank(settings["seed"], self.frames, rank) for rank in range(world().size)]
+        ranks.load(self.path, self.ranks, into, self._shaping(settings), seeds)
 
     def resume(self, run_dir: Path, parts: Mapping[str, Stateful], settings: Mapping[str, Any], report: Report) -> None:
         """Loads it into a run, with the result of the evaluation after it.

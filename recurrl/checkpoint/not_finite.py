@@ -3,7 +3,7 @@
 Shape legend: N environments, T steps.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from recurrl.checkpoint import components, files
+from recurrl.checkpoint.checkpoint import Stateful
+from recurrl.checkpoint.ranks import SCALER, Held
 from recurrl.errors import NonFiniteError
 from recurrl.learning.learner import Learner
+from recurrl.runtime.in_bytes import read, written
+from recurrl.runtime.ranks import world
 from recurrl.runtime.resources import os_error_message
 
 FOLDER = "not_finite"
@@ -44,14 +48,27 @@ def batch_saved(run_dir: Path, frames: int, learner: Learner) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        raise NonFiniteError(f"{error} {_save(run_dir, frames, learner)}") from error
+        # All ranks learn from what all collected, so all have the error.
+        rows = world().gather(written(Rows(learner.rows).state_dict()) if world().size > 1 else b"")
+        if world().rank > 0:
+            raise
+        raise NonFiniteError(f"{error} {_save(run_dir, frames, learner, [read(each) for each in rows[1:]])}") from error
 
 
-def _save(run_dir: Path, frames: int, learner: Learner) -> str:
-    """Saves them, and returns how to diagnose them; or why they could not be saved."""
+def _save(run_dir: Path, frames: int, learner: Learner, others: Sequence[Mapping[Any, Tensor]]) -> str:
+    """Saves them, and returns how to diagnose them; or why they could not be saved.
+
+    Args:
+        run_dir: the run's directory.
+        frames: of the run before this batch.
+        learner: of the run.
+        others: the rows of the other ranks.
+    """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
+    own = Rows(learner.rows).state_dict()
+    rows = Held({key: torch.cat([value, *(each[key].to(value) for each in others)]) for key, value in own.items()})
     try:
-        files.write(path, {**components(learner), ROWS: Rows(learner.rows)}, {"frames": frames})
+        files.write(path, {**_learnt(learner), ROWS: rows}, {"frames": frames})
     except OSError as error:
         return f"The batch could not be saved. {os_error_message(error)}"
     return f"To find where they appear: recurrl-check --not-finite {path}"
@@ -68,7 +85,7 @@ def diagnose(learner: Learner, path: Path) -> Iterator[str]:
         ConfigError: no batch is saved there, it is damaged, or it does not fit the learner.
     """
     rows = Rows()
-    files.read(path, {**components(learner), ROWS: rows})
+    files.read(path, {**_learnt(learner), ROWS: rows})
     assert rows.batch_NT is not None
     batch_NT = rows.batch_NT.to(learner.policy.device)
     for key in sorted(batch_NT.keys(True, True), key=str):
@@ -77,6 +94,11 @@ def diagnose(learner: Learner, path: Path) -> Iterator[str]:
         told = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         where = f"non-finite in {', '.join(not_finite)}" if not_finite else "finite"
         yield f"minibatch {number}: {told}; gradient {where}"
+
+
+def _learnt(learner: Learner) -> dict[str, Stateful]:
+    """The parts of a learner, without what it knows of its environments: rows are scaled already."""
+    return {name: part for name, part in components(learner).items() if name != SCALER}
 
 
 def _largest(name: str, values_NT: Tensor) -> Iterator[str]:

@@ -9,6 +9,7 @@ from recurrl import __version__
 from recurrl.checkpoint import files
 from recurrl.checkpoint.checkpoint import Checkpoint, Stateful
 from recurrl.errors import ConfigError, require
+from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, run_directory_of
 
 AUTO = "auto"
@@ -39,7 +40,7 @@ def save(
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
     """
     path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
-    values = {"version": __version__, "frames": frames, "metrics": dict(metrics)}
+    values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": dict(metrics)}
     files.write(path, of, {**values, "tracker_ids": dict(tracker_ids), "settings": dict(settings)})
     return path
 

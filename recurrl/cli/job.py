@@ -3,10 +3,12 @@
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.cli import run_config
@@ -15,12 +17,14 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
+from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import Report, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 from recurrl.runtime.run_directory import SUMMARY, read_text
-from recurrl.runtime.signals import stop_request
+from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
 from recurrl.training import Callback, train
+from recurrl.training import follow as train_as_follower
 from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
@@ -68,19 +72,72 @@ def run(
                     return
             run_config.record(effective, run_dir)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                train(config, run_dir, plain(effective), report, request, start, given, callbacks)
+                settings = plain(effective)
+                if launched_size() > 1:
+                    _lead(config, settings, 0 if start is None else start.frames)
+                train(config, run_dir, settings, report, request, start, given, callbacks)
     except KeyboardInterrupt:
         report.status = "interrupted"
         raise
     except Exception as error:
+        world().failed(error)
         report.error = f"{type(error).__name__}: {error}"
         refused = isinstance(error, ConfigError) and not report.has_begun
         raise
     finally:
         if record_refusals or not refused:
             _record(report, run_dir)
+        world().leave()
     logger.info(_closing_line(report, run_dir))
     sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
+
+
+def _lead(config: TrainConfig, settings: Mapping[str, Any], frames: int) -> None:
+    """Has the other ranks begin this run."""
+    world().join()
+    world().broadcast((settings, frames))
+    world().prepare(_backend(config), config.ranks.timeout_s)
+
+
+def follow() -> None:
+    """Takes part in the run of rank 0 as another rank, which logs errors only.
+
+    Raises:
+        ConfigError: the run is not possible on this machine.
+        RunError: the run failed; the message says why.
+    """
+    rank = launched_rank()
+    logging.basicConfig(level=logging.ERROR, format=f"[%(asctime)s][rank {rank}][%(levelname)s] - %(message)s")
+    logging.getLogger("torchrl").setLevel(logging.ERROR)
+    world().join()
+    told = world().broadcast()
+    if told is not None:
+        with resource_errors_as_messages():
+            _follow(*told)
+    world().leave()
+
+
+def _follow(settings: Mapping[str, Any], frames: int) -> None:
+    config = typed(OmegaConf.create(dict(settings)))
+    check_config(config)
+    world().prepare(_backend(config), config.ranks.timeout_s)
+    # Rank 0 has heard of the signal, and says how the run ended.
+    with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
+        train_as_follower(config, frames, request)
+
+
+def dismiss() -> None:
+    """Ends the other ranks where there was no run."""
+    if not world().has_met:
+        world().join()
+        world().broadcast(None)
+    world().leave()
+
+
+def _backend(config: TrainConfig) -> str:
+    if config.ranks.backend == "auto":
+        return "nccl" if config.device.startswith("cuda") else "gloo"
+    return config.ranks.backend
 
 
 def _check_extends(config: TrainConfig, start: checkpoint.Checkpoint) -> None:

@@ -26,6 +26,7 @@ from recurrl.cli.overrides import asks_for_keys, check_overrides, given_override
 from recurrl.cli.sweep import followed, job_return, job_started, recorded
 from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -42,17 +43,8 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     # On a full disk each line of the log would print a traceback.
     logging.raiseExceptions = full_error
-    every_key = {"--help", "-h"} & set(sys.argv) and "all" in sys.argv
-    if every_key:
-        sys.argv.remove("all")
     try:
-        check_overrides(sys.argv[1:])
-        sys.argv[1:] = prepared(sys.argv[1:])
-        if asks_for_keys(sys.argv[1:]):
-            _print_explained(bool(every_key))
-        else:
-            with followed():
-                _jobs()
+        _command()
     except (ConfigError, RunError, HydraException, OSError) as error:
         if full_error:
             raise
@@ -68,6 +60,44 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def _command() -> None:
+    """What this process does: trains, explains, or takes part in the run of rank 0."""
+    if launched_rank() > 0:
+        _follow()
+        return
+    every_key = {"--help", "-h"} & set(sys.argv) and "all" in sys.argv
+    if every_key:
+        sys.argv.remove("all")
+    check_overrides(sys.argv[1:])
+    sys.argv[1:] = prepared(sys.argv[1:])
+    if asks_for_keys(sys.argv[1:]):
+        _print_explained(bool(every_key))
+    else:
+        with followed():
+            _jobs()
+    if launched_size() > 1:
+        _dismiss()
+
+
+def _follow() -> None:
+    """The whole run of a rank above 0."""
+    from recurrl.cli.job import follow  # imports torch
+
+    try:
+        follow()
+    except Exception as error:
+        world().failed(error)
+        if isinstance(error, ConfigError | RunError):
+            raise type(error)(f"rank {launched_rank()}: {error}") from error
+        raise
+
+
+def _dismiss() -> None:
+    from recurrl.cli.job import dismiss  # imports torch
+
+    dismiss()
 
 
 def _print_explained(every_key: bool) -> None:
@@ -104,6 +134,8 @@ def _jobs() -> None:
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
 def _job(composed: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    if is_sweep and launched_size() > 1:
+        raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     started = job_started()
     try:

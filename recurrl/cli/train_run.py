@@ -30,6 +30,7 @@ from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_own, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.evaluation import random_numbers_restored
+from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.run_directory import SUMMARY, read_text
 from recurrl.training import Callback
 
@@ -77,6 +78,11 @@ def train(
         ConfigError: what was asked for cannot be done; nothing is left of the run.
         RunError: the run failed.
     """
+    if launched_size() > 1:
+        raise ConfigError(
+            "recurrl.train trains in one process, and torchrun started several. Start recurrl-train by torchrun, or "
+            "this program without it."
+        )
     started = time.time()
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
     with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():

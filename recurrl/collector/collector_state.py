@@ -4,18 +4,17 @@ It consists of the unfinished episodes: observations, recurrent states, step cou
 own state. If an environment does not expose its state, the resumed run begins new episodes, and logs that.
 """
 
-import io
 import logging
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.envs import TensorEnv
 from recurrl.envs.saved_state import UnsavableError
+from recurrl.runtime.in_bytes import read, written
 
 logger = logging.getLogger(__name__)
 
@@ -53,19 +52,6 @@ def check(collector: RolloutCollector) -> list[str]:
     if why_not is None:
         return []
     return [f"Checkpoints cannot hold unfinished episodes; a resumed run starts new ones. {why_not}."]
-
-
-def written(state: Mapping[str, Any]) -> bytes:
-    """A state as ``torch.save`` writes it."""
-    data = io.BytesIO()
-    torch.save(state, data)
-    return data.getvalue()
-
-
-def read(saved: bytes) -> dict[str, Any]:
-    """A state that :func:`written` returned."""
-    state: dict[str, Any] = torch.load(io.BytesIO(saved), weights_only=True)
-    return state
 
 
 def lost(why_not: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Collection, Mapping
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -11,6 +12,7 @@ from tensordict import TensorDictBase
 
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.learning.metrics import WINDOW
+from recurrl.runtime.ranks import world
 
 
 class EpisodeStatistics:
@@ -23,12 +25,11 @@ class EpisodeStatistics:
         self.count = 0
 
     def update(self, batch_NT: TensorDictBase) -> None:
-        """Adds the episodes that ended within a batch, in order of time."""
-        after = batch_NT["next"].transpose(0, 1)
-        truncated = after["done"] & ~after["terminated"]
-        # As one table, so that a device is waited for once.
-        table_TN3 = torch.cat((after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
-        returns, lengths, cut = table_TN3[after["done"].squeeze(-1)].T.tolist()
+        """Adds the episodes that ended within a batch, in order of time; on rank 0 those of all ranks."""
+        ended = [each for rows in world().gather(_ended_in(batch_NT)) for each in rows]
+        # A stable sort: within a step they are in the order of the environments, as in a run alone.
+        ended.sort(key=itemgetter(0))
+        _, returns, lengths, cut = zip(*ended, strict=True) if ended else ((), (), (), ())
         self.returns.extend(returns)
         self.lengths.extend(lengths)
         self.truncated.extend(cut)
@@ -61,6 +62,18 @@ class EpisodeStatistics:
             deque(state[name], maxlen=WINDOW) for name in ("returns", "lengths", "truncated")
         )
         self.count = state["count"]
+
+
+def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
+    """The episodes that ended within a batch: step of the row, return, length, and 1 if truncated."""
+    after = batch_NT["next"].transpose(0, 1)
+    done_TN1 = after["done"]
+    step_TN1 = torch.arange(len(done_TN1), device=done_TN1.device).view(-1, 1, 1).expand_as(done_TN1)
+    truncated = done_TN1 & ~after["terminated"]
+    # As one table, so that a device is waited for once.
+    table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
+    found: list[list[float]] = table_TN4[done_TN1.squeeze(-1)].tolist()
+    return found
 
 
 def _mean(values: Collection[float]) -> float:

@@ -14,6 +14,8 @@ from recurrl.errors import RunError
 MOST_IN_A_ROW = 3
 """Restarts without a success in between, after which environments are assumed to fail always."""
 
+RESTARTS = "collect/restarts"
+
 logger = logging.getLogger(__name__)
 
 
@@ -48,9 +50,9 @@ class Restarts:
         self.count += 1
         logger.warning("New environments (restart %d): %s", self.count, fault)
 
-    def metrics(self) -> dict[str, float]:
-        """Their number, if they are allowed."""
-        return {"collect/restarts": float(self.count)} if self.allowed else {}
+    def metrics(self, others: float = 0.0) -> dict[str, float]:
+        """Their number, if they are allowed, with those of the other ranks."""
+        return {RESTARTS: self.count + others} if self.allowed else {}
 
 
 class RestartingCollector:

@@ -25,6 +25,7 @@ from recurrl.config import WorkersConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy import Policy, PolicyModule
+from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.signals import ignore_signals
 from recurrl.runtime.time_limit import time_limit
@@ -123,12 +124,12 @@ class WorkerCollector(LeanCollector):
         """This worker's state, including its random numbers, as ``torch.save`` writes it."""
         with self._exceptions.of(self.worker_idx), self._time_limit():
             # As bytes, because each tensor would be sent through a file of its own.
-            return collector_state.written({**self.state_dict(), "rng": GlobalRNGState().state_dict()})
+            return written({**self.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
         """Restores it."""
         with self._exceptions.of(self.worker_idx), self._time_limit():
-            state = collector_state.read(saved)
+            state = read(saved)
             collector_state.restore_episodes(self, state)
             GlobalRNGState().load_state_dict(state["rng"])
 
@@ -208,10 +209,10 @@ class Workers(MultiCollector):
 
     def _saved(self) -> list[dict[str, Any]]:
         """The state of each worker; they must be waiting for a message."""
-        return [collector_state.read(saved) for saved in self._called("saved", [()] * self.num_workers)]
+        return [read(saved) for saved in self._called("saved", [()] * self.num_workers)]
 
     def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self._called("restore", [(collector_state.written(state),) for state in states])
+        self._called("restore", [(written(state),) for state in states])
 
     def _called(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of each worker with its arguments and returns the results."""

@@ -19,6 +19,7 @@ from recurrl.config.options import (
     POSITIVE,
     RATE,
     SCALE,
+    SECONDS,
     SEED,
     SINGLE_CONTINUOUS,
     STEPS,
@@ -27,6 +28,7 @@ from recurrl.config.options import (
     Range,
     option,
 )
+from recurrl.runtime.ranks import launched_size
 
 AUTO_DEVICE = AUTO_PRECISION = "auto"
 
@@ -40,6 +42,7 @@ KL_FOLLOWED = Condition(
     lambda run: run.lr_schedule == "adaptive" or run.algorithm.follows_kl,
 )
 PRETRAINS = Condition("pretrain.folder", lambda run: run.pretrain.folder is not None)
+RANKS = Condition("several ranks (torchrun)", lambda _: launched_size() > 1)
 SCHEDULES = Condition(
     "a learning rate, clip range or entropy coefficient that falls",
     lambda run: (run.lr_schedule == "linear" and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
@@ -105,6 +108,20 @@ class PretrainConfig:
 
 
 @dataclass
+class RanksConfig:
+    """Processes started by torchrun, which share a run."""
+
+    backend: str = option(
+        "what averages gradients: auto (nccl on GPUs, gloo on CPUs), gloo or nccl",
+        choices=("auto", "gloo", "nccl"),
+        only_with=RANKS,
+    )
+    timeout_s: float = option(
+        "seconds that a rank waits for the others before all end; rank 0's evaluations count", SECONDS, only_with=RANKS
+    )
+
+
+@dataclass
 class TrainConfig:
     """A training run."""
 
@@ -122,6 +139,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig
     evaluation: EvaluationConfig
     pretrain: PretrainConfig
+    ranks: RanksConfig
     seed: int = option("seed of all random numbers", SEED)
     device: str = option("auto (cuda if available), cpu, or a CUDA device such as cuda:1")
     num_threads: int | None = option(

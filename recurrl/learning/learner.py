@@ -21,6 +21,7 @@ from recurrl.losses import Losses
 from recurrl.losses.advantage import LOSS_MASK
 from recurrl.policy import Policy
 from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.ranks import world
 
 
 class Trial(NamedTuple):
@@ -90,14 +91,14 @@ class Learner:
         self.states.take(batch_NT)
         norms = self.states.norms(batch_NT)
         prepared = self._prepare(batch_NT, reward_NT)
-        if LOSS_MASK in batch_NT and not batch_NT[LOSS_MASK].any():
+        if LOSS_MASK in batch_NT and not world().gathered(batch_NT[LOSS_MASK].any()).any():
             # A step would follow the optimizer's momentum alone.
             metrics = {"optim/steps": 0.0}
         else:
             metrics = self._update(batch_NT, reward_NT)
         # Not earlier: rollout and update must normalise observations alike.
         self.policy.observe(observed)
-        return merged(norms, prepared, metrics)
+        return world().averaged(merged(norms, prepared, metrics))
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint: the state that none of the parts has."""
@@ -137,15 +138,21 @@ class Learner:
                 self.states.enter(minibatch)
                 steps.append(self._step(minibatch, first=not steps))
             self._refuse_endless_skipping()
-            if target_kl is not None and means(steps[before:])[KL_APPROX] > target_kl:
+            if target_kl is not None and self._mean_of(KL_APPROX, steps[before:]) > target_kl:
                 break
-        self.algorithm.end_iteration(means(steps[before:])[KL])
+        self.algorithm.end_iteration(self._mean_of(KL, steps[before:]))
         optim = {"optim/lr": self.learning_rate.value, "optim/steps": float(len(steps))}
         return merged(means(steps), self.states.drift(minibatch), optim)
+
+    @staticmethod
+    def _mean_of(metric: str, steps: list[dict[str, Tensor]]) -> float:
+        return world().averaged({metric: means(steps)[metric]})[metric]
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
         losses, total = self._gradient(minibatch)
         values = losses.logged()
+        if world().size > 1:
+            values = self._average(losses, total)
         # The KL of the first minibatch is zero: the policy is still the one that collected it.
         if self.learning_rate.is_adaptive and not first:
             self.learning_rate.adapt(float(values[KL]))
@@ -158,6 +165,27 @@ class Learner:
         self.optimizer.step()
         self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skipped
         return merged(values, {"optim/grad_norm": norm, SKIPPED: skipped})
+
+    def _average(self, losses: Losses, total: Tensor) -> dict[str, Tensor]:
+        """Replaces the gradient by the mean over ranks, weighted by the steps that count.
+
+        Returns:
+            The logged values, such that their plain mean over ranks is weighted too. The KL is that mean already where
+            the learning rate follows it.
+        """
+        fraction: Tensor | float = 1 / world().size
+        values = losses.logged()
+        if losses.weights is not None:
+            weights = world().gathered(torch.stack(losses.weights).detach())
+            fraction, of_metrics = weights[world().rank] / weights.sum(0).clamp(min=torch.finfo(weights.dtype).tiny)
+            for name in values:
+                values[name] = values[name] * world().size * (of_metrics if name in losses.metrics else fraction)
+        for vector in self._vectors:
+            # With a loss that is not finite neither is the sum, on any rank: all skip the step.
+            world().sum_(vector.grad.mul_(fraction).add_(total * 0.0))
+        if self.learning_rate.is_adaptive:
+            values[KL] = world().gathered(values[KL]).mean()
+        return values
 
     def _gradient(self, minibatch: TensorDictBase) -> tuple[Losses, Tensor]:
         """The losses of a minibatch and their total, whose gradient is then in the parameters' ``grad``."""

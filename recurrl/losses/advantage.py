@@ -3,7 +3,6 @@
 Shape legend: N environments, T steps, G groups, M members of a group, J episodes of a row.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,8 @@ from torch.nn import functional
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
 from recurrl.policy import Policy
 from recurrl.recurrent.linear_recurrence import from_zero
+from recurrl.runtime.ranks import world
+from recurrl.runtime.statistics import mean_and_std, summary
 
 ADVANTAGE = "advantage"
 VALUE_TARGET = "value_target"
@@ -101,20 +102,15 @@ def _to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
 
 def standardized(advantage: Tensor) -> Tensor:
     """Advantages with mean 0 and standard deviation 1; a single one becomes zero."""
-    centred = advantage - advantage.mean()
-    return centred if advantage.numel() == 1 else centred / advantage.std().clamp(min=1e-4)
+    if advantage.numel() * world().size == 1:
+        return advantage - advantage
+    mean, std = mean_and_std(advantage)
+    return (advantage - mean) / std.clamp(min=1e-4)
 
 
 def advantage_metrics(advantage: Tensor) -> dict[str, float]:
     """Statistics of advantages; NaN if there are none."""
-    if not advantage.numel():
-        return {f"advantage/{name}": math.nan for name in ("mean", "std", "min", "max")}
-    return {
-        "advantage/mean": float(advantage.mean()),
-        "advantage/std": float(advantage.std(correction=0)),
-        "advantage/min": float(advantage.min()),
-        "advantage/max": float(advantage.max()),
-    }
+    return {f"advantage/{name}": value for name, value in summary(advantage)._asdict().items()}
 
 
 @torch.no_grad()
@@ -271,14 +267,15 @@ def _mask(
     flat = exists & (spread == 0)
     if drop_flat_groups:
         mask_NT = mask_NT & ~flat[ids]
-    returns = to_go_NT[compared.mask_NT & is_init_NT]
-    metrics = {
-        "group/groups": exists.sum(),
-        "group/without_spread": flat.sum(),
-        "group/dropped": flat.sum() if drop_flat_groups else zeros.sum(),
+    of_returns = summary(to_go_NT[compared.mask_NT & is_init_NT])
+    metrics: dict[str, Tensor | float] = {
+        # The learner averages over ranks, which have as many groups each.
+        "group/groups": exists.sum() * world().size,
+        "group/without_spread": flat.sum() * world().size,
+        "group/dropped": flat.sum() * world().size if drop_flat_groups else zeros.sum(),
         "group/counted_fraction": mask_NT.double().mean(),
-        "group/return_mean": returns.mean(),
-        "group/return_std": returns.std(correction=0),
+        "group/return_mean": of_returns.mean,
+        "group/return_std": of_returns.std,
     }
     return mask_NT, {name: float(value) for name, value in metrics.items()}
 

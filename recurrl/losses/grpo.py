@@ -126,7 +126,9 @@ class GRPOTerms(nn.Module):
             metrics[f"policy/{name}"] = _mean(kl, mask)
         metrics["policy/clip_fraction"] = _mean(outside.to(log_ratio.dtype), mask)
         metrics["policy/effective_sample_size"] = effective_sample_fraction(log_ratio.detach(), mask)
-        return Losses(terms, metrics)
+        counted = weight.sum()
+        of_terms = torch.full_like(counted, len(weight)) if self.aggregation == "prompt_mean" else counted
+        return Losses(terms, metrics, (of_terms, mask.sum().to(counted)))
 
     def _weight(self, log_ratio: Tensor, mask: Tensor, data: Mapping[str, Any] | TensorDictBase) -> Tensor:
         """The weight of each step in the terms."""

@@ -21,10 +21,12 @@ class Losses(NamedTuple):
     Attributes:
         terms: scalars whose sum is minimised, by name; they are logged as ``loss/<name>``.
         metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
+        weights: of this minibatch's terms and of its metrics, where ranks average theirs; None if all steps count.
     """
 
     terms: dict[str, Tensor]
     metrics: dict[str, Tensor]
+    weights: tuple[Tensor, Tensor] | None = None
 
     @property
     def total(self) -> Tensor:

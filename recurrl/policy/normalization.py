@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from recurrl.errors import NonFiniteError
+from recurrl.runtime import statistics
+from recurrl.runtime.ranks import world
 
 
 def observe(module: nn.Module, observation: Any) -> None:
@@ -42,20 +44,30 @@ class RunningMoments(nn.Module):
         Raises:
             NonFiniteError: one of them is not finite; the statistics are unchanged.
         """
-        batch = samples.reshape(-1, *self.mean.shape).double()
-        variance, mean = torch.var_mean(batch, 0, correction=0)
+        count, mean, variance = _moments(samples.reshape(-1, *self.mean.shape).double())
         if not (mean.isfinite() & variance.isfinite()).all():
             raise NonFiniteError(_largest(samples, samples.ndim - self.mean.ndim))
-        total = self.count + len(batch)
-        weight = len(batch) / total
+        total = self.count + count
+        weight = count / total
         difference = mean - self.mean
         self.variance.copy_((1 - weight) * self.variance + weight * variance + weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
         self.count.copy_(total)
 
 
+def _moments(batch: Tensor) -> tuple[float, Tensor, Tensor]:
+    """The number of samples of all ranks, their mean and their variance."""
+    if world().size == 1:
+        variance, mean = torch.var_mean(batch, 0, correction=0)
+        return len(batch), mean, variance
+    count, mean, square = statistics.moments(batch)
+    return float(count), mean, square / count
+
+
 def _largest(samples: Tensor, batch_dims: int) -> str:
     """The error message for the first of the largest samples; NaN counts as the largest."""
+    if world().size > 1 and samples.isfinite().all():
+        return "Running statistics received NaN or Inf on another rank. Its error says where."
     at = torch.unravel_index(samples.double().abs().nan_to_num(torch.inf).argmax(), samples.shape)
     place = f" of environment {int(at[0])} and step {int(at[1])} of the batch" if batch_dims == 2 else ""
     return (
@@ -113,7 +125,7 @@ class RunningScale(nn.Module):
     @torch.no_grad()
     def update(self, samples: Tensor) -> None:
         """Takes a batch into account, unless it holds NaN or Inf: its gradient steps are skipped too."""
-        square = samples.double().square().mean()
+        square = world().gathered(samples.double().square().mean()).mean()
         rate = torch.where(square.isfinite(), self.rate, 0.0)
         self.square.lerp_(square.nan_to_num(), rate)
         self.weight.lerp_(torch.ones_like(self.weight), rate)

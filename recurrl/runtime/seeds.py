@@ -24,6 +24,14 @@ def seed_after(seed: int, frames: int) -> int:
     return int(sequence.generate_state(1)[0] >> 1)
 
 
+def seed_of_rank(seed: int, frames: int, rank: int) -> int:
+    """The seed of a rank's own random numbers after ``frames`` frames of a run; rank 0's is that of a run alone."""
+    if rank == 0:
+        return seed_after(seed, frames)
+    sequence = np.random.SeedSequence(seed, spawn_key=(frames, rank))
+    return int(sequence.generate_state(1)[0] >> 1)
+
+
 def seed_process(seed: int) -> None:
     """Seeds the generators that a whole process shares: Python's, NumPy's and torch's."""
     random.seed(seed)

@@ -39,6 +39,19 @@ class StopRequest:
         """True once a signal was recorded."""
         return self._number is not None
 
+    @property
+    def number(self) -> int | None:
+        """The signal that was recorded."""
+        return self._number
+
+    def record(self, number: int) -> None:
+        """Records a signal, also one that another process of the run received, unless there was one before."""
+        if self.made:
+            return
+        self._number = number
+        if self._notice:
+            self._print(f"{signal.Signals(number).name}: {self._notice}\n")
+
     @contextmanager
     def held(self, notice: str = "") -> Iterator[None]:
         """Defers the first signal until the block ends.
@@ -61,9 +74,7 @@ class StopRequest:
         """Handles a signal."""
         if not self._held or self.made:
             raise Interrupted(number)
-        self._number = number
-        if self._notice:
-            self._print(f"{signal.Signals(number).name}: {self._notice}\n")
+        self.record(number)
 
     def _print(self, line: str) -> None:
         # Not through sys.stderr, which the signal may have interrupted. A terminal's progress line has no newline yet.
@@ -86,7 +97,8 @@ def stop_request() -> Iterator[StopRequest]:
         yield request
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == request.receive:
+                signal.signal(number, handler)
 
 
 def ignore_signals() -> None:

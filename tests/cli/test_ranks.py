@@ -1,0 +1,267 @@
+"""Runs of several ranks: one run directory, checkpoints that resume, and ranks that end together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium
+import pytest
+from in_ranks import in_ranks, start
+from run_files import metrics, summary, without_times
+
+from recurrl.checkpoint import files
+
+TINY = ("env.num_envs=12", "frames_per_batch=96", "minibatch_slices=12", "total_frames=192")
+"""A run that divides among 1, 2, 3 and 4 ranks."""
+KILLS, ENDS_WITHIN_S = 30, 60
+
+Said = tuple[int, str, str]
+"""The exit code of a command, and its output."""
+
+
+@pytest.fixture
+def command(recurrl_train, tiny, tmp_path) -> Callable[..., Callable[[], Said]]:
+    """A call of ``recurrl-train`` in a fork of this process."""
+
+    def command(*overrides: str) -> Callable[[], Said]:
+        def called() -> Said:
+            for handler in logging.getLogger().handlers[:]:
+                logging.getLogger().removeHandler(handler)
+            outcome = recurrl_train(*tiny, *TINY, *overrides, cwd=tmp_path)
+            return outcome.code, outcome.out, outcome.err
+
+        return called
+
+    return command
+
+
+@pytest.fixture
+def ranks(command) -> Callable[..., list[Said]]:
+    """Runs ``recurrl-train`` in several ranks, as torchrun would."""
+    return lambda size, *overrides: in_ranks(size, command(*overrides))
+
+
+def saved(checkpoint: Path) -> dict[str, str]:
+    """The checksum of each component."""
+    sums = json.loads((checkpoint / files.CHECKSUMS).read_text(encoding="utf-8"))
+    return {name: found for name, found in sums.items() if name.startswith("components/")}
+
+
+def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_path):
+    (code, out, err), (other, said, told) = ranks(2, "checkpoint.every_frames=96")
+    assert (code, other) == (0, 0), err + told
+    assert (said, told) == ("", "")
+    assert "192 frames in" in out
+    (run,) = (tmp_path / "outputs").glob("*/*")
+    assert [row["frames"] for row in metrics(run)] == ["96", "192"]
+    assert summary(run)["status"] == "completed"
+    assert [path.name for path in files.checkpoints_in(run / "checkpoints")] == [
+        "frames_000000000096",
+        "frames_000000000192",
+    ]
+
+
+def test_episodes_of_all_ranks_are_counted(ranks, train, tiny, tmp_path):
+    limit = "env.max_episode_steps=2"
+    assert ranks(2, limit, "hydra.run.dir=run")[0][0] == 0
+    assert metrics(tmp_path / "run")[-1]["train/episodes"] == "96.0"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ranks, tmp_path, size):
+    options = ("checkpoint.every_frames=96", "checkpoint.keep_last=null")
+    assert ranks(size, *options, "hydra.run.dir=whole")[0][0] == 0
+    start = "whole/checkpoints/frames_000000000096"
+    assert ranks(size, f"resume={start}", "hydra.run.dir=resumed")[0][0] == 0
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert without_times(metrics(resumed)) == without_times(metrics(whole))[1:]
+    last = "checkpoints/frames_000000000192"
+    assert saved(resumed / last) == saved(whole / last)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+def test_a_run_resumed_with_another_number_of_ranks_continues_the_episodes(ranks, tmp_path, before, after):
+    # No episode ends by its limit within the first iteration, and each does within the second.
+    options = ("env=pendulum_no_velocity", "env.max_episode_steps=12", "checkpoint.every_frames=96")
+    assert ranks(before, *options, "total_frames=96", "hydra.run.dir=run")[0][0] == 0
+    outcomes = ranks(after, "resume=run", "total_frames=192", "hydra.run.dir=run")
+    assert [code for code, _, _ in outcomes] == [0] * after, outcomes
+    said = outcomes[0][1] + outcomes[0][2]
+    assert f"is of {before} ranks, and there are {after} now: random numbers are new." in said
+    rows = metrics(tmp_path / "run")
+    assert [row["frames"] for row in rows] == ["96", "192"]
+    assert [row["train/episodes"] for row in rows] == ["0.0", "12.0"]
+    assert rows[-1]["train/episode_length_mean"] == "12.0"
+
+
+def test_episodes_that_cannot_be_divided_start_over_and_the_log_says_so(ranks, tmp_path):
+    options = ("env.vectorization=vector_entry_point", "hydra.run.dir=run")
+    assert ranks(2, *options, "total_frames=96")[0][0] == 0
+    [(code, out, err)] = ranks(1, "resume=run", "hydra.run.dir=run")
+    assert code == 0, err
+    assert "Unfinished episodes are restarted: those of 2 ranks were saved together, and cannot be divided" in out
+
+
+def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkeypatch):
+    from recurrl.learning.learner import Learner
+
+    learn = Learner.learn
+
+    def interrupted(*arguments, **options):
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return learn(*arguments, **options)
+
+    monkeypatch.setattr(Learner, "learn", interrupted)
+    (code, _, err), (other, _, told) = ranks(2, "hydra.run.dir=run")
+    assert (code, other) == (143, 0), err + told
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["frames"]) == ("interrupted", 96)
+    assert found["checkpoint"] == "checkpoints/frames_000000000096"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_ends_the_others_which_say_why(ranks, tmp_path, monkeypatch, failing):
+    from recurrl.errors import RunError
+    from recurrl.learning.learner import Learner
+
+    def broken(*arguments, **options):
+        if os.environ["RANK"] == str(failing):
+            raise RunError("The sky fell.")
+        time.sleep(0.2)
+        return learn(*arguments, **options)
+
+    learn = Learner.learn
+    monkeypatch.setattr(Learner, "learn", broken)
+    outcomes = ranks(2, "hydra.run.dir=run")
+    assert [code for code, _, _ in outcomes] == [1, 1]
+    assert "error: " in outcomes[failing][2]
+    assert outcomes[failing][2].rstrip().endswith("The sky fell.")
+    assert re.search(rf"Rank {failing} of 2 \(process \d+ on .*\) failed: .*The sky fell\.", outcomes[1 - failing][2])
+    found = summary(tmp_path / "run")
+    assert found["status"] == "failed"
+    assert "The sky fell." in found["error"]
+
+
+def test_the_batch_that_was_not_finite_is_kept_of_all_ranks_and_replayed_by_one(
+    ranks, recurrl_check, register, tmp_path
+):
+    env = register(lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: 1e30))
+    ours = ("env=gym", f"env.id={env}", "env.normalize_reward=false", "max_skipped_steps=2", "hydra.run.dir=run")
+    (code, _, err), (other, _, told) = ranks(2, *ours)
+    assert (code, other) == (1, 1), err + told
+    outcome = recurrl_check("--not-finite", tmp_path / "run/not_finite/frames_000000000000", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    minibatches = [line for line in outcome.out.splitlines() if line.startswith("minibatch ")]
+    assert len(minibatches) == 96 // 4 // 12
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_resumes_with_any_number_of_ranks(command, ranks, tmp_path):
+    last = 96 * 2 * KILLS
+    long = (f"total_frames={last}", "checkpoint.every_frames=96")
+    assert ranks(2, *long, "hydra.run.dir=whole")[0][0] == 0
+    draws, run = random.Random(0), tmp_path / "run"
+    for life in range(KILLS):
+        before = _rows(run)
+        started = start(2, command(*long, "resume=auto", "hydra.run.dir=run"))
+        deadline = time.monotonic() + 120
+        while _frames(run) < 96 * life and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(draws.uniform(0, 0.5))
+        victim, killed_at = draws.randrange(2), time.monotonic()
+        learns = _rows(run) > before
+        os.kill(started.processes[victim], signal.SIGKILL)
+        time.sleep(0.1)
+        os.kill(started.processes[1 - victim], signal.SIGTERM)  # as torchrun does
+        left = started.end()[1 - victim]
+        assert time.monotonic() - killed_at < ENDS_WITHIN_S
+        if learns:
+            code, _, err = left
+            assert code == 1, err
+            assert f"Rank {victim} of 2 (process {started.processes[victim]} on " in err
+        newest = next(reversed(files.checkpoints_in(run / "checkpoints")), None)
+        if newest is not None and life % 5 == 0:
+            assert files.damage(newest) is None
+            for size in (1, 3):
+                shutil.rmtree(tmp_path / "other", ignore_errors=True)
+                shutil.copytree(run, tmp_path / "other", ignore=shutil.ignore_patterns("run.lock"))
+                until = f"total_frames={_frames(run) + 96}"
+                assert ranks(size, "resume=other", until, "hydra.run.dir=other")[0][0] == 0
+    assert ranks(2, *long, "resume=auto", "hydra.run.dir=run")[0][0] == 0
+    name = f"checkpoints/frames_{last:012}"
+    assert saved(run / name) == saved(tmp_path / "whole" / name)
+
+
+def _rows(run: Path) -> int:
+    return len(metrics(run)) if (run / "metrics.csv").exists() else 0
+
+
+def _frames(run: Path) -> int:
+    found = files.checkpoints_in(run / "checkpoints")
+    return int(found[-1].name.removeprefix(files.PREFIX)) if found else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_no_worker_of_a_killed_rank_or_of_another_is_left(command, tmp_path, victim):
+    workers = ("collector=multi_sync", "collector.num_workers=4", "total_frames=1_000_000")
+    started = start(2, command(*workers, "checkpoint.every_frames=96", "hydra.run.dir=run"))
+    deadline = time.monotonic() + 120
+    while _frames(tmp_path / "run") < 192 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = [child for rank in started.processes for child in _children(rank)]
+    names = {path for each in (*started.processes, *children) for path in _shared(each)}
+    assert len(children) >= 4
+    os.kill(started.processes[victim], signal.SIGKILL)
+    started.end()
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while time.monotonic() < deadline and (
+        any(Path(f"/proc/{child}").exists() for child in children) or any(path.exists() for path in names)
+    ):
+        time.sleep(0.1)
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
+    assert [path for path in names if path.exists()] == []
+
+
+def _shared(process: int) -> set[Path]:
+    """What a process has mapped of shared memory."""
+    text = Path(f"/proc/{process}/maps").read_text(encoding="utf-8")
+    return {path for path in map(Path, re.findall(r"/dev/shm/\S+", text)) if path.exists()}
+
+
+def _children(process: int) -> list[int]:
+    text = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
+    found = [int(child) for child in text.split()]
+    return found + [grandchild for child in found for grandchild in _children(child)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["scripts/train.py"], ["-m", "recurrl"]], ids=" ".join)
+def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments):
+    root = Path(__file__).parents[2]
+    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def called(*overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [*launched, *arguments, *overrides]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+
+    done = called(*tiny, f"hydra.run.dir={tmp_path / 'run'}")
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["status"] == "completed"
+    odd = ("env.num_envs=33", "frames_per_batch=1056", "minibatch_slices=3")
+    refused = called(*odd, f"hydra.run.dir={tmp_path / 'refused'}")
+    assert refused.returncode == 1
+    assert "error: env.num_envs=33, which is of all ranks together, does not divide among 2 ranks" in refused.stderr
+    assert not (tmp_path / "refused").exists()
