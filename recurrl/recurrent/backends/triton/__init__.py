@@ -121,9 +121,9 @@ def _unprojected(
 ) -> tuple[Tensor, States, Weights]:
     """The input, the stored states and the weights of an LSTM without projection that computes the same steps.
 
-    Its state m is what the projection projects: h = W_hr·m, so that W_hh·h = (W_hh·W_hr)·m. That leaves one product in
-    a row per step, where projecting within the step would take two. A stored state is an h, from which there is no way
-    back to m. But it is known before the loop: where it enters, it is part of the input, and m is zero.
+    Its state is m, which the projection makes h = W_hr·m of, so that W_hh·h = (W_hh·W_hr)·m. So each step waits for one
+    matmul; projecting within it would take two, one after the other. Stored states are h, and m is not known. But they
+    are known before the loop: where one enters, it is part of the input, and m is zero.
     """
     h_BTO, c_BTH = stored_states
     entering_BTO = torch.where(expanded(segments.starts_BT, h_BTO), h_BTO, 0.0)
