@@ -30,10 +30,13 @@ def require(extra: str, *packages: str) -> None:
     assert not missing, f"Install what this test is about: pip install -e '.[{extra}]'"
 
 
-# Breakout without its preset takes as long as Pong with it.
+# One of each extra; the others take as long.
+SLOW = {"LunarLanderContinuous-v3", "CarRacing-v3", "HalfCheetah-v5", "ALE/Breakout-v5"}
+
+
 @pytest.mark.parametrize(
     "env_id",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "ALE/Breakout-v5")) for name in ENVIRONMENTS],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ENVIRONMENTS],
 )
 def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
     env_id: str,
