@@ -35,10 +35,16 @@ Array = np.ndarray[Any, Any]
 RECORDED = "recorded"
 """True for the steps of episodes, false for those that fill up a row."""
 MAX_NORM = 0.5
+"""Gradients are clipped to it."""
 _MOST_BYTES = 2**33
+"""Of all arrays of a file."""
 _ROUNDING = 1e-4
-"""Of actions, relative to their range."""
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RecursionError, RuntimeError)
+"""By which an action may lie outside its bounds, relative to their distance."""
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""What numpy and zipfile raise for files of other kinds; NotImplementedError and RecursionError are RuntimeErrors."""
 
 
 def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len: int, rows: int) -> dict[str, float]:
@@ -79,7 +85,7 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len:
 
 
 def _in_rows(episodes: Sequence[TensorDictBase], count: int, slice_len: int) -> TensorDictBase:
-    """The episodes in random order in rows of near-equal length, a multiple of ``slice_len``."""
+    """The episodes in random order, end to end in rows of equal length, a multiple of ``slice_len``."""
     rows: list[list[TensorDictBase]] = [[] for _ in range(count)]
     lengths = [0] * count
     for i in torch.randperm(len(episodes)).tolist():
@@ -132,7 +138,8 @@ def _epoch(
 
 def _agreement(distribution: Distribution, action: Any, recorded_RK: Tensor) -> dict[str, Tensor]:
     """Of each recorded step: 1 if the most probable choices are the recorded ones; the squared error of numbers."""
-    chosen, pairs = deterministic(distribution), [(deterministic(distribution), action)]
+    chosen = deterministic(distribution)
+    pairs = [(chosen, action)]
     if isinstance(action, TensorDictBase):
         pairs = [(chosen[key], action[key]) for key in action.keys(True, True)]
     found: dict[str, Tensor] = {}
@@ -263,9 +270,9 @@ def _arrays(file: Path) -> Mapping[str, Array]:
         require(size <= _MOST_BYTES, f"{file} would take {size} bytes of memory. Give one episode a file.")
         with np.load(file, allow_pickle=False) as stored:
             return {name: np.asarray(stored[name]) for name in stored}
-    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except _UNREADABLE as error:
         raise ConfigError(
             f"{file} cannot be read: {type(error).__name__}: {error}. Write it with numpy.savez or "
             "numpy.savez_compressed, from arrays of numbers."
