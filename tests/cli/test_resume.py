@@ -275,7 +275,7 @@ def test_going_on_from_a_run_without_a_checkpoint_is_refused(refused, finished_r
     run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     assert refused(f"resume={run}") == (
         f"{run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one without "
-        "resume."
+        "it."
     )
 
 
