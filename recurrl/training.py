@@ -38,7 +38,7 @@ from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
 from recurrl.runtime.seeds import seed_of_rank, seed_process
 from recurrl.runtime.signals import StopRequest
-from recurrl.tracking import make_trackers
+from recurrl.tracking import Trackers, make_trackers
 from recurrl.tracking.curve import plot_learning_curve
 from recurrl.tracking.progress import Progress
 
@@ -166,8 +166,15 @@ def train(
             if stopping or (request.made and path is not None):
                 break
         world().broadcast(_END)
-        plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
+        conclude(run_dir, trackers, is_interrupted=request.made)
     report.status = "stopped" if stopping else "completed"
+
+
+def conclude(run_dir: Path, trackers: Trackers, is_interrupted: bool) -> None:
+    """Draws the learning curve, and offers the best checkpoint to the trackers unless the run is to be resumed."""
+    plot_learning_curve(run_dir / METRICS, run_dir / CURVE)
+    if not is_interrupted:
+        trackers.log_checkpoint(lambda: checkpoint.best(run_dir))
 
 
 def warm_start(config: TrainConfig, policy: Policy, given: Collection[str], report: Report) -> None:

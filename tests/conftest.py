@@ -39,6 +39,7 @@ from recurrl.cli import check as check_command
 from recurrl.cli import compare as compare_command
 from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
+from recurrl.cli import upload as upload_command
 from recurrl.cli.overrides import prepared
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
@@ -164,6 +165,12 @@ def recurrl_evaluate() -> Callable[..., Outcome]:
 def recurrl_check() -> Callable[..., Outcome]:
     """Runs ``recurrl-check`` in this process, in the folder ``cwd``."""
     return lambda *arguments, cwd: _run(check_command.check_main, "recurrl-check", arguments, cwd)
+
+
+@pytest.fixture(scope="session")
+def recurrl_upload() -> Callable[..., Outcome]:
+    """Runs ``recurrl-upload`` in this process, in the folder ``cwd``."""
+    return lambda *arguments, cwd: _run(upload_command.upload_main, "recurrl-upload", arguments, cwd)
 
 
 @pytest.fixture(scope="session")

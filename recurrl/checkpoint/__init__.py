@@ -2,7 +2,7 @@
 
 from recurrl.checkpoint.checkpoint import Checkpoint, components
 from recurrl.checkpoint.files import add_evaluation
-from recurrl.checkpoint.run import AUTO, BEST, LAST, RETURN_MEAN, find, prune, save, to_resume
+from recurrl.checkpoint.run import AUTO, BEST, LAST, RETURN_MEAN, best, find, prune, save, to_resume
 from recurrl.checkpoint.warm_start import warm_start
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "RETURN_MEAN",
     "Checkpoint",
     "add_evaluation",
+    "best",
     "components",
     "find",
     "prune",

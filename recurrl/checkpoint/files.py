@@ -319,6 +319,12 @@ def _checksums(path: Path) -> dict[str, str]:
     return {file.relative_to(path).as_posix(): _checksum(file) for file in _files(path) if file != path / CHECKSUMS}
 
 
+def checksums(path: Path) -> dict[str, str]:
+    """The SHA-256 of each file of an intact checkpoint, but of the evaluation, as they were when it was written."""
+    found: dict[str, str] = json.loads(read_text(path / CHECKSUMS, _MOST_BYTES))
+    return found
+
+
 def _checksum(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -85,6 +85,18 @@ def _best(intact: Sequence[Path]) -> Path | None:
     return max(returns, key=lambda path: (returns[path], path), default=None)
 
 
+def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """The best checkpoint of a run, and what describes it: frames, evaluation, version and its files' SHA-256.
+
+    Raises:
+        ConfigError: the run has no evaluated checkpoint.
+    """
+    saved = Checkpoint(find(run_dir, BEST))
+    evaluation = saved.evaluation or {}
+    described = {"frames": saved.frames, "version": saved.version, "sha256": files.checksums(saved.path)}
+    return saved.path, {**evaluation, **described}
+
+
 def find(path: Path, which: str = LAST) -> Path:
     """The checkpoint a path names: itself, or one of a run directory.
 

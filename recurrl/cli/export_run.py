@@ -8,7 +8,7 @@ from recurrl.agent import Agent
 from recurrl.cli.load_run import Opened, open_run
 from recurrl.export.export import FORMATS, export
 from recurrl.runtime.resources import resource_errors_as_messages
-from recurrl.runtime.run_directory import run_directory_of
+from recurrl.runtime.run_directory import EXPORTS, run_directory_of
 
 
 @resource_errors_as_messages()
@@ -29,7 +29,7 @@ def export_run(
     """
     opened = open_run(run, which, "cpu", trust_packages)
     agent = Agent(opened.make_policy(), opened.config.env)
-    folder = folder or run_directory_of(run) / "export"
+    folder = folder or run_directory_of(run) / EXPORTS
     return folder, export(agent, folder, described(opened, run), sampled, formats or FORMATS)
 
 

@@ -23,4 +23,5 @@ class WandbConfig(LoggerConfig):
     group: str | None = option("wandb's group; null: a sweep's runs have its folder, other runs none")
     job_type: str | None = option("wandb's job type")
     tags: list[str] = option("wandb's tags")
+    artifacts: bool = option("record the best checkpoint as an artifact of the wandb run, once the run is complete")
     id: str | None = option("id of a wandb run to continue; null: that of the resumed run, or a new one")

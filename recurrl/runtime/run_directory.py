@@ -11,8 +11,8 @@ CONFIG_FILE = "config.yaml"
 """The run's whole configuration, including that of the run it resumed."""
 SUMMARY, METRICS, CURVE = "summary.json", "metrics.csv", "learning_curve.png"
 CHECKPOINTS = "checkpoints"
-VIDEOS = "video"
-"""Written by an evaluation of the run."""
+VIDEOS, EXPORTS = "video", "export"
+"""Written by commands after the run."""
 
 FILES = (CONFIG_FILE, SUMMARY, METRICS, CURVE, "recurrl.log")
 FOLDERS = (CHECKPOINTS, "not_finite", "tensorboard", "wandb", ".hydra")

@@ -1,10 +1,10 @@
 """The interface of a logger, and several of them as one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from recurrl.config import LoggerConfig
 from recurrl.config.plugins import factory
@@ -55,6 +55,22 @@ class Tracker(Protocol):
         """
 
 
+FindCheckpoint = Callable[[], tuple[Path, Mapping[str, Any]]]
+"""Finds a checkpoint: its directory, and what describes it."""
+
+
+@runtime_checkable
+class CheckpointTracker(Protocol):
+    """A destination that may also keep the best checkpoint."""
+
+    def log_checkpoint(self, find: FindCheckpoint) -> None:
+        """Keeps the best checkpoint if the user asked for it. A failure is logged, and does not end the run.
+
+        Args:
+            find: finds it, which reads all checkpoints of the run.
+        """
+
+
 class Trackers:
     """Sends the same metrics to several destinations.
 
@@ -78,6 +94,12 @@ class Trackers:
             )
         for tracker in self.trackers:
             tracker.log(frames, metrics)
+
+    def log_checkpoint(self, find: FindCheckpoint) -> None:
+        """Offers the best checkpoint to the destinations that may keep it."""
+        for tracker in self.trackers:
+            if isinstance(tracker, CheckpointTracker):
+                tracker.log_checkpoint(find)
 
     def close(self, exit_code: int = 0) -> None:
         """Closes all destinations; if one fails, closes the others before raising."""

@@ -10,10 +10,11 @@ import wandb
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from recurrl.config import WandbConfig
-from recurrl.errors import ConfigError
-from recurrl.runtime.run_directory import METRICS
+from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.run_directory import CHECKPOINTS, METRICS
 from recurrl.tracking.csv import last_frames
-from recurrl.tracking.trackers import FRAMES, Resumed
+from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed
+from recurrl.tracking.wandb_artifacts import CHECKPOINT, FAILURES, log_artifact
 from recurrl.tracking.wandb_mode import Mode, choose_mode
 
 NAME = "wandb"
@@ -36,13 +37,17 @@ class WandbTracker:
         run_dir: directory of the training run, named in messages.
         resources: released once the run is finished.
         recorded: frames up to which the wandb run already has metrics; those are not logged again.
+        artifacts: keep the best checkpoint.
     """
 
-    def __init__(self, run: wandb.Run, run_dir: Path, resources: ExitStack, recorded: int = 0) -> None:
+    def __init__(
+        self, run: wandb.Run, run_dir: Path, resources: ExitStack, recorded: int = 0, artifacts: bool = False
+    ) -> None:
         self._run = run
         self._run_dir = run_dir
         self._resources = resources
         self._recorded = recorded
+        self._artifacts = artifacts
         self._service_ended = False
         run.define_metric(FRAMES)
         run.define_metric("*", step_metric=FRAMES)
@@ -59,6 +64,22 @@ class WandbTracker:
         with self._tolerating_service_end():
             # Frames are wandb's steps too: only files with consecutive steps are uploaded as one run.
             self._run.log({FRAMES: frames, **metrics}, step=frames)
+
+    def log_checkpoint(self, find: FindCheckpoint) -> None:
+        """Makes the best checkpoint an artifact of the run, and waits up to a timeout for its upload."""
+        if not self._artifacts or self._service_ended:
+            return
+        with self._tolerating_service_end():
+            try:
+                log_artifact(self._run, CHECKPOINT, *find())
+            except ConnectionError:
+                raise
+            except FAILURES as error:
+                logger.error(
+                    "The best checkpoint is not an artifact of wandb run %s: %s. It is in %s; upload it with: "
+                    "recurrl-upload %s checkpoint",
+                    *(self._run.id, _one_line(error), self._run_dir / CHECKPOINTS, self._run_dir),
+                )
 
     def close(self, exit_code: int = 0) -> None:
         """Finishes the run, waiting up to a timeout for pending writes and uploads."""
@@ -120,14 +141,59 @@ def make(
             is ahead of the checkpoint.
     """
     with ExitStack() as resources:
-        wandb_settings = _process_settings()
-        mode = choose_mode(options.mode, wandb_settings)
-        resources.enter_context(_process_mode(mode.name, wandb_settings.mode))
         earlier = None if resumed is None else resumed.ids.get(NAME)
-        run = _start(mode, options, options.id or earlier, run_dir, settings)
+        run = _begin(options, options.id or earlier, run_dir, settings, resources)
         recorded = _recorded(run, run_dir, resumed)
-        logger.info("wandb run %s is %s (%s). %s", run.id, mode.name, mode.reason, _where(run))
-        return WandbTracker(run, run_dir, resources.pop_all(), recorded)
+        return WandbTracker(run, run_dir, resources.pop_all(), recorded, options.artifacts)
+
+
+def upload(
+    options: WandbConfig,
+    run_id: str,
+    run_dir: Path,
+    settings: Mapping[str, Any],
+    artifacts: Mapping[str, tuple[Path, Mapping[str, Any]]],
+    exit_code: int,
+) -> str:
+    """Adds artifacts to the wandb run of a finished training run, and returns where they are.
+
+    Args:
+        options: of the training run.
+        run_id: of the wandb run.
+        run_dir: the training run's directory.
+        settings: the training run's whole configuration.
+        artifacts: the folder and the metadata of each, by kind.
+        exit_code: of the training run.
+
+    Raises:
+        ConfigError: wandb cannot continue the run.
+        RunError: an artifact could not be recorded or uploaded.
+    """
+    with ExitStack() as resources:
+        run = _begin(options, run_id, run_dir, settings, resources)
+        try:
+            for kind, (folder, metadata) in artifacts.items():
+                log_artifact(run, kind, folder, metadata)
+            run.finish(exit_code=exit_code)
+        except (*FAILURES, *SERVICE_ENDED) as error:
+            with suppress(*FAILURES, *SERVICE_ENDED):
+                run.finish(exit_code=exit_code)
+            raise RunError(
+                f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {_one_line(error)}. Check "
+                "the disk and the connection, and try again."
+            ) from error
+        return _where(run)
+
+
+def _begin(
+    options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any], resources: ExitStack
+) -> wandb.Run:
+    wandb_settings = _process_settings()
+    mode = choose_mode(options.mode, wandb_settings)
+    resources.enter_context(_process_mode(mode.name, wandb_settings.mode))
+    run = _start(mode, options, run_id, run_dir, settings)
+    logger.info("wandb run %s is %s (%s). %s", run.id, mode.name, mode.reason, _where(run))
+    return run
 
 
 @contextmanager
@@ -215,6 +281,10 @@ def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:
             "other run's directory with hydra.run.dir=..."
         )
     return recorded
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _folder(run: wandb.Run) -> Path:

@@ -202,7 +202,7 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
 
 
 class Listener(logging.Handler):
-    """Keeps what the log says of the start-up check and of wandb, and the seconds of the time limit."""
+    """Keeps what the log says of the start-up check, wandb and artifacts, and the seconds of the time limit."""
 
     def __init__(self, seen: dict[str, Any]) -> None:
         super().__init__()
@@ -213,6 +213,8 @@ class Listener(logging.Handler):
             self.seen["replay check"] = True
         if record.getMessage().startswith("wandb run"):
             self.seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", record.getMessage())
+        if record.getMessage().startswith("wandb artifact"):
+            self.seen["artifact"] = True
         self.seen["limit"] = time_limit._limit.seconds
 
     def __enter__(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +46,7 @@ def of(*names: str) -> list[Any]:
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
     assert len(COMMANDS) > 50
-    ours = {*PROJECT["scripts"], "benchmark", "reference"}
+    ours = {*PROJECT["scripts"], "benchmark", "dashboard", "reference"}
     known = {program(command)[0] for command in COMMANDS.values()} - OTHERS - ours
     assert known <= {"pip", "docker", "cd"}
 
@@ -83,6 +86,13 @@ def test_a_run_can_be_exported_so(
 @pytest.mark.parametrize("command", of("benchmark"))
 def test_a_benchmark_takes_such_arguments(command: Command) -> None:
     parser().parse_args(program(command)[1])
+
+
+@pytest.mark.parametrize("command", of("dashboard"))
+def test_a_dashboard_can_be_made_so(command: Command, tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "scripts/dashboard.py"), *program(command)[1]]
+    subprocess.run(script, cwd=tmp_path, env={**os.environ, "WANDB_MODE": "offline"}, check=True, timeout=60)
+    assert (tmp_path / "wandb_workspace.json").exists()
 
 
 @pytest.mark.parametrize("command", of("pip"))

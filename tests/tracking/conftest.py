@@ -10,10 +10,11 @@ from recurrl.config import LoggerConfig, WandbConfig
 def logger_options():
     """Makes the options of a logger."""
 
-    def options(name="csv", mode="auto", project="memory", run_id=None):
+    def options(name="csv", mode="auto", project="memory", run_id=None, artifacts=False):
         if name != "wandb":
             return LoggerConfig(name=name)
-        return WandbConfig(name=name, mode=mode, project=project, group=None, job_type=None, tags=[], id=run_id)
+        values = {"group": None, "job_type": None, "tags": [], "artifacts": artifacts}
+        return WandbConfig(name=name, mode=mode, project=project, id=run_id, **values)
 
     return options
 

@@ -1,9 +1,8 @@
-import json
+import csv
 import logging
 import math
 import os
 import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from pathlib import Path
 import pytest
 import wandb
 import yaml
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb_files import config_of, history, only, records
+from wandb_server import WandbServer, sync
 
 from recurrl.tracking.wandb import make
 from recurrl.tracking.wandb_mode import choose_mode, has_login
@@ -24,7 +24,8 @@ from recurrl.config import WandbConfig
 from recurrl.tracking import make_trackers
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-options = WandbConfig(name="wandb", project="memory", mode="auto", group=None, job_type=None, tags=[], id=None)
+nothing = {"group": None, "job_type": None, "tags": [], "artifacts": False, "id": None}
+options = WandbConfig(name="wandb", project="memory", mode="auto", **nothing)
 for job in (0, 1):
     run_dir = Path(sys.argv[1]) / "12-00-00" / str(job)
     run_dir.mkdir(parents=True)
@@ -44,46 +45,6 @@ def clean_environment(home):
     """This process's environment without wandb's logins and settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
     return {**environment, "HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
-
-
-def records(run_dir):
-    """The records of a directory's only wandb run, from the file that ``wandb sync`` uploads.
-
-    The file is a LevelDB log behind a header of 7 bytes: blocks of 32 KiB with chunks of a checksum, a length, a type
-    (1 whole, 2 first, 3 middle, 4 last) and data. A block's tail too short for a chunk header is zero-padded.
-    """
-    [path] = run_dir.glob("wandb/offline-run-*/*.wandb")
-    data = path.read_bytes()
-    assert data[:4] == b":W&B"
-    found, parts, position = [], b"", 7
-    while position < len(data):
-        left = 32768 - position % 32768
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, position)
-        parts += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            found.append(Record.FromString(parts))
-            parts = b""
-    return found
-
-
-def only(found, kind):
-    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
-
-
-def history(found):
-    """The metrics logged at each step: nested keys joined, values decoded from JSON."""
-    return [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in step.item}
-        for step in only(found, "history")
-    ]
-
-
-def config_of(run):
-    return {item.key: json.loads(item.value_json) for item in run.config.update}
 
 
 class Sweep:
@@ -313,6 +274,34 @@ def test_wandb_disabled_on_the_machine_runs_without_a_file(machine, logger_optio
     tracker.log(8, {"loss/critic": 1.0})
     tracker.close()
     assert list(run_dir.rglob("*.wandb")) == []
+
+
+def test_wandb_reads_every_metric_of_every_row_back_and_two_jobs_are_two_runs_of_a_group(
+    machine, recurrl_train, tiny, tmp_path
+):
+    ours = ["-m", *tiny, "logger=wandb", "logger.mode=offline", "cell=gru,lstm", "hydra.sweep.dir=sweep"]
+    outcome = recurrl_train(*ours, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    server = WandbServer()
+    ids = []
+    for job in ("0", "1"):
+        run_dir = tmp_path / "sweep" / job
+        sync(run_dir, server)
+        [run] = only(records(run_dir), "run")
+        assert run.run_group == f"{tmp_path.name}/sweep"
+        ids.append(run.run_id)
+        with (run_dir / "metrics.csv").open(encoding="utf-8", newline="") as file:
+            rows = [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+        read = [
+            {name: float(value) for name, value in row.items() if not name.startswith("_")}
+            for row in server.history[run.run_id]
+        ]
+        # As text, which has all digits of a number, and in which NaN equals itself.
+        assert [repr(sorted(row.items())) for row in read] == [repr(sorted(row.items())) for row in rows]
+        assert {"loss/critic", "train/return_mean", "eval/return_mean", "time/frames_per_s"} <= rows[-1].keys()
+    server.stop()
+    assert set(ids) == set(server.history)
+    assert len(server.history) == 2
 
 
 def test_a_sweep_by_the_command_line_is_one_finished_offline_run_a_job(console, tiny, tmp_path):

@@ -1,17 +1,39 @@
-"""A fake wandb server that records runs."""
+"""A fake wandb server that records runs and their artifacts."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections import defaultdict
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 REFUSED = {"errors": [{"message": "user is not logged in"}]}
+
+
+@dataclass
+class Artifact:
+    """An artifact that a run logged.
+
+    Attributes:
+        told: what wandb said of it: its name, type, run and metadata.
+        files: their contents by name.
+    """
+
+    told: dict[str, Any]
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return json.loads(self.told["metadata"])
 
 
 class WandbServer:
@@ -20,13 +42,20 @@ class WandbServer:
     Attributes:
         history: rows logged for each run id, in order of arrival.
         completed: exit codes reported for each run id.
+        artifacts: those that were uploaded and committed, by name.
+        views: workspaces that were saved.
+        refusal: why artifacts are refused; empty to take them.
     """
 
     def __init__(self, status: int = 200) -> None:
         """Answers every request with ``status``; anything but 200 is a refusal."""
         self.history: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.completed: dict[str, list[int]] = defaultdict(list)
+        self.artifacts: dict[str, Artifact] = {}
+        self.views: list[dict[str, Any]] = []
+        self.refusal = ""
         self.status = status
+        self._begun: list[Artifact] = []
         self._connections: set[socket.socket] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -78,16 +107,31 @@ class WandbServer:
         if path == "/graphql":
             asked = json.loads(body)
             named = re.search(r"(?:query|mutation)\s+(\w+)", asked["query"])
+            if self.refusal and named and named[1] == "CreateArtifact":
+                return {"errors": [{"message": self.refusal}]}
             answers = {
+                "Viewer": self._viewer,
+                "GetDefaultEntity": self._viewer,
+                "UpsertView2": self._view,
                 "UpsertBucket": self._upserted,
                 "RunResumeStatus": self._resume_status,
                 "CreateRunFiles": self._files,
+                "ArtifactType": lambda _: {"project": {"artifact": None}},
+                "CreateArtifact": self._artifact,
+                "CreateArtifactManifest": self._manifest,
+                "UpdateArtifactManifest": self._manifest,
+                "CreateArtifactFiles": self._artifact_files,
+                "CommitArtifact": self._committed,
+                "ArtifactByID": self._described,
             }
             make = answers.get(named[1] if named else "")
-            return {"data": make(asked["variables"]) if make else {}}
+            return {"data": make(asked.get("variables") or {}) if make else {}}
         stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path)
         if stream:
             self._receive(stream[1], json.loads(body))
+        uploaded = re.fullmatch(r"/artifacts/(\d+)/(.*)", path)
+        if uploaded:
+            self._begun[int(uploaded[1])].files[uploaded[2]] = body
         return {}
 
     def _receive(self, run: str, told: dict[str, Any]) -> None:
@@ -97,6 +141,14 @@ class WandbServer:
             self.history[run][rows["offset"] :] = [json.loads(row) for row in rows["content"]]
         if told.get("complete"):
             self.completed[run].append(told["exitcode"])
+
+    def _viewer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        viewer = {"id": "viewer", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
+        return {"viewer": viewer}
+
+    def _view(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self.views.append(asked)
+        return {"upsertView": {"view": {"id": "view", "name": asked["name"]}, "inserted": True}}
 
     def _upserted(self, asked: dict[str, Any]) -> dict[str, Any]:
         self.history[asked["name"]]
@@ -128,3 +180,70 @@ class WandbServer:
     def _files(self, asked: dict[str, Any]) -> dict[str, Any]:
         files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in asked["files"]]
         return {"createRunFiles": {"runID": "bucket", "uploadHeaders": [], "files": files}}
+
+    def _artifact(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._begun.append(Artifact(asked["input"]))
+        number = str(len(self._begun) - 1)
+        artifact = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
+        return {"createArtifact": {"artifact": artifact}}
+
+    def _manifest(self, asked: dict[str, Any]) -> dict[str, Any]:
+        file = {"id": "file", "uploadUrl": f"{self.url}/upload", "uploadHeaders": []}
+        made = {"artifactManifest": {"id": "manifest", "file": file}}
+        return {"createArtifactManifest": made, "updateArtifactManifest": made}
+
+    def _artifact_files(self, asked: dict[str, Any]) -> dict[str, Any]:
+        nodes = [
+            {
+                "storagePath": told["name"],
+                "uploadUrl": f"{self.url}/artifacts/{told['artifactID']}/{told['name']}",
+                "uploadHeaders": [],
+                "uploadMultipartUrls": None,
+                "artifact": {"id": told["artifactID"]},
+            }
+            for told in asked["input"]["artifactFiles"]
+        ]
+        return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
+
+    def _committed(self, asked: dict[str, Any]) -> dict[str, Any]:
+        artifact = self._begun[int(asked["artifactID"])]
+        self.artifacts[_name_of(artifact)] = artifact
+        return {"commitArtifact": {"artifact": {"id": asked["artifactID"], "digest": artifact.told["digest"]}}}
+
+    def _described(self, asked: dict[str, Any]) -> dict[str, Any]:
+        artifact = self._begun[int(asked["id"])]
+        project = {"id": "project", "internalId": "project", "name": "p", "entity": {"name": "me"}}
+        sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": project}
+        described = {
+            "__typename": "Artifact",
+            "id": asked["id"],
+            "artifactSequence": sequence,
+            "versionIndex": 0,
+            "artifactType": {"name": artifact.told["artifactTypeName"]},
+            "description": None,
+            "metadata": artifact.told["metadata"],
+            "ttlDurationSeconds": -2,
+            "ttlIsInherited": True,
+            "tags": [],
+            "historyStep": None,
+            "state": "COMMITTED",
+            "size": 0,
+            "digest": artifact.told["digest"],
+            "commitHash": "c",
+            "fileCount": len(artifact.files),
+            "createdAt": "2026-01-01T00:00:00",
+            "updatedAt": None,
+            "aliases": [],
+        }
+        return {"artifact": described}
+
+
+def sync(run_dir: Path, server: WandbServer) -> None:
+    """Uploads what wandb wrote into the directory of a run, with wandb's own command."""
+    environment = {**os.environ, "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": server.url}
+    command = [sys.executable, "-m", "wandb", "sync", str(run_dir / "wandb")]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
+
+
+def _name_of(artifact: Artifact) -> str:
+    return artifact.told.get("artifactCollectionName") or artifact.told["artifactCollectionNames"][0]

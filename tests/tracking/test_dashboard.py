@@ -1,0 +1,95 @@
+"""The wandb workspace that ``scripts/dashboard.py`` makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wandb_server import WandbServer
+
+ROOT = Path(__file__).parents[2]
+
+
+def dashboard(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts/dashboard.py"), *arguments],
+        cwd=home,
+        env={**kept, "HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def panels(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for section in spec["section"]["panelBankConfig"]["sections"]:
+        yield from section["panels"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What it prints and writes without a login."""
+    home = tmp_path_factory.mktemp("home")
+    done = dashboard(home, "--by", "cell.name", "--by", "lr", "--group", "2026-01-01/12-00-00")
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((home / "wandb_workspace.json").read_text(encoding="utf-8"))
+
+
+def test_without_a_login_it_writes_what_it_would_make_and_says_so(written):
+    told, workspace = written
+    assert "no login was found" in told
+    assert "wandb_workspace.json is the workspace that would be made" in told
+    assert workspace["project"] == "recurrl"
+
+
+def test_its_panels_name_only_metrics_of_the_glossary(written):
+    glossary = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[0] for line in glossary.splitlines() if line.startswith("| `")]
+    known = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    configs = [panel["config"] for panel in panels(written[1]["spec"])]
+    named = {name for config in configs for name in config["metrics"]}
+    assert {"eval/return_mean", "train/return_mean", "policy/entropy", "value/explained_variance"} <= named <= known
+    assert {config["xAxis"] for config in configs if "xAxis" in config} == {"frames"}
+
+
+def test_memory_is_drawn_as_bars(written):
+    [bars] = [panel["config"] for panel in panels(written[1]["spec"]) if panel["viewType"] == "Bar Chart"]
+    assert "eval/return_mean_zeroed_state" in bars["metrics"]
+
+
+def test_runs_are_grouped_by_settings_and_filtered_by_their_sweep(written):
+    [runs] = written[1]["spec"]["section"]["runSets"]
+    assert [(key["section"], key["name"]) for key in runs["grouping"]] == [
+        ("config", "cell.value.name"),
+        ("config", "lr.value"),
+    ]
+    assert "2026-01-01/12-00-00" in json.dumps(runs["filters"])
+
+
+def test_with_a_login_it_saves_the_workspace(tmp_path):
+    server = WandbServer()
+    done = dashboard(tmp_path, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=server.url)
+    server.stop()
+    assert done.returncode == 0, done.stderr
+    [view] = server.views
+    assert (view["entityName"], view["projectName"]) == ("me", "recurrl")
+    assert len(list(panels(json.loads(view["spec"])))) > 5
+    assert "/me/recurrl" in done.stdout
+    assert list(tmp_path.glob("*.json")) == []
+
+
+def test_what_wandb_refuses_is_an_error(tmp_path):
+    server = WandbServer(status=401)
+    done = dashboard(tmp_path, "--entity", "me", WANDB_API_KEY="0" * 40, WANDB_BASE_URL=server.url)
+    server.stop()
+    assert done.returncode == 1
+    assert "error: wandb did not save the workspace" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,53 @@
+"""What wandb wrote into the directory of a run."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from wandb.proto.wandb_internal_pb2 import Record
+
+
+def records(run_dir: Path) -> list[Record]:
+    """The records of a directory's only wandb run, from the file that ``wandb sync`` uploads.
+
+    The file is a LevelDB log behind a header of 7 bytes: blocks of 32 KiB with chunks of a checksum, a length, a type
+    (1 whole, 2 first, 3 middle, 4 last) and data. A block's tail too short for a chunk header is zero-padded.
+    """
+    [path] = run_dir.glob("wandb/offline-run-*/*.wandb")
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    found: list[Record] = []
+    parts, position = b"", 7
+    while position < len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            found.append(Record.FromString(parts))
+            parts = b""
+    return found
+
+
+def only(found: list[Record], kind: str) -> list[Any]:
+    """The records of a kind."""
+    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+
+
+def history(found: list[Record]) -> list[dict[str, Any]]:
+    """The metrics logged at each step: nested keys joined, values decoded from JSON."""
+    return [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in step.item}
+        for step in only(found, "history")
+    ]
+
+
+def config_of(run: Any) -> dict[str, Any]:
+    """The configuration in the record of a run."""
+    return {item.key: json.loads(item.value_json) for item in run.config.update}
