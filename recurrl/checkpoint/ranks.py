@@ -5,6 +5,7 @@ of the others.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from recurrl.checkpoint import files
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.ranks import world
 from recurrl.runtime.seeds import seed_process
@@ -46,11 +47,26 @@ class Held:
 
 
 def own_states(parts: Mapping[str, Any]) -> list[State]:
-    """On rank 0, the states of the other ranks' own parts. Called on all of them."""
-    if world().rank == 0:
-        return [read(each) for each in world().gather(b"")[1:]]
-    world().gather(written({name: parts[name].state_dict() for name in OWN if name in parts}))
-    return []
+    """On rank 0, the states of the other ranks' own parts. Called on all of them.
+
+    Raises:
+        RunError: the policies of the ranks are no longer the same.
+    """
+    sizes = {name: float(value.double().abs().sum()) for name, value in parts["policy"].state_dict().items()}
+    if world().rank > 0:
+        world().gather((sizes, written({name: parts[name].state_dict() for name in OWN if name in parts})))
+        return []
+    _, *others = world().gather((sizes, b""))
+    for rank, (theirs, _) in enumerate(others, start=1):
+        # Not equal: processors of different kinds round differently.
+        differing = [name for name, size in sizes.items() if not math.isclose(size, theirs[name], rel_tol=1e-3)]
+        if differing:
+            raise RunError(
+                f"The policies of rank 0 and rank {rank} differ in {', '.join(differing)}. Ranks have the same "
+                "parameters, but a module that counts or averages on its own does so on each: have it use "
+                "recurrl.policy.normalization.RunningMoments, or train in one process."
+            )
+    return [read(each) for _, each in others]
 
 
 def begin(parts: Mapping[str, Any], own: Sequence[State] | None = None) -> None:

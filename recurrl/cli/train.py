@@ -89,9 +89,9 @@ def _follow() -> None:
         follow()
     except Exception as error:
         world().failed(error)
-        if isinstance(error, ConfigError | RunError):
-            raise type(error)(f"rank {launched_rank()}: {error}") from error
-        raise
+        if not isinstance(error, ConfigError | RunError):
+            raise
+        raise RunError(f"rank {launched_rank()}: {error}") from error
 
 
 def _dismiss() -> None:

@@ -1,0 +1,34 @@
+"""The estimates of docs/scaling.md."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scripts import scaling
+
+DOCS = Path(__file__).parents[1] / "docs" / "scaling.md"
+
+
+def test_the_table_of_the_documentation_is_what_the_script_prints(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scaling.py"])
+    scaling.main()
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(table) == 6
+    assert "\n".join(table) in DOCS.read_text(encoding="utf-8")
+
+
+def test_an_all_reduce_between_two_ranks_of_a_node_is_what_the_formula_says():
+    machine = replace(scaling.Machine(), parameters=2.0, near=4.0, near_us=10.0)
+    # Half of 8 MB twice at 4 GB/s, and two messages.
+    assert machine.all_reduce_s(2) == pytest.approx(2 * (4e6 / 4e9 + 10e-6))
+    assert machine.all_reduce_s(1) == 0
+
+
+def test_ranks_that_wait_for_nothing_scale_linearly():
+    machine = replace(scaling.Machine(), spread=0.0, near_us=0.0, far_us=0.0, parameters=0.0)
+    assert machine.speedup(512) == pytest.approx(512)
+    assert scaling.Machine().speedup(512) < 512
