@@ -54,8 +54,7 @@ def test_a_signal_that_torchrun_passes_on_to_a_rank_that_had_it_already_is_no_se
     done = []
     try:
         with pytest.raises(Interrupted) as caught, stop_request() as request, request.held():
-            send(signal.SIGUSR1, signal.SIGUSR1)
-            done.append("what was under way")
+            done.append(send(signal.SIGUSR1, signal.SIGUSR1))
         send(signal.SIGUSR1)  # while the rank ends
     finally:
         for number, handler in zip(SIGNALS, before, strict=True):
