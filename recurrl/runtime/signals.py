@@ -3,11 +3,15 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SAME_S = 5.0
+"""Signals to a rank within this time are one: SLURM and systemd signal all processes of a job, and torchrun, which is
+one of them, passes its signal on to the ranks."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -26,13 +30,14 @@ class StopRequest:
     """A request to end the run.
 
     A signal raises :class:`Interrupted`, except within :meth:`held`: there the first one is only recorded, so that the
-    current work can finish; the second one raises.
+    current work can finish; the second one raises. To a process that torchrun started each signal may come twice.
     """
 
     def __init__(self) -> None:
         self._number: int | None = None
         self._held = False
         self._notice = ""
+        self._same_until = 0.0
 
     @property
     def made(self) -> bool:
@@ -49,6 +54,8 @@ class StopRequest:
         if self.made:
             return
         self._number = number
+        if _is_rank():
+            self._same_until = time.monotonic() + _SAME_S
         if self._notice:
             self._print(f"{signal.Signals(number).name}: {self._notice}\n")
 
@@ -72,6 +79,8 @@ class StopRequest:
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal."""
+        if time.monotonic() < self._same_until:
+            return
         if not self._held or self.made:
             raise Interrupted(number)
         self.record(number)
@@ -98,10 +107,15 @@ def stop_request() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             if signal.getsignal(number) == request.receive:
-                signal.signal(number, handler)
+                # A signal that comes twice must not kill a rank that is about to end.
+                signal.signal(number, signal.SIG_IGN if request.made and _is_rank() else handler)
 
 
 def ignore_signals() -> None:
     """For worker processes: a terminal sends signals to them too, but the main process handles them."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _is_rank() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ

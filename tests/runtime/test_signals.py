@@ -48,6 +48,21 @@ def test_a_second_signal_interrupts_at_once():
     assert caught.value.exit_code == 130
 
 
+def test_a_signal_that_torchrun_passes_on_to_a_rank_that_had_it_already_is_no_second_one(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    before = [signal.getsignal(number) for number in SIGNALS]
+    done = []
+    try:
+        with pytest.raises(Interrupted) as caught, stop_request() as request, request.held():
+            done.append(send(signal.SIGUSR1, signal.SIGUSR1))
+        send(signal.SIGUSR1)  # while the rank ends
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+    assert done
+    assert caught.value.exit_code == 138
+
+
 @contextmanager
 def standard_error(writer: int) -> Iterator[None]:
     """Has this process write its standard error there."""

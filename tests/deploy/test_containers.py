@@ -1,0 +1,176 @@
+"""Files for containers: valid, without root, with a root file system that is only read, and with commands that run."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+OUTPUTS, HOME = "/app/outputs", "/home/recurrl"
+WRITABLE = {OUTPUTS, HOME, "/tmp"}
+by_name = pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.stem)
+by_service = pytest.mark.parametrize("service", COMPOSE["services"].values(), ids=COMPOSE["services"])
+
+
+def documents(path: Path) -> dict[str, Any]:
+    """The documents of a file by their kind."""
+    return {each["kind"]: each for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))}
+
+
+def settings(words: list[str]) -> list[str]:
+    """The settings of a run in the arguments of ``recurrl-train`` or torchrun."""
+    return words[words.index("recurrl") + 1 :] if "recurrl" in words else words
+
+
+def test_what_the_image_copies_is_not_ignored():
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    copied = [word for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.M) for word in line.split()[:-1]]
+    assert "hydra_plugins" in copied
+    assert [word for word in copied if not any(fnmatch.fnmatch(word, pattern) for pattern in allowed)] == []
+
+
+@by_name
+def test_kubernetes_takes_the_file(path):
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        pytest.skip("needs Kubernetes' schemas: pip install kubernetes-validate")
+    import kubernetes_validate
+
+    for document in documents(path).values():
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@by_name
+def test_a_pod_has_no_root_writes_to_its_volumes_only_and_gets_its_gpu_by_a_limit(path):
+    job = documents(path)["Job"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {*WRITABLE, "/dev/shm"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+@by_name
+def test_a_pod_that_ends_is_replaced_and_the_new_one_continues_in_the_same_claim(path):
+    found = documents(path)
+    job, pod = found["Job"]["spec"], found["Job"]["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    assert job["backoffLimit"] > 0
+    assert {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]} in job[
+        "podFailurePolicy"
+    ]["rules"]
+    claims = {each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"] if "persistentVolumeClaim" in each}
+    assert claims == {found["PersistentVolumeClaim"]["metadata"]["name"]}
+    arguments = pod["containers"][0]["args"]
+    assert "resume=auto" in arguments
+    assert any(each.startswith("hydra.run.dir=outputs/") for each in arguments)
+
+
+def test_the_pods_of_an_indexed_job_find_the_first():
+    found = documents(ROOT / "deploy" / "kubernetes" / "torchrun.yaml")
+    job, service = found["Job"], found["Service"]
+    pod, name = job["spec"]["template"]["spec"], job["metadata"]["name"]
+    arguments = pod["containers"][0]["args"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    assert "--nnodes=2" in arguments
+    assert (service["spec"]["clusterIP"], service["spec"]["selector"]) == ("None", {"job-name": name})
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert f"--master-addr={name}-0.{pod['subdomain']}" in arguments
+    gpus = pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    assert f"--nproc-per-node={gpus}" in arguments
+
+
+@by_name
+def test_the_arguments_of_a_pod_configure_a_run(recurrl_train, tmp_path, path):
+    (container,) = documents(path)["Job"]["spec"]["template"]["spec"]["containers"]
+    shown = recurrl_train(*settings(container["args"]), "--cfg", "job", cwd=tmp_path)
+    assert shown.code == 0, shown.err
+
+
+@by_service
+def test_a_service_has_no_root_and_writes_to_its_volumes_only(service):
+    assert re.fullmatch(r"\$\{UID:-[1-9]\d*\}:\$\{GID:-[1-9]\d*\}", service["user"])
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["init"] is True
+    mounts = [each.rpartition(":")[2] for each in service["volumes"]]
+    # Kernels compiled at run time are loaded from these, which Docker mounts noexec by default.
+    places = dict(each.split(":") for each in service["tmpfs"])
+    assert {*mounts, *places} == WRITABLE
+    assert all({"mode=1777", "exec"} <= set(options.split(",")) for options in places.values())
+
+
+def test_only_the_service_with_a_gpu_reserves_one():
+    (device,) = COMPOSE["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert "deploy" not in COMPOSE["services"]["cpu"]
+
+
+def test_the_image_has_the_places_that_the_files_mount():
+    assert f"VOLUME {OUTPUTS}" in DOCKERFILE
+    assert f"HOME={HOME}" in DOCKERFILE
+    assert 'ENTRYPOINT ["recurrl-train"]' in DOCKERFILE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", ["recurrl-train", "torchrun --standalone --nproc-per-node 2 -m recurrl", "recurrl-evaluate outputs/run"]
+)
+def test_commands_need_no_other_place_to_write_to(tiny, tmp_path, finished_run, command):
+    outputs, home = tmp_path / "outputs", tmp_path / "home"
+    outputs.mkdir()
+    home.mkdir()
+    program, *rest = shlex.split(command)
+    words = [str(Path(sys.executable).parent / program), *rest]
+    if program == "torchrun":
+        words = [sys.executable, "-m", "torch.distributed.run", *rest]
+    if program == "recurrl-evaluate":
+        shutil.copytree(finished_run, outputs / "run")
+    else:
+        words += [*tiny, "backend=native", "hydra.run.dir=outputs/run"]
+    images = re.findall(rf"(\w+)={HOME}(\S*)", DOCKERFILE)
+    variables = {name: f"{home}{place}" for name, place in images}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECURRL_", "XDG_"))}
+    done = subprocess.run(
+        [*_read_only_but(outputs, home), *words],
+        cwd=tmp_path,
+        env=kept | variables | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(home.rglob("*.so"))
+
+
+def _read_only_but(outputs: Path, home: Path) -> list[str]:
+    """What to write before a command for it to see a file system that it cannot write to elsewhere."""
+    script = (
+        'mount --bind "$0" "$0" && mount -t tmpfs none "$1" && mount -t tmpfs none /dev/shm && '
+        'for place in / /tmp; do mountpoint -q "$place" && mount -o remount,bind,ro "$place"; done; '
+        'export TMPDIR="$1"; ! touch "$0/../elsewhere" 2>/dev/null && shift 2 && exec "$@"'
+    )
+    return ["unshare", "--map-root-user", "--mount", "bash", "-c", script, str(outputs), str(home), "--"]
