@@ -46,7 +46,7 @@ def of(*names: str) -> list[Any]:
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
     assert len(COMMANDS) > 50
-    ours = {*PROJECT["scripts"], "benchmark", "dashboard", "reference"}
+    ours = {*PROJECT["scripts"], "benchmark", "dashboard", "reference", "scaling"}
     known = {program(command)[0] for command in COMMANDS.values()} - OTHERS - ours
     assert known <= {"pip", "docker", "cd"}
 
