@@ -91,7 +91,7 @@ def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         ConfigError: the run has no evaluated checkpoint.
     """
-    saved = Checkpoint(find(run_dir, BEST))
+    saved = Checkpoint(_best_in(run_dir))
     evaluation = saved.evaluation or {}
     described = {"frames": saved.frames, "version": saved.version, "sha256": files.checksums(saved.path)}
     return saved.path, {**evaluation, **described}
@@ -117,8 +117,10 @@ def find(path: Path, which: str = LAST) -> Path:
             f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
             "without it."
         )
-    if which == LAST:
-        return found
+    return found if which == LAST else _best_in(run_dir)
+
+
+def _best_in(run_dir: Path) -> Path:
     intact = [each for each in files.checkpoints_in(run_dir / CHECKPOINTS) if files.damage(each) is None]
     best = _best(intact)
     if best is None:

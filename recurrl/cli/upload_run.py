@@ -14,8 +14,8 @@ from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import EXPORTS, SUMMARY, VIDEOS, read_text, run_directory_of
 from recurrl.runtime.run_lock import locked
 from recurrl.tracking.wandb import upload
+from recurrl.tracking.wandb_artifacts import CHECKPOINT
 
-CHECKPOINT = "checkpoint"
 _MADE_BY = {EXPORTS: "recurrl-export {}", VIDEOS: "recurrl-evaluate {} --video"}
 
 

@@ -10,7 +10,7 @@ import wandb
 from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from recurrl.config import WandbConfig
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, require
 from recurrl.runtime.run_directory import CHECKPOINTS, METRICS
 from recurrl.tracking.csv import last_frames
 from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed
@@ -171,6 +171,9 @@ def upload(
     """
     with ExitStack() as resources:
         run = _begin(options, run_id, run_dir, settings, resources)
+        require(
+            not run.disabled, "wandb is disabled (WANDB_MODE or `wandb disabled`). Set WANDB_MODE=online or offline."
+        )
         try:
             for kind, (folder, metadata) in artifacts.items():
                 log_artifact(run, kind, folder, metadata)

@@ -197,3 +197,11 @@ def test_a_kind_that_there_is_not_is_refused(trained, upload, kind, reason):
     done = upload("run", kind)
     assert done.code == 1
     assert reason in done.error
+
+
+def test_disabled_wandb_takes_no_files(trained, upload, monkeypatch):
+    assert trained("logger=wandb", "hydra.run.dir=run").code == 0
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    done = upload("run")
+    assert done.code == 1
+    assert "wandb is disabled" in done.error
