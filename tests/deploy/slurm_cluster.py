@@ -11,7 +11,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "unshare")
 START = """
 set -eu
 mount --bind "$0/hosts" /etc/hosts
-munged --key-file="$0/munge.key" --socket="$0/munge.sock" --pid-file="$0/munged.pid" \
+munged --force --key-file="$0/munge.key" --socket="$0/munge.sock" --pid-file="$0/munged.pid" \
     --log-file="$0/munged.log" --seed-file="$0/munge.seed"
 export SLURM_CONF="$0/slurm.conf"
 hostname control

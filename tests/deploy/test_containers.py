@@ -163,7 +163,6 @@ def test_commands_need_no_other_place_to_write_to(tiny, tmp_path, finished_run, 
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert list(home.rglob("*.so"))
 
 
 def _read_only_but(outputs: Path, home: Path) -> list[str]:

@@ -13,7 +13,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 _PROGRAM = re.compile(
-    r"^(?:[A-Z_]+=\S+ )*(?:python |recurrl-|pip |pytest|docker |mkdir |cd |mkdocs |ruff |torchrun |bash |pre-commit )"
+    r"^(?:[A-Z_]+=\S+ )*(?:python |recurrl-|pip |pytest|docker |sbatch |kubectl |mkdir |cd |mkdocs |ruff |torchrun "
+    r"|bash |pre-commit )"
 )
 
 

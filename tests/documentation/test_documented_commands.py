@@ -34,9 +34,24 @@ def program(command: Command) -> tuple[str, list[str]]:
         assert Path(rest[0]).name in SCRIPTS
         name = Path(rest[0]).stem
         return f"recurrl-{name}" if f"recurrl-{name}" in PROJECT["scripts"] else name, rest[1:]
+    if first in ("sbatch", "torchrun"):
+        starts = next(index for index, word in enumerate(rest) if word.endswith((".sbatch", "recurrl", "train.py")))
+        return "recurrl-train", rest[starts + 1 :]
+    if first == "docker" and rest[0] == "compose":
+        return compose_program(rest[1:])
     if first == "docker" and rest[0] == "run":
         return "recurrl-train", rest[rest.index("recurrl") + 1 :]
     return first, rest
+
+
+def compose_program(words: list[str]) -> tuple[str, list[str]]:
+    """What ``docker compose`` runs in a container."""
+    service = next((index for index, word in enumerate(words) if word in ("cpu", "gpu")), len(words))
+    options, arguments = words[:service], words[service + 1 :]
+    if "run" not in options:
+        return "docker", words
+    entrypoint = options[options.index("--entrypoint") + 1] if "--entrypoint" in options else "recurrl-train"
+    return program(Command("", (entrypoint, *arguments), ROOT))
 
 
 def of(*names: str) -> list[Any]:
@@ -48,7 +63,13 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
     assert len(COMMANDS) > 50
     ours = {*PROJECT["scripts"], "benchmark", "dashboard", "reference", "scaling"}
     known = {program(command)[0] for command in COMMANDS.values()} - OTHERS - ours
-    assert known <= {"pip", "docker", "cd"}
+    assert known <= {"pip", "docker", "kubectl", "cd"}
+
+
+def test_the_files_that_commands_deploy_exist() -> None:
+    words = {word for command in COMMANDS.values() for word in command.words if word.startswith("deploy/")}
+    assert len(words) >= 5
+    assert [word for word in words if not (ROOT / word).is_file()] == []
 
 
 @pytest.mark.parametrize("command", of("recurrl-train", "recurrl-check"))
