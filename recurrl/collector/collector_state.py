@@ -75,7 +75,7 @@ def of_workers(states: Sequence[bytes]) -> dict[str, Any]:
 
 
 def to_workers(state: Mapping[str, Any]) -> list[bytes]:
-    """What each worker restores of it, after the log says which episodes are lost; empty for a collector that failed."""
+    """What each worker restores of it; empty for a collector that failed. The log says if episodes are lost."""
     warn_if_lost(state)
     return [written(each) for each in state.get("workers", ())]
 

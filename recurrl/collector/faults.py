@@ -147,8 +147,8 @@ class Supervisor:
         # In this order, because a worker reports before it ends.
         found = self.exceptions.first()
         if found is not None:
-            worker, *raised = found
-            return reported(self._name(worker), *raised)
+            worker, error, printed = found
+            return reported(self._name(worker), error, printed)
         if ended is not None:
             return WorkerFaultError(f"{self._name(ended)} {_end(processes[ended].exitcode or 0, frames)}")
         hung = self.alarms.unnoticed()

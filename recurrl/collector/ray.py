@@ -20,7 +20,7 @@ import numpy as np
 import ray
 import torch
 from ray import cloudpickle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 
@@ -37,6 +37,7 @@ from recurrl.runtime.time_limit import time_limit
 
 _CLOSING_S = 5.0
 """Time that environments get to close."""
+_START = " Start a cluster with ray start --head, or leave collector.address out to use this machine alone."
 
 Arrays = dict[NestedKey, np.ndarray[Any, Any]]
 logger = logging.getLogger(__name__)
@@ -184,18 +185,14 @@ class RayCollector:
         name = name_of(worker, options.num_workers, num_envs)
         if isinstance(error, RayTaskError):
             return reported(name, error.cause, str(error))
-        if isinstance(error, ray.exceptions.GetTimeoutError):
-            return WorkerFaultError(
-                f"{name} did not start within collector.start_timeout_s={options.start_timeout_s:g} s. It needs "
-                f"{options.cpus_per_worker:g} CPU cores and {options.gpus_per_worker:g} GPUs of one machine; the cluster has "
-                f"{_described(ray.cluster_resources())}, of which {_described(ray.available_resources())} are free. Give "
-                "a smaller collector.num_workers, collector.cpus_per_worker or collector.gpus_per_worker, or add machines."
-            )
+        if isinstance(error, GetTimeoutError):
+            return WorkerFaultError(f"{name} {_no_room(options)}")
         frames = self._batches * self._rollouts.frames // options.num_workers
-        reason = " ".join(str(error).split()).rstrip(".")
+        # Ray's own advice is long and about its commands.
+        reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
         return WorkerFaultError(
-            f"{name} was lost after {frames} of its frames. Ray says: {reason}. With collector.on_fault=restart the run "
-            "continues with a new one."
+            f"{name} was lost after {frames} of its frames. Ray says: {reason}. With collector.on_fault=restart the "
+            "run continues with a new one."
         )
 
     def metrics(self) -> dict[str, float]:
@@ -261,10 +258,10 @@ def _connected(options: RayConfig) -> Iterator[None]:
             try:
                 ray.init(**arguments, logging_level=logging.ERROR)
             except (OSError, RuntimeError, ValueError, ImportError, RayError) as error:
+                advice = "" if options.address is None else _START
                 raise ConfigError(
-                    f"collector.address={options.address}: connecting to Ray fails with {type(error).__name__}: {error} "
-                    "Start a cluster with ray start --head, or give collector.address=null, which starts one on this "
-                    "machine for the run."
+                    f"collector=ray cannot connect to collector.address={options.address or 'null'}: "
+                    f"{type(error).__name__}: {error}{advice}"
                 ) from error
         yield
 
@@ -277,6 +274,16 @@ def _signal_handlers_kept() -> Iterator[None]:
     if threading.current_thread() is threading.main_thread():
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _no_room(options: RayConfig) -> str:
+    return (
+        f"did not start within collector.start_timeout_s={options.start_timeout_s:g} s. It needs "
+        f"{options.cpus_per_worker:g} CPU cores and {options.gpus_per_worker:g} GPUs of one machine; the cluster has "
+        f"{_described(ray.cluster_resources())}, of which {_described(ray.available_resources())} are free. Give a "
+        "smaller collector.num_workers, collector.cpus_per_worker or collector.gpus_per_worker, or add machines; or a "
+        "larger limit, if it is the environments that take long."
+    )
 
 
 def _described(resources: Mapping[str, float]) -> str:

@@ -11,8 +11,8 @@ class CollectorConfig:
     """The options of every collector; one with options of its own derives a dataclass."""
 
     name: str = option(
-        "single (this process), multi_sync (workers), multi_async (workers that collect meanwhile) or ray (workers on the "
-        "machines of a Ray cluster)"
+        "single (this process), multi_sync (workers), multi_async (workers that collect meanwhile) or ray (workers on "
+        "the machines of a Ray cluster)"
     )
     timeout_s: float | None = option(
         "seconds after which a step or reset of one process's environments has failed; null: no limit", SECONDS
@@ -48,8 +48,8 @@ class RayConfig(WorkersConfig):
     """Workers on the machines of a Ray cluster that alternate with learning."""
 
     address: str | None = option(
-        "the cluster: auto for the one that this machine belongs to, or ray://host:port; null: one of this machine alone, "
-        "for the run"
+        "the cluster: auto for the one that this machine belongs to, or ray://host:port; null: one of this machine "
+        "alone, for the run"
     )
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
     gpus_per_worker: float = option(
