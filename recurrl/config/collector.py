@@ -48,8 +48,8 @@ class RayConfig(WorkersConfig):
     """Workers on the machines of a Ray cluster that alternate with learning."""
 
     address: str | None = option(
-        "the cluster: auto for the one that this machine belongs to, or ray://host:port; null: one of this machine "
-        "alone, for the run"
+        "the cluster: auto (the one that this machine belongs to), its host:port, or ray://host:port (Ray Client); "
+        "null: one of this machine alone, for the run"
     )
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
     gpus_per_worker: float = option(
