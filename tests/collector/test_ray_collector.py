@@ -112,25 +112,60 @@ def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small: Compose
     assert not torch.equal(found[2]["observation"], expected[0]["observation"])
 
 
-def test_a_run_continues_after_the_loss_of_a_machine(cluster: Any, tiny: list[str], tmp_path: Path) -> None:
-    there = ("collector=ray", f"collector.address={cluster.address}", "collector.on_fault=restart")
-    options = (*tiny, *there, "total_frames=8_000", "hydra.run.dir=run")
-    command = [str(Path(sys.executable).parent / "recurrl-train"), *options]
-    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    logged = tmp_path / "run/metrics.csv"
-    while run.poll() is None and not (logged.exists() and logged.read_text().count("\n") > 3):
-        time.sleep(0.05)
+@pytest.fixture
+def start(tiny: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a run, in a process group of its own as a terminal does, and waits until it learns."""
+    runs = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        options = (*tiny, "collector=ray", "hydra.run.dir=run", *overrides)
+        command = [str(Path(sys.executable).parent / "recurrl-train"), *options]
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        runs.append(run)
+        logged = tmp_path / "run/metrics.csv"
+        while run.poll() is None and not (logged.exists() and logged.read_text().count("\n") > 3):
+            time.sleep(0.05)
+        return run
+
+    yield start
+    for run in runs:
+        if run.poll() is None:
+            run.kill()
+
+
+def test_a_run_continues_after_the_loss_of_a_machine(cluster: Any, start: Make, tmp_path: Path) -> None:
+    run = start(f"collector.address={cluster.address}", "collector.on_fault=restart", "total_frames=8_000")
     cluster.remove_node(cluster.other, allow_graceful=False)
     _, said = run.communicate(timeout=200)
     assert run.returncode == 0, said
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["status"], summary["frames"], summary["restarts"]) == ("completed", 8_000, 1)
-    with logged.open(newline="") as file:
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
         frames = [int(row["frames"]) for row in csv.DictReader(file)]
     assert frames == list(range(32, 8_001, 32))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_path: Path) -> None:
+    before = of_ray()
+    run = start("total_frames=1_000_000")
+    assert of_ray() - before
+    # Ctrl-C in a terminal reaches the whole group.
+    (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == (130 if number == signal.SIGINT else -number), said
+    if number == signal.SIGINT:
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        assert (summary["status"], summary["error"]) == ("interrupted", None)
+        assert (tmp_path / "run" / summary["checkpoint"]).exists()
+    deadline = time.monotonic() + 30
+    while of_ray() - before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not of_ray() - before
+
+
 def test_workers_have_the_newest_weights_and_a_killed_one_is_named(small: Compose, cluster: Any) -> None:
+    before = of_ray("ray::Worker")
     config = small(*RAY, f"collector.address={cluster.address}")
     set_process_state(config)
     policy = make_policy_for(config)
@@ -141,28 +176,29 @@ def test_workers_have_the_newest_weights_and_a_killed_one_is_named(small: Compos
         for iteration in range(2):
             assert (next(rows)[VALUE] == iteration).all()
             value_everything(policy, iteration + 1.0)
-        os.kill(min(of_ray("ray::Worker")), signal.SIGKILL)
+        os.kill(min(of_ray("ray::Worker") - before), signal.SIGKILL)
         with pytest.raises(RunError, match=r"Worker \d of 2 \(environments . to .\) was lost after 64 of its frames"):
             next(rows)
     finally:
         collector.shutdown()
-    assert not of_ray("ray::Worker")
+    assert of_ray("ray::Worker") <= before
 
 
-def test_an_environment_that_raises_is_named_and_replaced_if_asked(
-    small: Compose, cluster: Any, tmp_path: Path
+@pytest.mark.parametrize("by", ["raising", "hanging"])
+def test_an_environment_that_fails_is_named_and_replaced_if_asked(
+    by: str, small: Compose, cluster: Any, tmp_path: Path
 ) -> None:
-    there = ("collector=ray", f"collector.address={cluster.address}")
-    config, policy = failing(small, *there, at=30)
+    there = ("collector=ray", f"collector.address={cluster.address}", "collector.timeout_s=3")
+    config, policy = failing(small, *there, at=30, by=by)
+    says = r"Worker . of 2 \(environments . to .\): Environment 0 of 2 .* raised (ArmError|TimeLimitError) in step"
     collector = make_collector(config, policy)
-    with pytest.raises(
-        EnvironmentFaultError, match=r"Worker . of 2 \(.*\): Environment 0 of 2 .* raised ArmError"
-    ) as caught:
+    with pytest.raises(EnvironmentFaultError, match=says) as caught:
         for _ in islice(collector, 4):
             pass
     assert "in _observe" in str(caught.value.__cause__)
     collector.shutdown()
-    config, policy = failing(small, *there, "collector.on_fault=restart", at=30, marker=str(tmp_path / "failed"))
+    marker = str(tmp_path / "failed")
+    config, policy = failing(small, *there, "collector.on_fault=restart", at=30, by=by, marker=marker)
     collector = make_collector(config, policy)
     starts = [batch["is_init"][:, 0].view(2, 2).all(1).sum().item() for batch in islice(collector, 4)]
     assert collector.metrics() == {"collect/restarts": 1.0}
