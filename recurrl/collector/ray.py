@@ -257,7 +257,7 @@ def _connected(options: RayConfig) -> Iterator[None]:
         with _signal_handlers_kept():
             try:
                 ray.init(**arguments, logging_level=logging.ERROR)
-            except (OSError, RuntimeError, ValueError, ImportError, RayError) as error:
+            except Exception as error:  # as Ray raises, for a node that does not start in time
                 advice = "" if options.address is None else _START
                 raise ConfigError(
                     f"collector=ray cannot connect to collector.address={options.address or 'null'}: "
