@@ -6,13 +6,14 @@ on the machine: a function for each subject.
 
 import math
 import os
+import re
 from collections.abc import Collection
 
 import torch
 
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
-from recurrl.config.collector import MultiAsyncConfig
+from recurrl.config.collector import MultiAsyncConfig, RayConfig
 from recurrl.config.keys import typed_value
 from recurrl.config.options import check_effects, check_values
 from recurrl.config.plugins import GROUPS, check_name, factory, is_own, key_of
@@ -222,7 +223,7 @@ def _states(config: TrainConfig) -> None:
 
 
 def _workers(config: TrainConfig) -> None:
-    """Workers share the environments evenly."""
+    """Workers share the environments evenly, and a cluster's address is one."""
     if not isinstance(config.collector, WorkersConfig):
         return
     workers, num_envs = config.collector.num_workers, config.env.num_envs
@@ -230,6 +231,12 @@ def _workers(config: TrainConfig) -> None:
         num_envs % workers == 0,
         f"env.num_envs={num_envs} is not a multiple of collector.num_workers={workers}. Give a multiple of {workers}, "
         f"for example env.num_envs={_nearest_multiple(num_envs, workers)}.",
+    )
+    address = config.collector.address if isinstance(config.collector, RayConfig) else None
+    require(
+        address in (None, "auto") or re.fullmatch(r"(ray://)?[^\s/]+:\d+", str(address)) is not None,
+        f"collector.address={address} is not an address of a Ray cluster. Give auto, host:port, ray://host:port or "
+        "null.",
     )
 
 

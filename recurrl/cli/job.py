@@ -15,6 +15,7 @@ from recurrl.cli import run_config
 from recurrl.cli.overrides import given_keys, overridden_keys
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed
+from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
@@ -64,6 +65,7 @@ def run(
             # A resumed run's configuration has all values, whoever gave them.
             given = given_keys(composed, overrides) if start is None else overridden_keys(overrides)
             check_config(config, given)
+            factory("collector", config.collector.name)  # imports the package that it needs
             if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):
                 _check_extends(config, start)
                 if _is_completed(run_dir):

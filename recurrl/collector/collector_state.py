@@ -5,9 +5,10 @@ own state. If an environment does not expose its state, the resumed run begins n
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchrl.checkpoint import GlobalRNGState
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 
@@ -52,6 +53,31 @@ def check(collector: RolloutCollector) -> list[str]:
     if why_not is None:
         return []
     return [f"Checkpoints cannot hold unfinished episodes; a resumed run starts new ones. {why_not}."]
+
+
+def saved(collector: Collector) -> bytes:
+    """The state of a worker's collector with the process's random numbers, as ``torch.save`` writes it."""
+    # As bytes, because each tensor would be sent through a file of its own.
+    return written({**collector.state_dict(), "rng": GlobalRNGState().state_dict()})
+
+
+def restore(collector: Collector, state: bytes) -> None:
+    """Restores what :func:`saved` returned."""
+    found = read(state)
+    restore_episodes(collector, found)
+    GlobalRNGState().load_state_dict(found["rng"])
+
+
+def of_workers(states: Sequence[bytes]) -> dict[str, Any]:
+    """The state of a collector from what :func:`saved` returned in each of its workers."""
+    workers = [read(state) for state in states]
+    return {"why_not": next((state["why_not"] for state in workers if state["why_not"]), None), "workers": workers}
+
+
+def to_workers(state: Mapping[str, Any]) -> list[bytes]:
+    """What each worker restores of it; empty for a collector that failed. The log says if episodes are lost."""
+    warn_if_lost(state)
+    return [written(each) for each in state.get("workers", ())]
 
 
 def lost(why_not: str) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Supervisor:
     def __init__(self, options: WorkersConfig, num_envs: int) -> None:
         self.exceptions, self.alarms = ExceptionQueue(), Alarms(options.num_workers)
         self._timeout_s, self._workers = options.timeout_s, options.num_workers
-        self._envs = num_envs // self._workers
+        self._envs = num_envs
 
     def fault(self, processes: Sequence[BaseProcess], frames: int) -> Exception | None:
         """The fault of a worker, as an exception with its cause, or None.
@@ -145,9 +145,10 @@ class Supervisor:
         """
         ended = next((worker for worker, process in enumerate(processes) if process.exitcode is not None), None)
         # In this order, because a worker reports before it ends.
-        reported = self.exceptions.first()
-        if reported is not None:
-            return self._reported(*reported)
+        found = self.exceptions.first()
+        if found is not None:
+            worker, error, printed = found
+            return reported(self._name(worker), error, printed)
         if ended is not None:
             return WorkerFaultError(f"{self._name(ended)} {_end(processes[ended].exitcode or 0, frames)}")
         hung = self.alarms.unnoticed()
@@ -164,19 +165,39 @@ class Supervisor:
                 process.join(_DYING_S)
         return self.fault(processes, frames)
 
-    def _reported(self, worker: int, error: Exception | str, printed: str) -> Exception:
-        if isinstance(error, RunError):
-            error = type(error)(f"{self._name(worker)}: {error}")
-        elif not isinstance(error, ConfigError | UnsavableError):
-            said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-            error = WorkerFaultError(f"{self._name(worker)} raised {said.rstrip('.')}. HYDRA_FULL_ERROR=1 shows where.")
-        error.__cause__ = RemoteTraceback(f"\n{printed}")
-        return error
-
     def _name(self, worker: int) -> str:
-        first = worker * self._envs
-        which = f"environment {first}" if self._envs == 1 else f"environments {first} to {first + self._envs - 1}"
-        return f"Worker {worker} of {self._workers} ({which})"
+        return name_of(worker, self._workers, self._envs)
+
+
+def name_of(worker: int, workers: int, num_envs: int) -> str:
+    """A worker by its number and those of its environments.
+
+    Args:
+        worker: its number.
+        workers: W.
+        num_envs: environments of all workers together, N.
+    """
+    count = num_envs // workers
+    first = worker * count
+    which = f"environment {first}" if count == 1 else f"environments {first} to {first + count - 1}"
+    return f"Worker {worker} of {workers} ({which})"
+
+
+def reported(name: str, error: Exception | str, printed: str) -> Exception:
+    """The exception that the main process raises for one in a worker, which is its cause.
+
+    Args:
+        name: the worker's.
+        error: the exception, or its message.
+        printed: its traceback.
+    """
+    if isinstance(error, RunError):
+        error = type(error)(f"{name}: {error}")
+    elif not isinstance(error, ConfigError | UnsavableError):
+        said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        error = WorkerFaultError(f"{name} raised {said.rstrip('.')}. HYDRA_FULL_ERROR=1 shows where.")
+    error.__cause__ = RemoteTraceback(f"\n{printed}")
+    return error
 
 
 def _hang(seconds: float, frames: int) -> str:

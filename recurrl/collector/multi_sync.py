@@ -44,8 +44,7 @@ class SyncCollector(Workers, MultiSyncCollector):
         Raises:
             RunError: a worker failed.
         """
-        workers = self._saved()
-        return {"why_not": next((state["why_not"] for state in workers if state["why_not"]), None), "workers": workers}
+        return collector_state.of_workers(self._called("saved", [()] * self.num_workers))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores it. Episodes that could not be saved are restarted, and the log says why.
@@ -54,10 +53,8 @@ class SyncCollector(Workers, MultiSyncCollector):
             UnsavableError: the environments are constructed differently from the saved ones.
             RunError: a worker failed.
         """
-        collector_state.warn_if_lost(state)
-        # The state of a failed collector lacks them.
-        if "workers" in state:
-            self._restore(state["workers"])
+        if states := collector_state.to_workers(state):
+            self._called("restore", [(each,) for each in states])
 
 
 make = SyncCollector

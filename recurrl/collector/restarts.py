@@ -8,7 +8,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from recurrl.collector import collector_state
-from recurrl.collector.rollouts import RolloutCollector
+from recurrl.collector.rollouts import ReplacesWorkers, RolloutCollector
 from recurrl.errors import RunError
 
 MOST_IN_A_ROW = 3
@@ -60,7 +60,8 @@ class RestartingCollector:
 
     The new one begins new episodes, with unused seeds, and collects the whole batch again with the newest weights: the
     partial batch is lost. All workers are replaced, not only the one that failed, because a killed process may leave
-    memory and locks that it shares with the others in any state.
+    memory and locks that it shares with the others in any state. A collector whose workers share none replaces those
+    that failed itself, see :class:`ReplacesWorkers`.
 
     Args:
         make: makes a collector; called with the number of restarts before it.
@@ -97,10 +98,13 @@ class RestartingCollector:
             yield batch
 
     def _restarted(self) -> Iterator[TensorDictBase]:
-        """The batches of a new collector, made with the first batch because making it may fail too."""
-        # Environments that failed may not close either.
-        self.current.shutdown(raise_on_error=False)
-        self.current = self._make(self._restarts.count)
+        """The batches after a restart, which happens with the first batch because it may fail too."""
+        if isinstance(self.current, ReplacesWorkers):
+            self.current.replace_failed(self._restarts.count)
+        else:
+            # Environments that failed may not close either.
+            self.current.shutdown(raise_on_error=False)
+            self.current = self._make(self._restarts.count)
         yield from self.current
 
     def metrics(self) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tensordict import TensorDictBase
 
@@ -51,3 +51,18 @@ class RolloutCollector(Protocol):
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:
         """Closes environments and ends processes."""
+
+
+@runtime_checkable
+class ReplacesWorkers(RolloutCollector, Protocol):
+    """A collector that can continue after a fault without replacing all of its workers."""
+
+    def replace_failed(self, restarts: int) -> None:
+        """Replaces the workers that failed, with unused seeds; the next iterator completes the unfinished batch.
+
+        Args:
+            restarts: of the run so far.
+
+        Raises:
+            RunError: a new worker failed.
+        """

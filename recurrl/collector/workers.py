@@ -3,7 +3,7 @@
 Shape legend: N environments, T steps, W workers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import multiprocessing, nn
-from torchrl.checkpoint import GlobalRNGState
 from torchrl.collectors import MultiCollector
 
 from recurrl.collector import collector_state
@@ -25,7 +24,6 @@ from recurrl.config import WorkersConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy import Policy, PolicyModule
-from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.signals import ignore_signals
 from recurrl.runtime.time_limit import time_limit
@@ -123,15 +121,12 @@ class WorkerCollector(LeanCollector):
     def saved(self) -> bytes:
         """This worker's state, including its random numbers, as ``torch.save`` writes it."""
         with self._exceptions.of(self.worker_idx), self._time_limit():
-            # As bytes, because each tensor would be sent through a file of its own.
-            return written({**self.state_dict(), "rng": GlobalRNGState().state_dict()})
+            return collector_state.saved(self)
 
     def restore(self, saved: bytes) -> None:
         """Restores it."""
         with self._exceptions.of(self.worker_idx), self._time_limit():
-            state = read(saved)
-            collector_state.restore_episodes(self, state)
-            GlobalRNGState().load_state_dict(state["rng"])
+            collector_state.restore(self, saved)
 
 
 class Workers(MultiCollector):
@@ -207,15 +202,8 @@ class Workers(MultiCollector):
             self._handed_in += 1
             return worker, self._rows[worker]
 
-    def _saved(self) -> list[dict[str, Any]]:
-        """The state of each worker; they must be waiting for a message."""
-        return [read(saved) for saved in self._called("saved", [()] * self.num_workers)]
-
-    def _restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self._called("restore", [(written(state),) for state in states])
-
     def _called(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method of each worker with its arguments and returns the results."""
+        """Calls a method of each worker, which must be waiting, with its arguments and returns the results."""
         with self._supervised():
             for pipe, given in zip(self.pipes, arguments, strict=True):
                 pipe.send(((method, given, {}), "cascade_execute"))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from recurrl.config.options import SECONDS, STEPS, WORKERS, Range, option
+from recurrl.config.options import SECONDS, STEPS, WORKERS, Condition, Range, option
 from recurrl.errors import require
 
 
@@ -10,7 +10,10 @@ from recurrl.errors import require
 class CollectorConfig:
     """The options of every collector; one with options of its own derives a dataclass."""
 
-    name: str = option("single (this process), multi_sync (workers) or multi_async (workers that collect meanwhile)")
+    name: str = option(
+        "single (this process), multi_sync (workers), multi_async (workers that collect meanwhile) or ray (workers on "
+        "the machines of a Ray cluster)"
+    )
     timeout_s: float | None = option(
         "seconds after which a step or reset of one process's environments has failed; null: no limit", SECONDS
     )
@@ -35,6 +38,31 @@ class MultiSyncConfig(WorkersConfig):
 @dataclass
 class MultiAsyncConfig(WorkersConfig):
     """Workers that collect during learning."""
+
+
+OWN_CLUSTER = Condition("collector.address=null", lambda config: getattr(config.collector, "address", None) is None)
+
+
+@dataclass
+class RayConfig(WorkersConfig):
+    """Workers on the machines of a Ray cluster that alternate with learning."""
+
+    address: str | None = option(
+        "the cluster: auto (the one that this machine belongs to), its host:port, or ray://host:port (Ray Client); "
+        "null: one of this machine alone, for the run"
+    )
+    cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
+    gpus_per_worker: float = option(
+        "GPUs that Ray reserves for a worker; its policy acts there, or on the CPU with 0", Range(0, 2**6)
+    )
+    start_timeout_s: float | None = option(
+        "seconds that workers may wait for room in the cluster and for their environments; null: no limit", SECONDS
+    )
+    object_store_mb: int = option(
+        "shared memory in MiB for weights and rows on their way; what does not fit goes to files",
+        Range(80, 10**6, integers=True),
+        only_with=OWN_CLUSTER,
+    )
 
 
 @dataclass

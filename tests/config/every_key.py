@@ -80,7 +80,7 @@ EVENTS: dict[str, dict[str, Any]] = {
 }
 """What has to happen for a key to matter."""
 
-SLOW = {"backend": ("triton",), "collector": ("multi_async", "multi_sync"), "logger": ("wandb",)}
+SLOW = {"backend": ("triton",), "collector": ("multi_async", "multi_sync", "ray"), "logger": ("wandb",)}
 """Choices that take seconds: they start processes, or run in an interpreter."""
 
 

@@ -1,0 +1,228 @@
+"""Actors of a Ray cluster: their batches, their faults, machines that are lost, and what is left behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from test_collector_state import Parts, assert_identical
+from test_worker_faults import failing
+from test_workers import value_everything
+
+from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.config import TrainConfig
+from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
+from recurrl.policy import VALUE
+
+ray = pytest.importorskip("ray")
+Compose = Callable[..., TrainConfig]
+Make = Callable[..., Any]
+
+pytestmark = pytest.mark.slow
+OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4", "collector.timeout_s=20")
+RAY = (*OPTIONS, "collector=ray", "collector.start_timeout_s=120")
+
+
+def batches(config: TrainConfig, count: int) -> list[TensorDictBase]:
+    """The first batches of a collector with the same weights throughout."""
+    set_process_state(config)
+    collector = make_collector(config, make_policy_for(config))
+    try:
+        return [batch.clone() for batch in islice(collector, count)]
+    finally:
+        collector.shutdown()
+
+
+def of_ray(named: str = "ray") -> set[int]:
+    """The processes of Ray, or those with a name."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_text()
+        except OSError:
+            continue
+        if named in command and "/ray/" in os.readlink(path / "exe") + command + "/ray/" * ("ray::" in command):
+            found.add(int(path.name))
+    return found
+
+
+def test_batches_are_those_of_workers_on_this_machine_and_nothing_is_left(small: Compose) -> None:
+    before, handler, folders = of_ray(), signal.getsignal(signal.SIGTERM), set(Path("/tmp").glob("ray*"))
+    found = batches(small(*RAY), 2)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert not ray.is_initialized()
+    assert of_ray() <= before
+    assert set(Path("/tmp").glob("ray*")) <= folders
+    for mine, of_workers in zip(found, batches(small(*OPTIONS, "collector=multi_sync"), 2), strict=True):
+        assert_identical(mine, of_workers)
+
+
+def test_a_cluster_that_does_not_exist_is_an_error_message(small: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"cannot connect to collector.address=auto: .* ray start --head"):
+        batches(small(*RAY, "collector.address=auto"), 1)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """Two machines: one with room for two workers, on which tests run, and another with room for one."""
+    from ray.cluster_utils import Cluster
+
+    sizes = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **sizes})
+    made.other = made.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    made.wait_for_nodes()
+    yield made
+    made.shutdown()
+
+
+def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small: Compose, cluster: Any) -> None:
+    there = (*RAY, f"collector.address={cluster.address}", "collector.on_fault=restart")
+    expected = batches(small(*there), 4)
+    config = small(*there)
+    set_process_state(config)
+    collector = make_collector(config, make_policy_for(config))
+    try:
+        rows = iter(collector)
+        found = [next(rows).clone() for _ in range(2)]
+        cluster.remove_node(cluster.other, allow_graceful=False)
+        found += [next(rows).clone() for _ in range(2)]
+        assert collector.metrics() == {"collect/restarts": 1.0}
+    finally:
+        collector.shutdown()
+    replaced = found[2]["is_init"][:, 0].view(2, 2).all(1)
+    assert replaced.sum() == 1
+    (lost,) = replaced.nonzero().flatten().tolist()
+    kept = slice(2, 4) if lost == 0 else slice(0, 2)
+    for mine, whole in zip(found, expected, strict=True):
+        assert_identical(mine[kept], whole[kept])
+    for mine, whole in zip(found[:2], expected[:2], strict=True):
+        assert_identical(mine, whole)
+    assert not torch.equal(found[2]["observation"], expected[0]["observation"])
+
+
+@pytest.fixture
+def start(tiny: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a run, in a process group of its own as a terminal does, and waits until it learns."""
+    runs = []
+
+    def start(*overrides: str) -> subprocess.Popen[str]:
+        options = (*tiny, "collector=ray", "hydra.run.dir=run", *overrides)
+        command = [str(Path(sys.executable).parent / "recurrl-train"), *options]
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        runs.append(run)
+        logged = tmp_path / "run/metrics.csv"
+        while run.poll() is None and not (logged.exists() and logged.read_text().count("\n") > 3):
+            time.sleep(0.05)
+        return run
+
+    before = of_ray()
+    yield start
+    for run in runs:
+        if run.poll() is None:
+            run.kill()
+            run.wait()
+    for pid in of_ray("ray::") - before:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_continues_after_the_loss_of_a_machine(cluster: Any, start: Make, tmp_path: Path) -> None:
+    run = start(f"collector.address={cluster.address}", "collector.on_fault=restart", "total_frames=8_000")
+    cluster.remove_node(cluster.other, allow_graceful=False)
+    _, said = run.communicate(timeout=200)
+    assert run.returncode == 0, said
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["frames"], summary["restarts"]) == ("completed", 8_000, 1)
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
+        frames = [int(row["frames"]) for row in csv.DictReader(file)]
+    assert frames == list(range(32, 8_001, 32))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_path: Path) -> None:
+    before = of_ray()
+    run = start("total_frames=1_000_000")
+    assert of_ray() - before
+    # Ctrl-C in a terminal reaches the whole group.
+    (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == (130 if number == signal.SIGINT else -number), said
+    if number == signal.SIGINT:
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        assert (summary["status"], summary["error"]) == ("interrupted", None)
+        assert (tmp_path / "run" / summary["checkpoint"]).exists()
+    # Ray's helpers outlive a killed run.
+    kind = "ray" if number == signal.SIGINT else "ray::Worker"
+    deadline = time.monotonic() + 30
+    while of_ray(kind) - before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not of_ray(kind) - before
+
+
+def test_workers_have_the_newest_weights_and_a_killed_one_is_named(small: Compose, cluster: Any) -> None:
+    before = of_ray("ray::Worker")
+    config = small(*RAY, f"collector.address={cluster.address}")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    value_everything(policy, 0.0)
+    collector = make_collector(config, policy)
+    try:
+        rows = iter(collector)
+        for iteration in range(2):
+            assert (next(rows)[VALUE] == iteration).all()
+            value_everything(policy, iteration + 1.0)
+        os.kill(min(of_ray("ray::Worker") - before), signal.SIGKILL)
+        with pytest.raises(RunError, match=r"Worker \d of 2 \(environments . to .\) was lost after 64 of its frames"):
+            next(rows)
+    finally:
+        collector.shutdown()
+    assert of_ray("ray::Worker") <= before
+
+
+@pytest.mark.parametrize("by", ["raising", "hanging"])
+def test_an_environment_that_fails_is_named_and_replaced_if_asked(
+    by: str, small: Compose, cluster: Any, tmp_path: Path
+) -> None:
+    there = ("collector=ray", f"collector.address={cluster.address}", "collector.timeout_s=3")
+    config, policy = failing(small, *there, at=30, by=by)
+    says = r"Worker . of 2 \(environments . to .\): Environment 0 of 2 .* raised (ArmError|TimeLimitError) in step"
+    collector = make_collector(config, policy)
+    with pytest.raises(EnvironmentFaultError, match=says) as caught:
+        for _ in islice(collector, 4):
+            pass
+    assert "in _observe" in str(caught.value.__cause__)
+    collector.shutdown()
+    marker = str(tmp_path / "failed")
+    config, policy = failing(small, *there, "collector.on_fault=restart", at=30, by=by, marker=marker)
+    collector = make_collector(config, policy)
+    starts = [batch["is_init"][:, 0].view(2, 2).all(1).sum().item() for batch in islice(collector, 4)]
+    assert collector.metrics() == {"collect/restarts": 1.0}
+    assert starts == [2, 1, 0, 0]
+    collector.shutdown()
+
+
+def test_a_restored_collector_continues_as_one_that_was_never_saved(small: Compose, cluster: Any) -> None:
+    config = small(*RAY, f"collector.address={cluster.address}")
+    expected = Parts(config).batches(4, saves=False)
+    parts = Parts(config)
+    for found, whole in zip(parts.batches(2) + parts.batches(2), expected, strict=True):
+        assert_identical(found, whole)
+
+
+def test_workers_that_find_no_room_are_an_error_message(small: Compose, cluster: Any) -> None:
+    too_many = ("collector.cpus_per_worker=3", "collector.start_timeout_s=5")
+    with pytest.raises(RunError, match=r"did not start within collector.start_timeout_s=5 s. .* the cluster has 3 CPU"):
+        batches(small(*RAY, f"collector.address={cluster.address}", *too_many), 1)
