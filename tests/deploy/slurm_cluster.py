@@ -19,6 +19,7 @@ slurmctld -i
 for node in node1 node2; do
     unshare --uts sh -c "hostname $node && exec slurmd -f $SLURM_CONF"
 done
+until [ "$(sinfo --noheader --partition=low --states=idle --format=%D)" = 2 ]; do sleep 0.1; done
 "$@"
 """
 CONFIGURATION = """
