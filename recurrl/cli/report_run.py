@@ -22,21 +22,28 @@ def write_report(paths: Sequence[Path], output: Path | None = None) -> Path:
         ConfigError: a path holds no run.
         OSError: the file cannot be written.
     """
-    results = [result for path in paths for result in results_of(path)]
+    found = [(path, result) for path in paths for result in results_of(path)]
+    results = [result for _, result in found]
     keys = [key for key in differing(results) if key != "seed"]
     runs = [
         ReportedRun(
-            result.name,
+            _name(path, result.directory, is_only=len(paths) == 1),
             result.directory,
             result.settings,
             {key: result.settings.get(key, "") for key in keys},
             result.summary,
             metrics_rows(result.directory),
         )
-        for result in results
+        for path, result in found
     ]
     title = paths[0].resolve().name if len(paths) == 1 else f"{len(runs)} runs"
     target = output or paths[0] / _NAME
     with atomic_write(target) as file:
         file.write(page(runs, f"recurrl: {title}"))
     return target
+
+
+def _name(path: Path, run_dir: Path, is_only: bool) -> str:
+    """Of a run in a table: below the sweep's directory if that is all there is."""
+    within = run_dir.relative_to(path).as_posix()
+    return within if is_only and within != "." else str(run_dir)
