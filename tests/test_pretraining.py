@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import pickle
 import re
@@ -215,9 +217,6 @@ def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train: Any, t
     assert outcome.code == 0, outcome.err
     assert "in 3 episodes of " in outcome.out
     assert "pretraining: epoch 2 of 2: log likelihood -0." in outcome.out
-    import csv
-    import json
-
     summary = json.loads((cwd / "run" / "summary.json").read_text())
     assert -1 < summary["pretrain_log_likelihood"] < 0
     with (cwd / "run" / "metrics.csv").open() as file:
@@ -227,6 +226,29 @@ def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train: Any, t
     assert "pretraining" not in resumed.out
     changed = recurrl_train("resume=run", "total_frames=96", "pretrain.epochs=3", cwd=cwd)
     assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
+
+
+def untimed(path: Path) -> list[dict[str, str]]:
+    """The rows of a table of metrics without times, and without the evaluation that only the end of a run has."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return [{name: row[name] for name in row if not name.startswith(("time/", "eval/"))} for row in rows]
+
+
+def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(
+    recurrl_train: Any, tiny: list[str], folder: Path
+) -> None:
+    cwd, task = folder.parent, ("pretrain.folder=episodes", "pretrain.epochs=2", "schedule_frames=64")
+    for arguments in (
+        (*tiny, *task, "hydra.run.dir=whole"),
+        (*tiny, *task, "hydra.run.dir=parts", "total_frames=32"),
+        ("resume=auto", *tiny, *task, "hydra.run.dir=parts"),
+    ):
+        done = recurrl_train(*arguments, cwd=cwd)
+        assert done.code == 0, done.err
+    whole, parts = (untimed(cwd / name / "metrics.csv") for name in ("whole", "parts"))
+    assert whole == parts
+    assert len(whole) == 2
 
 
 def test_options_without_a_folder_are_rejected(recurrl_train: Any, tiny: list[str], tmp_path: Path) -> None:
