@@ -126,9 +126,9 @@ def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictCon
             found = composed(draft)
             if is_legal(found, given(draft)) and "refused" not in observed(found, folder):
                 missing -= set(combinations(draft.items(), 2))
-                varied = _varied(found, drawn)
+                variant = _varied(found, drawn)
                 # What an environment lacks, such as a mask of actions, shows in its run only.
-                yield ", ".join(draft.values()), found if "error" in observed(varied, folder) else varied
+                yield ", ".join(draft.values()), found if "error" in observed(variant, folder) else variant
                 break
 
 
