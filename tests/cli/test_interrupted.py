@@ -59,8 +59,8 @@ def test_a_run_with_resume_auto_killed_before_its_first_checkpoint_starts_from_s
     outcome = train(*arguments)
     assert outcome.code == 0, outcome.err
     assert train(*tiny, "hydra.run.dir=other").code == 0
-    again, anew = (without_times(metrics(tmp_path / name)) for name in ("run", "other"))
-    assert again == anew
+    interrupted, whole = (without_times(metrics(tmp_path / name)) for name in ("run", "other"))
+    assert interrupted == whole
 
 
 def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(train, tiny, tmp_path, monkeypatch):
