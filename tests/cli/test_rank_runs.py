@@ -78,7 +78,7 @@ def test_episodes_of_all_ranks_are_counted(ranks, train, tiny, tmp_path):
     assert metrics(tmp_path / "run")[-1]["train/episodes"] == "96.0"
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ranks, tmp_path, size):
     options = ("checkpoint.every_frames=96", "checkpoint.keep_last=null")
     assert ranks(size, *options, "hydra.run.dir=whole")[0][0] == 0
@@ -90,7 +90,10 @@ def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ra
     assert saved(resumed / last) == saved(whole / last)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [*[(1, 2), (2, 1)], *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(2, 3), (3, 2)])],
+)
 def test_a_run_resumed_with_another_number_of_ranks_continues_the_episodes(ranks, tmp_path, before, after):
     # No episode ends by its limit within the first iteration, and each does within the second.
     options = ("env=pendulum_no_velocity", "env.max_episode_steps=12", "checkpoint.every_frames=96")

@@ -113,6 +113,7 @@ def test_a_run_without_a_group_that_its_version_did_not_have_says_what_to_add(ru
     assert train(f"resume={run}", "total_frames=96", "hydra.run.dir=another").code == 0
 
 
+@pytest.mark.slow
 def test_every_value_out_of_range_is_named_with_the_file(train, run):
     saved = settings(run)
     tried = []

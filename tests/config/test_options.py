@@ -30,6 +30,7 @@ FREE_TEXT = {
     "algorithm.critic_observation": "any entry of an observation",
     "buffer.folder": "a path",
     "init_from": "a path",
+    "collector.address": "checked with Ray",
     "pretrain.folder": "a path",
     "env.id": "any registered environment",
     "device": "checked with torch",
