@@ -27,7 +27,7 @@ def compiled(loss: nn.Module) -> Loss:
         inductor.cpp.vec_isa_ok = True
     # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
-    logger.info("The first update compiles the loss, which takes about half a minute.")
+    logger.info("The first update compiles the loss, which takes ten seconds or more.")
     made: Loss = torch.compile(loss.forward, fullgraph=True, dynamic=False)
     return made
 
