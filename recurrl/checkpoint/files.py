@@ -164,7 +164,7 @@ def state(path: Path, name: str) -> Any:
     """The state of a component of an intact checkpoint, as it was saved: tensors and plain values of any kind.
 
     Raises:
-        ConfigError: there is none, or it holds something else.
+        ConfigError: the checkpoint has no such component, or a damaged one.
     """
     taken = _Taken()
     try:

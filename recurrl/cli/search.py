@@ -133,7 +133,7 @@ def _distribution(override: Override) -> BaseDistribution:
 
 
 def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: Sequence[str]) -> optuna.Study:
-    """The study in a folder; a new one if there is none."""
+    """Loads the study in a folder, or creates one."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     study = optuna.create_study(

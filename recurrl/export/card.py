@@ -42,7 +42,7 @@ class Card:
         evaluation_seed: of the evaluation.
         command: that repeats the training; None if it is not known.
         version: of recurrl.
-        license: the identifier of its license, or ``other`` for one in the file LICENSE; None if there is none.
+        license: the identifier of its license, or ``other`` for one in the file LICENSE; None without a license.
         files: in the folder.
         needs_trust: the configuration names packages to import.
     """
