@@ -50,12 +50,12 @@ def in_ranks(size: int, call: Callable[[], Any]) -> list[Any]:
     return returned
 
 
-def met(call: Callable[[], Any]) -> Callable[[], Any]:
+def met(call: Callable[[], Any], backend: str = "local") -> Callable[[], Any]:
     """The call, after the ranks have met."""
 
     def met() -> Any:
         world().join()
-        world().prepare("gloo", TIMEOUT_S)
+        world().prepare(backend, TIMEOUT_S)
         return call()
 
     return met
@@ -71,16 +71,20 @@ def start(size: int, call: Callable[[], Any]) -> Started:
         signal.pause()
     port = int(os.read(reader, 5))
     pipes = [os.pipe() for _ in range(size)]
-    processes = [_fork(rank, size, port, pipe[1], call) for rank, pipe in enumerate(pipes)]
-    for descriptor in (reader, writer, *(pipe[1] for pipe in pipes)):
+    writers = [writer for _, writer in pipes]
+    processes = [_fork(rank, writers, port, call) for rank in range(size)]
+    for descriptor in (reader, writer, *writers):
         os.close(descriptor)
-    return Started(store, processes, [os.fdopen(pipe[0], "rb") for pipe in pipes])
+    return Started(store, processes, [os.fdopen(pipe, "rb") for pipe, _ in pipes])
 
 
-def _fork(rank: int, size: int, port: int, writer: int, call: Callable[[], Any]) -> int:
+def _fork(rank: int, writers: list[int], port: int, call: Callable[[], Any]) -> int:
     child = os.fork()
     if child:
         return child
+    size, own = len(writers), writers[rank]
+    for descriptor in set(writers) - {own}:
+        os.close(descriptor)
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ |= {name: str(number) for name, number in numbers.items()}
@@ -88,6 +92,6 @@ def _fork(rank: int, size: int, port: int, writer: int, call: Callable[[], Any])
         returned = call()
     except BaseException:
         returned = traceback.format_exc()
-    with os.fdopen(writer, "wb") as file:
+    with os.fdopen(own, "wb") as file:
         pickle.dump(returned, file)
     os._exit(0)

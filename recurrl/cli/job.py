@@ -18,7 +18,7 @@ from recurrl.config.composed import plain, typed
 from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
-from recurrl.runtime.ranks import launched_rank, launched_size, world
+from recurrl.runtime.ranks import can_be_local, launched_rank, launched_size, world
 from recurrl.runtime.report import Report, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 from recurrl.runtime.run_directory import SUMMARY, read_text
@@ -137,9 +137,11 @@ def dismiss() -> None:
 
 
 def _backend(config: TrainConfig) -> str:
-    if config.ranks.backend == "auto":
-        return "nccl" if config.device.startswith("cuda") else "gloo"
-    return config.ranks.backend
+    if config.ranks.backend != "auto":
+        return config.ranks.backend
+    if config.device.startswith("cuda"):
+        return "nccl"
+    return "local" if can_be_local() else "gloo"
 
 
 def _check_extends(config: TrainConfig, start: checkpoint.Checkpoint) -> None:

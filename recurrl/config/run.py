@@ -112,8 +112,8 @@ class RanksConfig:
     """Processes started by torchrun, which share a run."""
 
     backend: str = option(
-        "what averages gradients: auto (nccl on GPUs, gloo on CPUs), gloo or nccl",
-        choices=("auto", "gloo", "nccl"),
+        "what averages gradients: auto, nccl (GPUs), local (sockets of one Linux machine) or gloo",
+        choices=("auto", "gloo", "local", "nccl"),
         only_with=RANKS,
     )
     timeout_s: float = option(

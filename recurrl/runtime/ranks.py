@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recurrl.errors import RunError
+from recurrl.runtime.exchange import Distributed, Exchange, Sockets
 from recurrl.runtime.signals import ignore_signals
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Values = TypeVar("Values")
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LOST = "lost"
+"""The key under which a rank that cannot reach the others writes why."""
 _GONE_S = 10.0
 """Time limit for finding out which rank ended after the connection to one was lost."""
 
@@ -51,20 +54,15 @@ class World:
         """Replaces a tensor by its sum over ranks, the same bits on all of them, and returns it."""
         if self.size > 1:
             with self._others():
-                self._dist.all_reduce(tensor, group=self._gradients)
+                self._gradients.sum_(tensor)
         return tensor
 
     def gathered(self, tensor: Tensor) -> Tensor:
         """A small tensor of each rank ``[ranks, ...]``, on all of them."""
         if self.size == 1:
             return tensor.unsqueeze(0)
-        import torch
-
-        own = tensor.detach().cpu().contiguous()
-        parts = [torch.empty_like(own) for _ in range(self.size)]
         with self._others():
-            self._dist.all_gather(parts, own, group=self._values)
-        return torch.stack(parts).to(tensor.device)
+            return self._values.gathered(tensor.detach()).to(tensor.device)
 
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean of each metric over ranks, which have the same ones."""
@@ -79,19 +77,15 @@ class World:
         """Plain values of each rank, on rank 0; on the others, their own alone."""
         if self.size == 1:
             return [values]
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._others():
-            self._dist.gather_object(values, found, group=self._values)
-        return [values] if found is None else found
+            return self._values.gather(values) or [values]
 
     def broadcast(self, values: Any = None) -> Any:
         """Plain values of rank 0, on all ranks."""
         if self.size == 1:
             return values
-        held = [values]
         with self._others():
-            self._dist.broadcast_object_list(held, group=self._values)
-        return held[0]
+            return self._values.broadcast(values)
 
     def scatter(self, values: Sequence[Any] = ()) -> Any:
         """Rank 0's plain values, one for each rank: this rank's."""
@@ -106,9 +100,8 @@ class World:
         from torch import distributed
 
         dist: Any = distributed  # typed in part only
-
         self.rank, self.local_rank = launched_rank(), int(os.environ["LOCAL_RANK"])
-        self._dist, self._values, self._gradients = dist, None, None
+        self._dist = dist
         self._parent = os.getppid()
         with self._others():
             store, _, size = next(dist.rendezvous("env://"))
@@ -117,11 +110,15 @@ class World:
             found: list[Any] = [None] * size
             dist.all_gather_object(found, (socket.gethostname(), os.getpid()))
         self._processes: list[tuple[str, int]] = found
+        self._values: Exchange = Distributed(self.rank, size)
+        self._gradients: Exchange = self._values
         self.size, self.has_met = size, True
 
     def leave(self) -> None:
         """Closes the connections, if there are any: their threads must not outlive the interpreter."""
         if self.size > 1:
+            if isinstance(self._values, Sockets):
+                self._values.close()
             self._dist.destroy_process_group()
             self.rank, self.local_rank, self.size = 0, 0, 1
 
@@ -129,17 +126,25 @@ class World:
         """Prepares for learning.
 
         Args:
-            backend: that sums gradients: ``gloo`` or ``nccl``.
+            backend: that sums gradients: ``local``, ``gloo`` or ``nccl``.
             timeout_s: after so long without an answer of the others, the ranks end.
         """
-        timeout = timedelta(seconds=timeout_s)
         with self._others():
-            self._values = self._gradients = self._dist.new_group(backend="gloo", timeout=timeout)
+            if backend == "local":
+                processes = [process for _, process in self._processes]
+                self._values = Sockets(self.rank, processes, self._store, timeout_s)
+            else:
+                self._values = self._group("gloo", timeout_s)
+            self._gradients = self._values
             if backend == "nccl":
                 import torch
 
                 torch.cuda.set_device(self.local_rank)
-                self._gradients = self._dist.new_group(backend="nccl", timeout=timeout)
+                self._gradients = self._group("nccl", timeout_s)
+
+    def _group(self, backend: str, timeout_s: float) -> Distributed:
+        group = self._dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+        return Distributed(self.rank, self.size, group)
 
     @property
     def is_orphaned(self) -> bool:
@@ -159,14 +164,20 @@ class World:
         """Says which rank is the reason if the others cannot be reached."""
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             # torchrun sends SIGTERM to the ranks that are left. They end anyway, and first say why.
             ignore_signals()
-            raise RankLostError(self._who(error)) from error
+            message = self._who(error)
+            # Ranks that lose touch with this one, because it ends, then say the same.
+            with suppress(RuntimeError):
+                self._store.set(_LOST, message)
+            raise RankLostError(message) from error
 
-    def _who(self, error: RuntimeError) -> str:
+    def _who(self, error: Exception) -> str:
         deadline = time.monotonic() + _GONE_S
         while hasattr(self, "_processes") and time.monotonic() < deadline:
+            if (said := self._told(_LOST)) is not None:
+                return said
             for rank in range(self.size):
                 if rank != self.rank and (end := self._end_of(rank)) is not None:
                     host, process = self._processes[rank]
@@ -182,15 +193,19 @@ class World:
         """How a rank ended; None if it runs, or if nothing is known of it."""
         host, process = self._processes[rank]
         gone = host == socket.gethostname() and not _is_running(process)
-        with suppress(RuntimeError):  # torchrun, which holds the store, may have ended too
-            name = f"failed/{rank}"
-            if self._store.check([name]):
-                return str(self._store.get(name).decode())
+        if (said := self._told(f"failed/{rank}")) is not None:
+            return said
         if gone:
             return (
                 "ended without a message: it was killed, perhaps because memory ran out (see torchrun's report and "
                 "dmesg). resume=auto in the same hydra.run.dir continues the run."
             )
+        return None
+
+    def _told(self, key: str) -> str | None:
+        with suppress(RuntimeError):  # torchrun, which holds the store, may have ended too
+            if self._store.check([key]):
+                return str(self._store.get(key).decode())
         return None
 
 
@@ -205,6 +220,11 @@ def world() -> World:
 def launched_size() -> int:
     """The number of processes that torchrun started; 1 without it."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _VARIABLES) else 1
+
+
+def can_be_local() -> bool:
+    """All of them are processes of this machine, and can exchange by sockets."""
+    return sys.platform == "linux" and int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == launched_size()
 
 
 def launched_rank() -> int:

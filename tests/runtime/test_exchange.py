@@ -1,0 +1,123 @@
+"""Ranks exchange tensors and values, by sockets of one machine and by gloo alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from in_ranks import in_ranks, met, start
+
+from recurrl.runtime import ranks
+from recurrl.runtime.ranks import RankLostError, world
+
+BACKENDS = ("local", "gloo")
+TENSORS: dict[str, Callable[[int], torch.Tensor]] = {
+    "a number": lambda rank: torch.tensor(1.5 + rank),
+    "one truth": lambda rank: torch.tensor(rank == 1),
+    "counts": lambda rank: torch.arange(6).reshape(2, 3) + 10**12 * rank,
+    "in double precision": lambda rank: torch.full((3,), 1 / 3, dtype=torch.float64) * (rank + 1),
+    "columns, not contiguous": lambda rank: (torch.arange(12.0).reshape(3, 4) + rank).T,
+    "none": lambda _: torch.zeros(0),
+    "more than a socket holds": lambda rank: torch.arange(2_000_000.0) * (rank + 1),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_kind_of_tensor_is_gathered_and_summed(backend: str, size: int) -> None:
+    def exchanged() -> dict[str, Any]:
+        own = {name: make(world().rank) for name, make in TENSORS.items()}
+        gathered = {name: world().gathered(tensor) for name, tensor in own.items()}
+        summed = {name: world().sum_(tensor.clone()) for name, tensor in own.items() if tensor.dtype != torch.bool}
+        return {
+            name: [tensor.numpy() for tensor in found.values()]
+            for name, found in {"gathered": gathered, "summed": summed}.items()
+        }
+
+    of_ranks = in_ranks(size, met(exchanged, backend))
+    for found in of_ranks:
+        for made, gathered in zip(TENSORS.values(), found["gathered"], strict=True):
+            expected = torch.stack([made(rank) for rank in range(size)])
+            assert gathered.dtype == expected.numpy().dtype
+            assert (gathered == expected.numpy()).all()
+        summable = [made for made in TENSORS.values() if made(0).dtype != torch.bool]
+        for made, summed, first in zip(summable, found["summed"], of_ranks[0]["summed"], strict=True):
+            torch.testing.assert_close(torch.from_numpy(summed), sum(made(rank) for rank in range(size)))
+            assert (summed == first).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_reach_those_they_are_for(backend: str) -> None:
+    def exchanged() -> list[Any]:
+        rank = world().rank
+        return [
+            world().gather({"rank": rank, "more": "x" * 1_000_000}),
+            world().broadcast(("from", rank)),
+            world().scatter([10, 11, 12] if rank == 0 else ()),
+            world().averaged({"a": float(rank)}),
+        ]
+
+    for rank, (gathered, broadcast, scattered, averaged) in enumerate(in_ranks(3, met(exchanged, backend))):
+        assert [each["rank"] for each in gathered] == ([0, 1, 2] if rank == 0 else [rank])
+        assert (broadcast, scattered, averaged) == (("from", 0), 10 + rank, {"a": 1.0})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("killed", [0, 1, 2])
+def test_the_rank_that_was_killed_is_named_by_all_others(killed: int, backend: str) -> None:
+    def waiting() -> str:
+        world().gather(None)
+        if world().rank == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RankLostError) as lost:
+            world().sum_(torch.ones(100_000))
+        return str(lost.value)
+
+    began = time.monotonic()
+    said = start(3, met(waiting, backend)).end()
+    assert said.pop(killed) is None
+    for message in said:
+        assert message.startswith(f"Rank {killed} of 3 (process "), message
+        assert "ended without a message" in message
+    assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_does_not_respond_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_GONE_S", 0.5)
+
+    def waiting() -> str | None:
+        world().join()
+        world().prepare("local", 1.0)
+        if world().rank == 1:
+            time.sleep(3)
+            return None
+        with pytest.raises(RankLostError) as lost:
+            world().gathered(torch.ones(1))
+        return str(lost.value)
+
+    message, _ = start(2, waiting).end()
+    assert message.startswith("The ranks lost touch with one another (timed out)")
+    assert "ranks.timeout_s" in message
+
+
+def test_a_stranger_at_the_socket_is_turned_away() -> None:
+    def exchanged() -> float:
+        world().join()
+        if world().rank == 1:
+            store = world()._store
+            child = os.fork()
+            if child == 0:
+                stranger = socket.socket(socket.AF_UNIX)
+                stranger.connect(store.get("socket"))
+                os._exit(int(stranger.recv(1) != b""))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        world().prepare("local", 30.0)
+        return float(world().sum_(torch.tensor(2.0)))
+
+    assert in_ranks(2, exchanged) == [4.0, 4.0]
