@@ -39,6 +39,9 @@ _CLOSING_S = 5.0
 """Time that environments get to close."""
 _START = " Start a cluster with ray start --head, or leave collector.address out to use this machine alone."
 
+_NOT_STARTED = (RayError, OSError, RuntimeError, ValueError)
+"""What Ray raises where it cannot start or connect."""
+
 Arrays = dict[NestedKey, np.ndarray[Any, Any]]
 logger = logging.getLogger(__name__)
 
@@ -257,7 +260,10 @@ def _connected(options: RayConfig) -> Iterator[None]:
         with _signal_handlers_kept():
             try:
                 ray.init(**arguments, logging_level=logging.ERROR)
-            except Exception as error:  # as Ray raises, for a node that does not start in time
+            except Exception as error:
+                # Ray raises Exception itself, of no subclass, for a node that does not start in time.
+                if not (isinstance(error, _NOT_STARTED) or type(error) is Exception):
+                    raise
                 advice = "" if options.address is None else _START
                 raise ConfigError(
                     f"collector=ray cannot connect to collector.address={options.address or 'null'}: "
