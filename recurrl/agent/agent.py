@@ -21,7 +21,7 @@ from recurrl.envs.source import source_of
 from recurrl.envs.spaces import spec_of
 from recurrl.envs.wrappers import without_names
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
 
 Array = np.ndarray[Any, Any]
@@ -252,18 +252,11 @@ class Agent:
         return self._entry("reward", reward, (), np.dtype(np.float32), batch).unsqueeze(-1)
 
     def _action(self, outputs: Tensors, batch: int | None, like: Tensor | None) -> Any:
-        action: Any = {}
+        parts: dict[tuple[str, ...], Any] = {}
         for name, path, leaf in self._acted:
-            value: Any = outputs[name]
-            value = value[0] if batch is None else value
-            value = value.to(like.device) if like is not None else value.cpu().numpy().astype(leaf.dtype)[()]
-            if not path:
-                return value
-            inner = action
-            for key in path[:-1]:
-                inner = inner.setdefault(key, {})
-            inner[path[-1]] = value
-        return without_names(self.action_space, action)
+            value = outputs[name] if batch is not None else outputs[name][0]
+            parts[path] = value.to(like.device) if like is not None else value.cpu().numpy().astype(leaf.dtype)[()]
+        return parts[()] if () in parts else without_names(self.action_space, nested(parts))
 
 
 def _dtype_of(space: spaces.Space[Any]) -> np.dtype[Any]:
