@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -42,11 +41,6 @@ KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 class StoppedError(Exception):
     """The evaluation was asked to end."""
-
-
-def never() -> bool:
-    """The default for ``stopped``."""
-    return False
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ def evaluate(
     episodes: int,
     seed: int,
     states: str = KEPT,
-    stopped: Callable[[], bool] = never,
+    stopped: Callable[[], bool] = lambda: False,
     deterministic: bool = True,
     watch: Watch | None = None,
 ) -> list[float]:
@@ -174,7 +168,11 @@ def evaluate(
                 if None not in returns[:episodes]:
                     break
             else:
-                _warn_of_endless(config, returns[:episodes].count(None), episodes, most_steps)
+                logger.warning(
+                    "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
+                    "counted. Give env.max_episode_steps.",
+                    *(returns[:episodes].count(None), episodes, config.id, most_steps),
+                )
                 returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
     finally:
         env.close()
@@ -221,35 +219,18 @@ def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, Tensor
     generator = torch.Generator().manual_seed(seed)
 
     def act(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
-        _disturb(current_N, policy.state_keys, states, generator)
+        # A rotation: each environment gets all states of another one.
+        by = int(torch.randint(1, current_N.batch_size[0], (), generator=generator)) if states == SHUFFLED else 0
+        for key in policy.state_keys if states != KEPT else ():
+            current_N[key] = torch.zeros_like(current_N[key]) if states == ZEROED else current_N[key].roll(by, 0)
         acted: TensorDictBase = acting(current_N.to(device)).to(env.device)
         return acted
 
     return act
 
 
-def _warn_of_endless(config: EnvConfig, endless: int, episodes: int, most_steps: int) -> None:
-    logger.warning(
-        "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are counted. Give "
-        "env.max_episode_steps.",
-        *(endless, episodes, config.id, most_steps),
-    )
-
-
-def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, generator: torch.Generator) -> None:
-    if states == ZEROED:
-        for key in keys:
-            current_N[key] = torch.zeros_like(current_N[key])
-    elif states == SHUFFLED:
-        count = current_N.batch_size[0]
-        # A rotation: each environment gets all states of another one.
-        by = int(torch.randint(1, count, (), generator=generator))
-        for key in keys:
-            current_N[key] = current_N[key].roll(by, 0)
-
-
 def memory_metrics(
-    config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = never
+    config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
     """The returns in the same episodes with the policy's recurrent states zeroed, and shuffled.
 
@@ -265,7 +246,7 @@ def memory_metrics(
 
 @random_numbers_restored()
 def random_metrics(
-    config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = never
+    config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
     """The baseline: the returns of random actions in the environments of the evaluation."""
     torch.manual_seed(seed)
