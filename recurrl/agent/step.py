@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from recurrl.agent.interface import Interface, Space
 from recurrl.envs.spaces import spec_of
-from recurrl.envs.wrappers import half_range, seen_entries
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, name_of, nested, path_of
+from recurrl.envs.wrappers import added_entries, half_range, seen_entries
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Binary, Joint, LazyCategorical, SquashedGaussian, deterministic, displaced
 from recurrl.policy.functions import as_function
@@ -59,15 +59,7 @@ class Step(nn.Module):
         seen = seen_entries(interface.observation_space, env.mask)[1] if env.mask else None
         self.seen: Tensor | None
         self.register_buffer("seen", None if seen is None else torch.from_numpy(seen))
-        self.added = [
-            name
-            for name, asked in (
-                (ACTION_MASK, env.action_mask_from_info),
-                (PREVIOUS_ACTION, env.previous_action),
-                (PREVIOUS_REWARD, env.previous_reward),
-            )
-            if asked and name not in policy.critic_only
-        ]
+        self.added = [name for name in added_entries(env) if name not in policy.critic_only]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each state of one environment, by name. Episodes begin with zeros."""
