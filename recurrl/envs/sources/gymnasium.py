@@ -129,7 +129,9 @@ class Registered(GymnasiumSource):
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments, single or as the id's own vector environment."""
-        return super().make(num_envs) if self.options.vectorization != NATIVE else self._make_native(num_envs)
+        if self.options.vectorization != NATIVE:
+            return super().make(num_envs)
+        return NativeVectorEnv(self._vector(num_envs), self.options.id, self.options.mask)
 
     def make_groups(self, num_envs: int, groups: Groups) -> EnvBase:
         """The environments with the seeds of their groups, which only single ones can have."""
@@ -140,9 +142,6 @@ class Registered(GymnasiumSource):
                 "env.vectorization=inline."
             )
         return super().make_groups(num_envs, groups)
-
-    def _make_native(self, num_envs: int) -> NativeVectorEnv:
-        return NativeVectorEnv(self._vector(num_envs), self.options.id, self.options.mask)
 
     def _vector(self, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         options, spec = self.options, self.spec()
