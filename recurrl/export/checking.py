@@ -6,9 +6,7 @@ Shape legend: B batch.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from recurrl.agent import Agent
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors, decided
@@ -97,13 +95,3 @@ def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch:
 
 def _next(outputs: Tensors) -> Tensors:
     return {name.removeprefix(NEXT): value for name, value in outputs.items() if name.startswith(NEXT)}
-
-
-def as_arrays(inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
-    """Tensors as arrays."""
-    return {name: value.numpy() for name, value in inputs.items()}
-
-
-def as_tensors(names: list[str], values: list[np.ndarray[Any, Any]]) -> dict[str, Tensor]:
-    """Arrays as tensors, by name."""
-    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
