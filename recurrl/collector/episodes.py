@@ -14,15 +14,14 @@ from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.learning.metrics import WINDOW
 from recurrl.runtime.ranks import world
 
+_KEPT = ("returns", "lengths", "truncated")
+
 
 class EpisodeStatistics:
     """Returns, unscaled and undiscounted, lengths and truncations of the last episodes."""
 
     def __init__(self) -> None:
-        self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.lengths: deque[float] = deque(maxlen=WINDOW)
-        self.truncated: deque[float] = deque(maxlen=WINDOW)
-        self.count = 0
+        self.load_state_dict({**dict.fromkeys(_KEPT, ()), "count": 0})
 
     def update(self, batch_NT: TensorDictBase) -> None:
         """Adds the episodes that ended within a batch, in order of time; on rank 0 those of all ranks."""
@@ -53,15 +52,12 @@ class EpisodeStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        kept = {"returns": self.returns, "lengths": self.lengths, "truncated": self.truncated}
-        return {**{name: list(values) for name, values in kept.items()}, "count": self.count}
+        return {**{name: list(getattr(self, name)) for name in _KEPT}, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        self.returns, self.lengths, self.truncated = (
-            deque(state[name], maxlen=WINDOW) for name in ("returns", "lengths", "truncated")
-        )
-        self.count = state["count"]
+        self.returns, self.lengths, self.truncated = (deque(state[name], maxlen=WINDOW) for name in _KEPT)
+        self.count: int = state["count"]
 
 
 def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
