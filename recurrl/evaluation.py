@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -219,14 +220,18 @@ def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, Tensor
     generator = torch.Generator().manual_seed(seed)
 
     def act(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
-        # A rotation: each environment gets all states of another one.
-        by = int(torch.randint(1, current_N.batch_size[0], (), generator=generator)) if states == SHUFFLED else 0
-        for key in policy.state_keys if states != KEPT else ():
-            current_N[key] = torch.zeros_like(current_N[key]) if states == ZEROED else current_N[key].roll(by, 0)
+        _disturb(current_N, policy.state_keys, states, generator)
         acted: TensorDictBase = acting(current_N.to(device)).to(env.device)
         return acted
 
     return act
+
+
+def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, generator: torch.Generator) -> None:
+    # A rotation: each environment gets all states of another one.
+    by = int(torch.randint(1, current_N.batch_size[0], (), generator=generator)) if states == SHUFFLED else 0
+    for key in keys if states != KEPT else ():
+        current_N[key] = torch.zeros_like(current_N[key]) if states == ZEROED else current_N[key].roll(by, 0)
 
 
 def memory_metrics(
