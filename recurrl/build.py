@@ -83,8 +83,7 @@ def make_policy_for(config: TrainConfig, given: Collection[str] = ()) -> Policy:
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     """The configured algorithm."""
     options = config.algorithm.resolved(config.is_off_policy)
-    algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config.desired_kl)
-    return algorithm
+    return factory("algorithm", options.name)(options, policy, config.desired_kl)
 
 
 def make_learner(config: TrainConfig, policy: Policy) -> Learner:
@@ -140,8 +139,7 @@ def make_collector(
         # Those of the environments after the ones of lower ranks, as in a run alone.
         lower = (restarts * world().size + world().rank) * config.env.num_envs
         unused = seeds(rollouts.seed, lower + 1)[-1]
-        made: RolloutCollector = make(config.collector, replace(rollouts, seed=unused))
-        return made
+        return make(config.collector, replace(rollouts, seed=unused))
 
     return RestartingCollector(collector, restarts) if restarts.allowed else collector(0)
 

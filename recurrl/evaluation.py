@@ -221,8 +221,7 @@ def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, Tensor
 
     def act(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
         _disturb(current_N, policy.state_keys, states, generator)
-        acted: TensorDictBase = acting(current_N.to(device)).to(env.device)
-        return acted
+        return acting(current_N.to(device)).to(env.device)
 
     return act
 

@@ -198,8 +198,7 @@ def metadata(path: Path) -> dict[str, Any]:
         ConfigError: the checkpoint is damaged.
     """
     verify(path)
-    found: dict[str, Any] = Checkpoint.manifest(path)["metadata"]
-    return found
+    return Checkpoint.manifest(path)["metadata"]
 
 
 def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
@@ -325,8 +324,7 @@ def _checksums(path: Path) -> dict[str, str]:
 
 def checksums(path: Path) -> dict[str, str]:
     """The SHA-256 of each file of an intact checkpoint, but of the evaluation, as they were when it was written."""
-    found: dict[str, str] = json.loads(read_text(path / CHECKSUMS, _MOST_BYTES))
-    return found
+    return json.loads(read_text(path / CHECKSUMS, _MOST_BYTES))
 
 
 def _checksum(file: Path) -> str:

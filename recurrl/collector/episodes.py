@@ -68,8 +68,7 @@ def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
     truncated = done_TN1 & ~after["terminated"]
     # As one table, so that a device is waited for once.
     table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
-    found: list[list[float]] = table_TN4[done_TN1.squeeze(-1)].tolist()
-    return found
+    return table_TN4[done_TN1.squeeze(-1)].tolist()
 
 
 def _mean(values: Collection[float]) -> float:

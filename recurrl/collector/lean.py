@@ -126,8 +126,7 @@ class LeanCollector(Collector):
     def _next_trajectories(self, ended: Tensors) -> Tensor:
         """The trajectory number of each environment, with new ones for trajectories that ended."""
         self._update_traj_ids({"next": TensorDict({key: ended[key] for key in self.env.done_keys}, [self.n_env])})
-        numbers: Tensor = self._carrier[_TRAJECTORY]
-        return numbers
+        return self._carrier[_TRAJECTORY]
 
 
 class TensorRollout:

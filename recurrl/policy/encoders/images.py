@@ -100,5 +100,4 @@ class ResidualBlock(nn.Module):
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """The same shape."""
-        added: Tensor = image_BCHW + self.layers(image_BCHW)
-        return added
+        return image_BCHW + self.layers(image_BCHW)
