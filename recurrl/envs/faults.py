@@ -47,7 +47,8 @@ class Faults:
 
     @contextmanager
     def blamed(self, call: str) -> Iterator[None]:
-        """Attributes exceptions in a call to the environment with the index ``at``."""
+        """Attributes exceptions in a call to the environment with the index ``at``, and counts steps."""
+        self.steps += call == "step"
         try:
             yield
         except (ConfigError, EnvironmentFaultError):
