@@ -84,7 +84,8 @@ class Step(nn.Module):
         distribution = as_function(self.policy.actor_head)(features, observation)
         outputs = {NEXT + name_of(key): state for key, state in new_states.items()}
         noise_BZ = self._noise(inputs, begins_B, outputs)
-        parts = _parts_of(distribution)
+        joint = distribution.parts if isinstance(distribution, Joint) else {(): distribution}
+        parts = {path_of(key): part for key, part in joint.items()}
         actions: Tensors = {}
         flat_BA = []
         # In the order of the environment's parts, which is that of the flattened action.
@@ -210,12 +211,6 @@ def decided(step: Step, name: str, outputs: Tensors, inputs: Tensors) -> Tensor:
 def _base(distribution: Distribution) -> Any:
     inner: Any = distribution.base if isinstance(distribution, SquashedGaussian) else distribution
     return inner.base_dist if isinstance(inner, Independent) else inner
-
-
-def _parts_of(distribution: Distribution) -> dict[tuple[str, ...], Distribution]:
-    if isinstance(distribution, Joint):
-        return {path_of(key): part for key, part in distribution.parts.items()}
-    return {(): distribution}
 
 
 def _chosen(distribution: Distribution, noise_BZ: Tensor | None) -> Tensor:
