@@ -109,8 +109,8 @@ class Supervisor:
     def __init__(self, options: WorkersConfig, num_envs: int) -> None:
         self._exceptions: Any = multiprocessing.get_context("spawn").SimpleQueue()
         self._alarms = Alarms(options.num_workers)
-        self._timeout_s, self._workers = options.timeout_s, options.num_workers
-        self._envs = num_envs
+        self._timeout_s = options.timeout_s
+        self._name = partial(name_of, workers=options.num_workers, num_envs=num_envs)
 
     def guard(self, worker: int) -> Callable[[], AbstractContextManager[None]]:
         """In a worker: what to run its environments in. Its alarms are reported from now on."""
@@ -157,9 +157,6 @@ class Supervisor:
             if process.sentinel in ending:
                 process.join(_DYING_S)
         return self.fault(processes, frames)
-
-    def _name(self, worker: int) -> str:
-        return name_of(worker, self._workers, self._envs)
 
 
 def name_of(worker: int, workers: int, num_envs: int) -> str:
