@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
@@ -50,6 +51,11 @@ def leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tup
 def spec_of(space: spaces.Space[Any], count: int) -> TensorSpec:
     """The spec of the observations or actions of ``count`` environments."""
     return Composite({"all": _spec(space)}).expand(count)["all"]
+
+
+def dtype_of(space: spaces.Space[Any]) -> np.dtype[Any]:
+    """The dtype in which policies take an entry of an observation or an action."""
+    return torch.empty(0, dtype=spec_of(space, 1).dtype).numpy().dtype
 
 
 def _spec(space: spaces.Space[Any]) -> Any:
