@@ -229,8 +229,11 @@ def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, Tensor
 def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, generator: torch.Generator) -> None:
     # A rotation: each environment gets all states of another one.
     by = int(torch.randint(1, current_N.batch_size[0], (), generator=generator)) if states == SHUFFLED else 0
-    for key in keys if states != KEPT else ():
-        current_N[key] = torch.zeros_like(current_N[key]) if states == ZEROED else current_N[key].roll(by, 0)
+    for key in keys:
+        if states == ZEROED:
+            current_N[key] = torch.zeros_like(current_N[key])
+        elif states == SHUFFLED:
+            current_N[key] = current_N[key].roll(by, 0)
 
 
 def memory_metrics(

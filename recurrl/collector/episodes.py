@@ -21,7 +21,10 @@ class EpisodeStatistics:
     """Returns, unscaled and undiscounted, lengths and truncations of the last episodes."""
 
     def __init__(self) -> None:
-        self.load_state_dict({**dict.fromkeys(_KEPT, ()), "count": 0})
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[float] = deque(maxlen=WINDOW)
+        self.truncated: deque[float] = deque(maxlen=WINDOW)
+        self.count = 0
 
     def update(self, batch_NT: TensorDictBase) -> None:
         """Adds the episodes that ended within a batch, in order of time; on rank 0 those of all ranks."""
@@ -57,7 +60,7 @@ class EpisodeStatistics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
         self.returns, self.lengths, self.truncated = (deque(state[name], maxlen=WINDOW) for name in _KEPT)
-        self.count: int = state["count"]
+        self.count = state["count"]
 
 
 def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
