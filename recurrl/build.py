@@ -1,6 +1,7 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -71,13 +72,10 @@ def make_policy_for(config: TrainConfig, given: Collection[str] = ()) -> Policy:
     Raises:
         ConfigError: the policy cannot be made for these specs, or a given value has no effect with them.
     """
-    env = make_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)
-    try:
+    with closing(make_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
         check_effects(config, given, kinds(observation[OBSERVATION], action))
         return make_policy(config, observation, action)
-    finally:
-        env.close()
 
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:

@@ -3,7 +3,7 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -151,32 +151,29 @@ def evaluate(
     act = act_at_random if policy is None else _acting(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
-    env = make_env(config, copies, seed + SEED_OFFSET, policy)
     returns: list[float | None] = [None] * copies
-    try:
-        with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
-            current = env.reset()
-            for _ in range(most_steps):
-                if stopped():
-                    raise StoppedError
-                acted = act(env, current)
-                if watch is not None:
-                    watch(env, acted)
-                stepped, current = env.step_and_maybe_reset(acted)
-                for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
-                    if returns[i] is None:
-                        returns[i] = float(stepped["next", EPISODE_RETURN][i])
-                if None not in returns[:episodes]:
-                    break
-            else:
-                logger.warning(
-                    "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
-                    "counted. Give env.max_episode_steps.",
-                    *(returns[:episodes].count(None), episodes, config.id, most_steps),
-                )
-                returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
-    finally:
-        env.close()
+    exploration = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    with closing(make_env(config, copies, seed + SEED_OFFSET, policy)) as env, set_exploration_type(exploration):
+        current = env.reset()
+        for _ in range(most_steps):
+            if stopped():
+                raise StoppedError
+            acted = act(env, current)
+            if watch is not None:
+                watch(env, acted)
+            stepped, current = env.step_and_maybe_reset(acted)
+            for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
+                if returns[i] is None:
+                    returns[i] = float(stepped["next", EPISODE_RETURN][i])
+            if None not in returns[:episodes]:
+                break
+        else:
+            logger.warning(
+                "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
+                "counted. Give env.max_episode_steps.",
+                *(returns[:episodes].count(None), episodes, config.id, most_steps),
+            )
+            returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
     return [value for value in returns[:episodes] if value is not None]
 
 

@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -69,11 +70,8 @@ class Source(ABC):
 
     def plain_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """The observation and the action space of :meth:`plain`."""
-        env = self.plain()
-        try:
+        with closing(self.plain()) as env:
             return env.observation_space, env.action_space
-        finally:
-            env.close()
 
     def check(self) -> None:
         """Rejects what cannot be honoured, before any environment is made.

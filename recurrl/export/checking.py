@@ -4,6 +4,7 @@ Shape legend: B batch.
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -24,11 +25,11 @@ Call = Callable[[Tensors], Tensors]
 @torch.no_grad()
 def played(agent: Agent, steps: int) -> Tensors:
     """The inputs of the policy in one environment, over so many steps: each step in a row."""
-    env, state = agent.make_env(), agent.initial_state()
+    state = agent.initial_state()
     rows: list[Tensors] = []
     reward: Any = 0.0
     begins = True
-    try:
+    with closing(agent.make_env()) as env:
         observation, info = env.reset(seed=0)
         for _ in range(steps):
             given: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
@@ -38,8 +39,6 @@ def played(agent: Agent, steps: int) -> Tensors:
             begins = terminated or truncated
             if begins:
                 observation, info = env.reset()
-    finally:
-        env.close()
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 

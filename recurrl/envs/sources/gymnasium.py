@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -108,11 +109,8 @@ class Registered(GymnasiumSource):
         """The spaces of one environment, also where only a vector environment is registered."""
         if self.spec().entry_point is not None:
             return super().plain_spaces()
-        vector = self._vector(1)
-        try:
+        with closing(self._vector(1)) as vector:
             return vector.single_observation_space, vector.single_action_space
-        finally:
-            vector.close()
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment within the wrappers of the configuration."""
