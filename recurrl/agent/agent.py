@@ -16,6 +16,7 @@ from torch import Tensor
 from recurrl.agent.interface import interface_of
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors
 from recurrl.config import EnvConfig
+from recurrl.envs.faults import as_array
 from recurrl.envs.observations import is_castable, limit_of, starts_of_choices
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import dtype_of
@@ -180,10 +181,7 @@ class Agent:
 
     def _entry(self, name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], batch: int | None) -> Tensor:
         """An argument as a tensor with a batch dimension."""
-        try:
-            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-        except ValueError:
-            array = np.array(None)
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else as_array(value)
         wanted = shape if batch is None else (batch, *shape)
         if array.shape != wanted:
             raise ConfigError(self._misshapen(name, array.shape, shape, batch))
