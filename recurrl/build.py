@@ -1,6 +1,7 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -71,20 +72,16 @@ def make_policy_for(config: TrainConfig, given: Collection[str] = ()) -> Policy:
     Raises:
         ConfigError: the policy cannot be made for these specs, or a given value has no effect with them.
     """
-    env = make_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)
-    try:
+    with closing(make_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
         check_effects(config, given, kinds(observation[OBSERVATION], action))
         return make_policy(config, observation, action)
-    finally:
-        env.close()
 
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     """The configured algorithm."""
     options = config.algorithm.resolved(config.is_off_policy)
-    algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config.desired_kl)
-    return algorithm
+    return factory("algorithm", options.name)(options, policy, config.desired_kl)
 
 
 def make_learner(config: TrainConfig, policy: Policy) -> Learner:
@@ -140,8 +137,7 @@ def make_collector(
         # Those of the environments after the ones of lower ranks, as in a run alone.
         lower = (restarts * world().size + world().rank) * config.env.num_envs
         unused = seeds(rollouts.seed, lower + 1)[-1]
-        made: RolloutCollector = make(config.collector, replace(rollouts, seed=unused))
-        return made
+        return make(config.collector, replace(rollouts, seed=unused))
 
     return RestartingCollector(collector, restarts) if restarts.allowed else collector(0)
 

@@ -3,7 +3,7 @@
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -42,11 +42,6 @@ KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 class StoppedError(Exception):
     """The evaluation was asked to end."""
-
-
-def never() -> bool:
-    """The default for ``stopped``."""
-    return False
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ def evaluate(
     episodes: int,
     seed: int,
     states: str = KEPT,
-    stopped: Callable[[], bool] = never,
+    stopped: Callable[[], bool] = lambda: False,
     deterministic: bool = True,
     watch: Watch | None = None,
 ) -> list[float]:
@@ -156,28 +151,29 @@ def evaluate(
     act = act_at_random if policy is None else _acting(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
-    env = make_env(config, copies, seed + SEED_OFFSET, policy)
     returns: list[float | None] = [None] * copies
-    try:
-        with set_exploration_type(ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM):
-            current = env.reset()
-            for _ in range(most_steps):
-                if stopped():
-                    raise StoppedError
-                acted = act(env, current)
-                if watch is not None:
-                    watch(env, acted)
-                stepped, current = env.step_and_maybe_reset(acted)
-                for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
-                    if returns[i] is None:
-                        returns[i] = float(stepped["next", EPISODE_RETURN][i])
-                if None not in returns[:episodes]:
-                    break
-            else:
-                _warn_of_endless(config, returns[:episodes].count(None), episodes, most_steps)
-                returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
-    finally:
-        env.close()
+    exploration = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    with closing(make_env(config, copies, seed + SEED_OFFSET, policy)) as env, set_exploration_type(exploration):
+        current = env.reset()
+        for _ in range(most_steps):
+            if stopped():
+                raise StoppedError
+            acted = act(env, current)
+            if watch is not None:
+                watch(env, acted)
+            stepped, current = env.step_and_maybe_reset(acted)
+            for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
+                if returns[i] is None:
+                    returns[i] = float(stepped["next", EPISODE_RETURN][i])
+            if None not in returns[:episodes]:
+                break
+        else:
+            logger.warning(
+                "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
+                "counted. Give env.max_episode_steps.",
+                *(returns[:episodes].count(None), episodes, config.id, most_steps),
+            )
+            returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
     return [value for value in returns[:episodes] if value is not None]
 
 
@@ -222,34 +218,23 @@ def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, Tensor
 
     def act(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
         _disturb(current_N, policy.state_keys, states, generator)
-        acted: TensorDictBase = acting(current_N.to(device)).to(env.device)
-        return acted
+        return acting(current_N.to(device)).to(env.device)
 
     return act
 
 
-def _warn_of_endless(config: EnvConfig, endless: int, episodes: int, most_steps: int) -> None:
-    logger.warning(
-        "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are counted. Give "
-        "env.max_episode_steps.",
-        *(endless, episodes, config.id, most_steps),
-    )
-
-
 def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, generator: torch.Generator) -> None:
-    if states == ZEROED:
-        for key in keys:
+    # A rotation: each environment gets all states of another one.
+    by = int(torch.randint(1, current_N.batch_size[0], (), generator=generator)) if states == SHUFFLED else 0
+    for key in keys:
+        if states == ZEROED:
             current_N[key] = torch.zeros_like(current_N[key])
-    elif states == SHUFFLED:
-        count = current_N.batch_size[0]
-        # A rotation: each environment gets all states of another one.
-        by = int(torch.randint(1, count, (), generator=generator))
-        for key in keys:
+        elif states == SHUFFLED:
             current_N[key] = current_N[key].roll(by, 0)
 
 
 def memory_metrics(
-    config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = never
+    config: EnvConfig, policy: Policy, episodes: int, seed: int, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
     """The returns in the same episodes with the policy's recurrent states zeroed, and shuffled.
 
@@ -265,7 +250,7 @@ def memory_metrics(
 
 @random_numbers_restored()
 def random_metrics(
-    config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = never
+    config: EnvConfig, episodes: int, seed: int, stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
     """The baseline: the returns of random actions in the environments of the evaluation."""
     torch.manual_seed(seed)

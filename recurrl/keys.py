@@ -1,5 +1,9 @@
 """The names of the entries that environments, policy and learner share."""
 
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
 from tensordict import NestedKey
 
 OBSERVATION = "observation"
@@ -18,3 +22,16 @@ VALUE = "state_value"
 def path_of(key: NestedKey) -> tuple[str, ...]:
     """A key as the tuple of its names."""
     return (key,) if isinstance(key, str) else key
+
+
+def name_of(key: NestedKey) -> str:
+    """A key as one name, with dots."""
+    return ".".join(path_of(key))
+
+
+def nested(entries: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Nested dicts of entries by their paths."""
+    found: dict[str, Any] = {}
+    for (*outer, last), entry in entries.items():
+        reduce(lambda inner, name: inner.setdefault(name, {}), outer, found)[last] = entry
+    return found

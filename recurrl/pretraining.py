@@ -21,7 +21,7 @@ from recurrl.agent.interface import interface_of
 from recurrl.agent.step import Step
 from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.envs.observations import is_castable, limit_of
-from recurrl.envs.spaces import spec_of
+from recurrl.envs.spaces import dtype_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
@@ -224,7 +224,7 @@ class _Episode:
             array.ndim > 0 and len(array) in lengths and array.shape[1:] == shape,
             f"{name} has the shape {array.shape}; of {steps} actions it is {(lengths[-1], *shape)}",
         )
-        dtype = torch.empty(0, dtype=spec_of(space, 1).dtype).numpy().dtype
+        dtype = dtype_of(space)
         numbers = array.dtype.kind in "biuf" and is_castable(array.dtype, dtype)
         self._require(numbers, f"{name} has the dtype {array.dtype} instead of the environment's {dtype}")
         array = array[:steps]

@@ -22,6 +22,7 @@ from recurrl.build import (
     share_of,
 )
 from recurrl.checkpoint import not_finite, ranks
+from recurrl.checkpoint.files import Held
 from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.collector.rollouts import RolloutCollector
@@ -132,7 +133,7 @@ def train(
 
         def save(metrics: Mapping[str, float]) -> Path:
             world().broadcast(_SAVE)
-            own = {ranks.RANKS: ranks.Held(ranks.own_states(parts))} if world().size > 1 else {}
+            own = {ranks.RANKS: Held(ranks.own_states(parts))} if world().size > 1 else {}
             path = checkpoint.save(run_dir, report.frames, metrics, {**parts, **own}, trackers.ids, settings)
             report.checkpoint = f"{CHECKPOINTS}/{path.name}"
             return path

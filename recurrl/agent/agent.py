@@ -16,12 +16,13 @@ from torch import Tensor
 from recurrl.agent.interface import interface_of
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors
 from recurrl.config import EnvConfig
+from recurrl.envs.faults import as_array
 from recurrl.envs.observations import is_castable, limit_of, starts_of_choices
 from recurrl.envs.source import source_of
-from recurrl.envs.spaces import spec_of
+from recurrl.envs.spaces import dtype_of
 from recurrl.envs.wrappers import without_names
 from recurrl.errors import ConfigError, require
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
 
 Array = np.ndarray[Any, Any]
@@ -57,25 +58,18 @@ class Agent:
     Attributes:
         policy: likewise.
         interface: the environment's spaces.
+        observation_space: of one environment, as :meth:`act` takes observations.
+        action_space: of one environment, as :meth:`act` returns actions.
     """
 
     def __init__(self, policy: Policy, env: EnvConfig) -> None:
         self.policy, self.interface = policy, interface_of(env, policy.critic_only)
+        self.observation_space, self.action_space = self.interface.observation_space, self.interface.action_space
         device = policy.device
         self._steps = {sampled: Step(policy, self.interface, sampled).to(device) for sampled in (False, True)}
         self._shapes = self._steps[True].state_shapes()
-        self._observed = [(*entry, _dtype_of(entry[2]), limit_of(entry[2])) for entry in self.interface.observations()]
+        self._observed = [(*entry, dtype_of(entry[2]), limit_of(entry[2])) for entry in self.interface.observations()]
         self._acted = list(self.interface.actions())
-
-    @property
-    def observation_space(self) -> spaces.Space[Any]:
-        """Of one environment, as :meth:`act` takes observations."""
-        return self.interface.observation_space
-
-    @property
-    def action_space(self) -> spaces.Space[Any]:
-        """Of one environment, as :meth:`act` returns actions."""
-        return self.interface.action_space
 
     def step_module(self, sampled: bool = False) -> Step:
         """What :meth:`act` computes on tensors, as one module for export."""
@@ -187,10 +181,7 @@ class Agent:
 
     def _entry(self, name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], batch: int | None) -> Tensor:
         """An argument as a tensor with a batch dimension."""
-        try:
-            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-        except ValueError:
-            array = np.array(None)
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else as_array(value)
         wanted = shape if batch is None else (batch, *shape)
         if array.shape != wanted:
             raise ConfigError(self._misshapen(name, array.shape, shape, batch))
@@ -252,23 +243,11 @@ class Agent:
         return self._entry("reward", reward, (), np.dtype(np.float32), batch).unsqueeze(-1)
 
     def _action(self, outputs: Tensors, batch: int | None, like: Tensor | None) -> Any:
-        action: Any = {}
+        parts: dict[tuple[str, ...], Any] = {}
         for name, path, leaf in self._acted:
-            value: Any = outputs[name]
-            value = value[0] if batch is None else value
-            value = value.to(like.device) if like is not None else value.cpu().numpy().astype(leaf.dtype)[()]
-            if not path:
-                return value
-            inner = action
-            for key in path[:-1]:
-                inner = inner.setdefault(key, {})
-            inner[path[-1]] = value
-        return without_names(self.action_space, action)
-
-
-def _dtype_of(space: spaces.Space[Any]) -> np.dtype[Any]:
-    """The dtype in which policies take an entry of an observation."""
-    return torch.empty(0, dtype=spec_of(space, 1).dtype).numpy().dtype
+            value = outputs[name] if batch is not None else outputs[name][0]
+            parts[path] = value.to(like.device) if like is not None else value.cpu().numpy().astype(leaf.dtype)[()]
+        return parts[()] if () in parts else without_names(self.action_space, nested(parts))
 
 
 def _member(value: Any, key: str, name: str, space: spaces.Space[Any]) -> Any:

@@ -10,7 +10,7 @@ from recurrl.config import EnvConfig
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import leaves
 from recurrl.envs.wrappers import named
-from recurrl.keys import ACTION, OBSERVATION
+from recurrl.keys import ACTION, OBSERVATION, name_of
 
 Space = spaces.Space[Any]
 
@@ -64,4 +64,4 @@ def interface_of(env: EnvConfig, critic_only: tuple[str, ...] = ()) -> Interface
 
 def _entries(name: str, space: Space) -> Iterator[tuple[str, tuple[str, ...], Space]]:
     for path, leaf in leaves(named(space)):
-        yield ".".join((name, *path)), path, leaf
+        yield name_of((name, *path)), path, leaf

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from recurrl.agent.interface import Interface, Space
 from recurrl.envs.spaces import spec_of
-from recurrl.envs.wrappers import half_range, seen_entries
-from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.envs.wrappers import added_entries, half_range, seen_entries
+from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Binary, Joint, LazyCategorical, SquashedGaussian, deterministic, displaced
 from recurrl.policy.functions import as_function
@@ -59,19 +59,11 @@ class Step(nn.Module):
         seen = seen_entries(interface.observation_space, env.mask)[1] if env.mask else None
         self.seen: Tensor | None
         self.register_buffer("seen", None if seen is None else torch.from_numpy(seen))
-        self.added = [
-            name
-            for name, asked in (
-                (ACTION_MASK, env.action_mask_from_info),
-                (PREVIOUS_ACTION, env.previous_action),
-                (PREVIOUS_REWARD, env.previous_reward),
-            )
-            if asked and name not in policy.critic_only
-        ]
+        self.added = [name for name in added_entries(env) if name not in policy.critic_only]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each state of one environment, by name. Episodes begin with zeros."""
-        found = {".".join(path_of(key)): shape for key, shape in self.policy.trunk.state_shapes.items()}
+        found = {name_of(key): shape for key, shape in self.policy.trunk.state_shapes.items()}
         if PREVIOUS_ACTION in self.added:
             found[PREVIOUS_ACTION] = (sum(part.flat_size for part in self.parts.values()),)
         if self.policy.noise is not None and self.sampled:
@@ -87,12 +79,13 @@ class Step(nn.Module):
         begins_B = inputs[IS_INIT]
         observation = self.observation(inputs, begins_B)
         trunk = self.policy.trunk
-        entering = {key: inputs[".".join(path_of(key))] for key in trunk.state_keys}
+        entering = {key: inputs[name_of(key)] for key in trunk.state_keys}
         features, new_states = trunk.stepper()(observation, entering, begins_B)
         distribution = as_function(self.policy.actor_head)(features, observation)
-        outputs = {NEXT + ".".join(path_of(key)): state for key, state in new_states.items()}
+        outputs = {NEXT + name_of(key): state for key, state in new_states.items()}
         noise_BZ = self._noise(inputs, begins_B, outputs)
-        parts = _parts_of(distribution)
+        joint = distribution.parts if isinstance(distribution, Joint) else {(): distribution}
+        parts = {path_of(key): part for key, part in joint.items()}
         actions: Tensors = {}
         flat_BA = []
         # In the order of the environment's parts, which is that of the flattened action.
@@ -105,28 +98,21 @@ class Step(nn.Module):
         if flat_BA:
             outputs[NEXT + PREVIOUS_ACTION] = torch.cat(flat_BA, -1)
         for path, each in parts.items():
-            outputs |= {".".join(("distribution", *path, key)): value for key, value in parameters_of(each).items()}
+            outputs |= {name_of(("distribution", *path, key)): value for key, value in parameters_of(each).items()}
         return {**actions, **outputs}
 
     def observation(self, inputs: Tensors, begins_B: Tensor) -> Any:
         """The observation as the policy takes it: a tensor, or a nested mapping."""
-        entries: dict[str, Any] = {}
+        entries: dict[tuple[str, ...], Tensor] = {}
         for name, path, spec in self._observed:
             value = inputs[name].reshape(-1, *spec.shape[1:])
-            value = value if self.seen is None else value[:, self.seen]
-            if not path:
-                entries[OBSERVATION] = value
-                continue
-            inner = entries
-            for key in path[:-1]:
-                inner = inner.setdefault(key, {})
-            inner[path[-1]] = value
+            entries[path or (OBSERVATION,)] = value if self.seen is None else value[:, self.seen]
         for name in self.added:
             value = inputs[name]
-            entries[name] = value if name == ACTION_MASK else value.masked_fill(begins_B.unsqueeze(-1), 0.0)
+            entries[name,] = value if name == ACTION_MASK else value.masked_fill(begins_B.unsqueeze(-1), 0.0)
         is_dict = isinstance(self.interface.observation_space, spaces.Dict | spaces.Tuple)
         is_dict = is_dict or bool(self.added or self.policy.critic_only)
-        return entries if is_dict else entries[OBSERVATION]
+        return nested(entries) if is_dict else entries[OBSERVATION,]
 
     def _noise(self, inputs: Tensors, begins_B: Tensor, outputs: Tensors) -> Tensor | None:
         """The noise of this step; if it is correlated, also written for the next one."""
@@ -214,7 +200,7 @@ def decided(step: Step, name: str, outputs: Tensors, inputs: Tensors) -> Tensor:
     first = 0
     for path, part in step.parts.items():
         if part.name == name:
-            logits = outputs[".".join(("distribution", *path, "logits"))]
+            logits = outputs[name_of(("distribution", *path, "logits"))]
             binary = isinstance(part.space, spaces.MultiBinary)
             noise_BZ = inputs[NOISE_INPUT][:, first : first + part.noise_size] if step.sampled else None
             return part.to_env(_chosen(Binary(logits) if binary else LazyCategorical(logits), noise_BZ))
@@ -225,12 +211,6 @@ def decided(step: Step, name: str, outputs: Tensors, inputs: Tensors) -> Tensor:
 def _base(distribution: Distribution) -> Any:
     inner: Any = distribution.base if isinstance(distribution, SquashedGaussian) else distribution
     return inner.base_dist if isinstance(inner, Independent) else inner
-
-
-def _parts_of(distribution: Distribution) -> dict[tuple[str, ...], Distribution]:
-    if isinstance(distribution, Joint):
-        return {path_of(key): part for key, part in distribution.parts.items()}
-    return {(): distribution}
 
 
 def _chosen(distribution: Distribution, noise_BZ: Tensor | None) -> Tensor:

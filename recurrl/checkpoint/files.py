@@ -166,7 +166,7 @@ def state(path: Path, name: str) -> Any:
     Raises:
         ConfigError: the checkpoint has no such component, or a damaged one.
     """
-    taken = _Taken()
+    taken = Held()
     try:
         _checkpoint({name: taken}).load(path)
     except CheckpointError as error:
@@ -176,10 +176,18 @@ def state(path: Path, name: str) -> Any:
     return taken.state
 
 
-class _Taken:
-    """A component that keeps the state it is given."""
+class Held:
+    """A component whose state is only held."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        """The state."""
+        return self.state
 
     def load_state_dict(self, state: Any) -> None:
+        """Holds it."""
         self.state = state
 
 
@@ -190,12 +198,7 @@ def metadata(path: Path) -> dict[str, Any]:
         ConfigError: the checkpoint is damaged.
     """
     verify(path)
-    return _unverified_metadata(path)
-
-
-def _unverified_metadata(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = Checkpoint.manifest(path)["metadata"]
-    return found
+    return Checkpoint.manifest(path)["metadata"]
 
 
 def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
@@ -272,7 +275,7 @@ def damage(path: Path) -> str | None:
                 return f"{name} is missing"
             if expected[name] != _checksum(found[name]):
                 return f"{name} was modified or corrupted"
-        if not isinstance(_unverified_metadata(path), dict):
+        if not isinstance(Checkpoint.manifest(path)["metadata"], dict):
             return f"{MANIFEST} is not in the format that runs write"
     except UnreadableError as error:
         return f"{CHECKSUMS} {error.reason}"
@@ -321,8 +324,7 @@ def _checksums(path: Path) -> dict[str, str]:
 
 def checksums(path: Path) -> dict[str, str]:
     """The SHA-256 of each file of an intact checkpoint, but of the evaluation, as they were when it was written."""
-    found: dict[str, str] = json.loads(read_text(path / CHECKSUMS, _MOST_BYTES))
-    return found
+    return json.loads(read_text(path / CHECKSUMS, _MOST_BYTES))
 
 
 def _checksum(file: Path) -> str:

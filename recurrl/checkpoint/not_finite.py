@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor
 
 from recurrl.checkpoint import components, files
 from recurrl.checkpoint.checkpoint import Stateful
-from recurrl.checkpoint.ranks import SCALER, Held
+from recurrl.checkpoint.ranks import SCALER
 from recurrl.errors import NonFiniteError
 from recurrl.learning.learner import Learner
 from recurrl.runtime.in_bytes import read, written
@@ -25,21 +25,11 @@ FOLDER = "not_finite"
 ROWS = "rows"
 
 
-class Rows:
-    """The rows of an iteration, as a component of a checkpoint."""
-
-    def __init__(self, batch_NT: TensorDictBase | None = None) -> None:
-        self.batch_NT = batch_NT
-
-    def state_dict(self) -> dict[Any, Tensor]:
-        """Each entry by its key."""
-        assert self.batch_NT is not None
-        return dict(self.batch_NT.items(True, True))
+class _Rows(files.Held):
+    """The rows of an iteration, read from a checkpoint."""
 
     def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
-        """From a checkpoint."""
-        shape = state["next", "done"].shape[:2]
-        self.batch_NT = TensorDict(dict(state), batch_size=shape)
+        self.state = TensorDict(dict(state), batch_size=state["next", "done"].shape[:2])
 
 
 @contextmanager
@@ -49,7 +39,7 @@ def batch_saved(run_dir: Path, frames: int, learner: Learner) -> Iterator[None]:
         yield
     except NonFiniteError as error:
         # All ranks learn from what all collected, so all have the error.
-        rows = world().gather(written(Rows(learner.rows).state_dict()) if world().size > 1 else b"")
+        rows = world().gather(written(_entries(learner)) if world().size > 1 else b"")
         if world().rank > 0:
             raise
         raise NonFiniteError(f"{error} {_save(run_dir, frames, learner, [read(each) for each in rows[1:]])}") from error
@@ -65,8 +55,8 @@ def _save(run_dir: Path, frames: int, learner: Learner, others: Sequence[Mapping
         others: the rows of the other ranks.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
-    own = Rows(learner.rows).state_dict()
-    rows = Held({key: torch.cat([value, *(each[key].to(value) for each in others)]) for key, value in own.items()})
+    own = _entries(learner).items()
+    rows = files.Held({key: torch.cat([value, *(each[key].to(value) for each in others)]) for key, value in own})
     try:
         files.write(path, {**_learnt(learner), ROWS: rows}, {"frames": frames})
     except OSError as error:
@@ -84,16 +74,21 @@ def diagnose(learner: Learner, path: Path) -> Iterator[str]:
     Raises:
         ConfigError: no batch is saved there, it is damaged, or it does not fit the learner.
     """
-    rows = Rows()
+    rows = _Rows()
     files.read(path, {**_learnt(learner), ROWS: rows})
-    assert rows.batch_NT is not None
-    batch_NT = rows.batch_NT.to(learner.policy.device)
+    batch_NT = rows.state.to(learner.policy.device)
     for key in sorted(batch_NT.keys(True, True), key=str):
         yield from _largest(" ".join(key) if isinstance(key, tuple) else key, batch_NT[key])
     for number, (losses, not_finite) in enumerate(learner.trial(batch_NT), start=1):
         told = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         where = f"non-finite in {', '.join(not_finite)}" if not_finite else "finite"
         yield f"minibatch {number}: {told}; gradient {where}"
+
+
+def _entries(learner: Learner) -> dict[Any, Tensor]:
+    """The rows of the last iteration, by their keys."""
+    assert learner.rows is not None
+    return dict(learner.rows.items(True, True))
 
 
 def _learnt(learner: Learner) -> dict[str, Stateful]:

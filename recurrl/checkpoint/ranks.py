@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from recurrl.checkpoint import files
+from recurrl.checkpoint.files import Held
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.ranks import world
@@ -29,21 +30,6 @@ _RETURNS = "discounted_return"
 
 logger = logging.getLogger(__name__)
 State = dict[str, Any]
-
-
-class Held:
-    """A component whose state is only held."""
-
-    def __init__(self, state: Any = None) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        """The state."""
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        """Holds it."""
-        self.state = state
 
 
 def own_states(parts: Mapping[str, Any]) -> list[State]:
@@ -151,14 +137,11 @@ def _divided_episodes(states: Sequence[State], size: int) -> list[State]:
     """The unfinished episodes, if they were saved by environment or worker; else the reason for new ones."""
     restarts = sum(state.get("restarts", 0) for state in states)
     why_not = next((state["why_not"] for state in states if state["why_not"]), None)
+    workers = sum(len(state.get("workers", ())) for state in states)
     shares: list[State] = [{} for _ in range(size)]
     if why_not is None and all("environments" in state.get("episodes", {}) for state in states):
         shares = _split([{"episodes": state["episodes"], "carrier": state["carrier"]} for state in states], size)
-    elif (
-        why_not is None
-        and sum(len(state.get("workers", ())) for state in states) % size == 0
-        and "workers" in states[0]
-    ):
+    elif why_not is None and workers % size == 0 and "workers" in states[0]:
         shares = _split([{"workers": state["workers"]} for state in states], size)
     elif why_not is None:
         why_not = f"those of {len(states)} ranks were saved together, and cannot be divided among {size}"

@@ -92,9 +92,8 @@ def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
         ConfigError: the run has no evaluated checkpoint.
     """
     saved = Checkpoint(_best_in(run_dir))
-    evaluation = saved.evaluation or {}
     described = {"frames": saved.frames, "version": saved.version, "sha256": files.checksums(saved.path)}
-    return saved.path, {**evaluation, **described}
+    return saved.path, {**(saved.evaluation or {}), **described}
 
 
 def find(path: Path, which: str = LAST) -> Path:

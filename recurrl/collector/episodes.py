@@ -14,6 +14,8 @@ from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.learning.metrics import WINDOW
 from recurrl.runtime.ranks import world
 
+_KEPT = ("returns", "lengths", "truncated")
+
 
 class EpisodeStatistics:
     """Returns, unscaled and undiscounted, lengths and truncations of the last episodes."""
@@ -53,14 +55,11 @@ class EpisodeStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        kept = {"returns": self.returns, "lengths": self.lengths, "truncated": self.truncated}
-        return {**{name: list(values) for name, values in kept.items()}, "count": self.count}
+        return {**{name: list(getattr(self, name)) for name in _KEPT}, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        self.returns, self.lengths, self.truncated = (
-            deque(state[name], maxlen=WINDOW) for name in ("returns", "lengths", "truncated")
-        )
+        self.returns, self.lengths, self.truncated = (deque(state[name], maxlen=WINDOW) for name in _KEPT)
         self.count = state["count"]
 
 
@@ -72,8 +71,7 @@ def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
     truncated = done_TN1 & ~after["terminated"]
     # As one table, so that a device is waited for once.
     table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
-    found: list[list[float]] = table_TN4[done_TN1.squeeze(-1)].tolist()
-    return found
+    return table_TN4[done_TN1.squeeze(-1)].tolist()
 
 
 def _mean(values: Collection[float]) -> float:

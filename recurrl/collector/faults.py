@@ -8,7 +8,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -19,6 +19,7 @@ from torch import multiprocessing
 from recurrl.config import WorkersConfig
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.time_limit import time_limit
 
 _NOTICED = b"\0"
 _MOST_BYTES = 4096
@@ -33,6 +34,7 @@ _ADVICE = {
     signal.SIGBUS: "Shared memory may have run out: in a container, give more with docker run --ipc=host or "
     "--shm-size.",
 }
+_CONTINUES = "With collector.on_fault=restart the run continues with new workers."
 _ELSEWHERE = "PYTHONFAULTHANDLER=1 shows where."
 
 
@@ -42,33 +44,6 @@ class RemoteTraceback(Exception):  # noqa: N818  (not an error itself, but the o
 
 class WorkerFaultError(RunError):
     """A worker ended, or its environments raised an unexpected exception; the message says which worker."""
-
-
-class ExceptionQueue:
-    """The queue on which workers send the exceptions that end them."""
-
-    def __init__(self) -> None:
-        self._queue: Any = multiprocessing.get_context("spawn").SimpleQueue()
-
-    @contextmanager
-    def of(self, worker: int) -> Iterator[None]:
-        """In a worker: sends an exception to the main process, which prints it, and ends this process.
-
-        Raises:
-            SystemExit: there was an exception.
-        """
-        try:
-            yield
-        except Exception as error:
-            self._queue.put((worker, *_portable(error)))
-            raise SystemExit(1) from error
-
-    def first(self) -> tuple[int, Exception | str, str] | None:
-        """A worker, its exception (or its message, if it cannot be pickled), and its traceback; None without one."""
-        if self._queue.empty():
-            return None
-        worker, pickled, said, printed = self._queue.get()
-        return worker, said if pickled is None else pickle.loads(pickled), printed
 
 
 def _portable(error: Exception) -> tuple[bytes | None, str, str]:
@@ -124,7 +99,7 @@ class Alarms:
 
 
 class Supervisor:
-    """Finds out which worker failed, and why.
+    """Finds out which worker failed, and why. Workers have a copy, which reports to the main process's.
 
     Args:
         options: as configured.
@@ -132,9 +107,28 @@ class Supervisor:
     """
 
     def __init__(self, options: WorkersConfig, num_envs: int) -> None:
-        self.exceptions, self.alarms = ExceptionQueue(), Alarms(options.num_workers)
-        self._timeout_s, self._workers = options.timeout_s, options.num_workers
-        self._envs = num_envs
+        self._exceptions: Any = multiprocessing.get_context("spawn").SimpleQueue()
+        self._alarms = Alarms(options.num_workers)
+        self._timeout_s = options.timeout_s
+        self._name = partial(name_of, workers=options.num_workers, num_envs=num_envs)
+
+    def guard(self, worker: int) -> Callable[[], AbstractContextManager[None]]:
+        """In a worker: what to run its environments in. Its alarms are reported from now on."""
+        return partial(self._guarded, worker, self._alarms.send(worker))
+
+    @contextmanager
+    def _guarded(self, worker: int, noticed: Callable[[], object]) -> Iterator[None]:
+        """Limits the time of steps; sends an exception to the main process, which prints it, and ends this process.
+
+        Raises:
+            SystemExit: there was an exception.
+        """
+        try:
+            with time_limit(self._timeout_s, noticed):
+                yield
+        except Exception as error:
+            self._exceptions.put((worker, *_portable(error)))
+            raise SystemExit(1) from error
 
     def fault(self, processes: Sequence[BaseProcess], frames: int) -> Exception | None:
         """The fault of a worker, as an exception with its cause, or None.
@@ -145,13 +139,12 @@ class Supervisor:
         """
         ended = next((worker for worker, process in enumerate(processes) if process.exitcode is not None), None)
         # In this order, because a worker reports before it ends.
-        found = self.exceptions.first()
-        if found is not None:
-            worker, error, printed = found
-            return reported(self._name(worker), error, printed)
+        if not self._exceptions.empty():
+            worker, pickled, said, printed = self._exceptions.get()
+            return reported(self._name(worker), said if pickled is None else pickle.loads(pickled), printed)
         if ended is not None:
             return WorkerFaultError(f"{self._name(ended)} {_end(processes[ended].exitcode or 0, frames)}")
-        hung = self.alarms.unnoticed()
+        hung = self._alarms.unnoticed()
         if hung is not None:
             return WorkerFaultError(f"{self._name(hung)} {_hang(self._timeout_s or 0.0, frames)}")
         return None
@@ -164,9 +157,6 @@ class Supervisor:
             if process.sentinel in ending:
                 process.join(_DYING_S)
         return self.fault(processes, frames)
-
-    def _name(self, worker: int) -> str:
-        return name_of(worker, self._workers, self._envs)
 
 
 def name_of(worker: int, workers: int, num_envs: int) -> str:
@@ -203,8 +193,7 @@ def reported(name: str, error: Exception | str, printed: str) -> Exception:
 def _hang(seconds: float, frames: int) -> str:
     return (
         f"hangs in native code after {frames} of its frames: no response within collector.timeout_s={seconds:g} s. If "
-        "its steps may take longer, give a larger limit, or null for none. With collector.on_fault=restart the run "
-        "continues with new workers."
+        f"its steps may take longer, give a larger limit, or null for none. {_CONTINUES}"
     )
 
 
@@ -213,7 +202,4 @@ def _end(exitcode: int, frames: int) -> str:
     if exitcode >= 0:
         return f"exited with code {exitcode} {after}. Its output says why."
     number = signal.Signals(-exitcode)
-    return (
-        f"was killed by {number.name} {after}. {_ADVICE.get(number, _ELSEWHERE)} With collector.on_fault=restart the "
-        "run continues with new workers."
-    )
+    return f"was killed by {number.name} {after}. {_ADVICE.get(number, _ELSEWHERE)} {_CONTINUES}"

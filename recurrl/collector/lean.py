@@ -5,7 +5,7 @@ Shape legend: N environments, T steps.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, reduce
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from recurrl.collector import collector_state
 from recurrl.envs import TensorEnv
 from recurrl.envs.episode_return import EpisodeReturn
 from recurrl.errors import NonFiniteError
-from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, path_of
+from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, nested, path_of
 from recurrl.policy import Policy, PolicyModule
 from recurrl.policy.distributions import log_probs
 
@@ -126,8 +126,7 @@ class LeanCollector(Collector):
     def _next_trajectories(self, ended: Tensors) -> Tensor:
         """The trajectory number of each environment, with new ones for trajectories that ended."""
         self._update_traj_ids({"next": TensorDict({key: ended[key] for key in self.env.done_keys}, [self.n_env])})
-        numbers: Tensor = self._carrier[_TRAJECTORY]
-        return numbers
+        return self._carrier[_TRAJECTORY]
 
 
 class TensorRollout:
@@ -271,11 +270,7 @@ def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
     """The entry that contains these leaves: a tensor, or nested dicts."""
     if OBSERVATION in leaves:
         return leaves[OBSERVATION]
-    result: dict[str, Any] = {}
-    for key in keys:
-        *outer, last = path_of(key)
-        reduce(lambda inner, name: inner.setdefault(name, {}), outer, result)[last] = leaves[key]
-    return result[OBSERVATION]
+    return nested({path_of(key): leaves[key] for key in keys})[OBSERVATION]
 
 
 def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:

@@ -39,6 +39,9 @@ _CLOSING_S = 5.0
 """Time that environments get to close."""
 _START = " Start a cluster with ray start --head, or leave collector.address out to use this machine alone."
 
+_NOT_STARTED = (RayError, OSError, RuntimeError, ValueError)
+"""What Ray raises where it cannot start or connect."""
+
 Arrays = dict[NestedKey, np.ndarray[Any, Any]]
 logger = logging.getLogger(__name__)
 
@@ -254,26 +257,23 @@ def _connected(options: RayConfig) -> Iterator[None]:
         else:
             arguments = {"address": options.address}
         stack.callback(ray.shutdown)
-        with _signal_handlers_kept():
-            try:
-                ray.init(**arguments, logging_level=logging.ERROR)
-            except Exception as error:  # as Ray raises, for a node that does not start in time
-                advice = "" if options.address is None else _START
-                raise ConfigError(
-                    f"collector=ray cannot connect to collector.address={options.address or 'null'}: "
-                    f"{type(error).__name__}: {error}{advice}"
-                ) from error
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        try:
+            ray.init(**arguments, logging_level=logging.ERROR)
+        except Exception as error:
+            # Ray raises Exception itself, of no subclass, for a node that does not start in time.
+            if not (isinstance(error, _NOT_STARTED) or type(error) is Exception):
+                raise
+            advice = "" if options.address is None else _START
+            raise ConfigError(
+                f"collector=ray cannot connect to collector.address={options.address or 'null'}: "
+                f"{type(error).__name__}: {error}{advice}"
+            ) from error
+        # ray.init replaces those of the signals that end a run.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         yield
-
-
-@contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Restores the handlers of the signals that end a run, which ``ray.init`` replaces."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _no_room(options: RayConfig) -> str:

@@ -17,7 +17,7 @@ from torch import multiprocessing, nn
 from torchrl.collectors import MultiCollector
 
 from recurrl.collector import collector_state
-from recurrl.collector.faults import Alarms, ExceptionQueue, Supervisor
+from recurrl.collector.faults import Supervisor
 from recurrl.collector.lean import LeanCollector
 from recurrl.collector.rollouts import Rollouts
 from recurrl.config import WorkersConfig
@@ -26,7 +26,6 @@ from recurrl.errors import ConfigError, RunError
 from recurrl.policy import Policy, PolicyModule
 from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.signals import ignore_signals
-from recurrl.runtime.time_limit import time_limit
 
 _POLL_S = 0.2
 
@@ -83,9 +82,7 @@ class WorkerCollector(LeanCollector):
         network: the policy, in memory that the workers share.
         seed: for the workers' policies and global generators.
         weights: the weights that the policy acts with.
-        exceptions: receives the exception that ends the worker.
-        alarms: signals immediately that a step took too long.
-        timeout_s: time limit in seconds for a step of the environments; None for no limit.
+        supervisor: receives alarms, and the exception that ends the worker.
         options: of :class:`LeanCollector`; ``worker_idx`` is the worker's number.
     """
 
@@ -95,37 +92,34 @@ class WorkerCollector(LeanCollector):
         network: Policy,
         seed: int,
         weights: SharedWeights,
-        exceptions: ExceptionQueue,
-        alarms: Alarms,
-        timeout_s: float | None,
+        supervisor: Supervisor,
         **options: Any,
     ) -> None:
         worker = options["worker_idx"]
-        self._weights, self._exceptions = weights, exceptions
-        self._time_limit = partial(time_limit, timeout_s, alarms.send(worker))
+        self._weights, self._guard = weights, supervisor.guard(worker)
         own = deepcopy(network)
         options["create_env_kwargs"] = {"policy": own}
         options["policy_factory"] = partial(options["policy_factory"], policy_factory=partial(PolicyModule, own))
         # The workers share one counter, so numbers would depend on the order in which episodes end.
         options["track_traj_ids"] = False
         seed_process(seed + worker)
-        with exceptions.of(worker), self._time_limit():
+        with self._guard():
             super().__init__(*arguments, **options)
 
     def rollout(self) -> TensorDictBase:
         """A rollout with the newest weights."""
-        with self._exceptions.of(self.worker_idx), self._time_limit():
+        with self._guard():
             self._weights.load_into(self.policy, self.worker_idx)
             return super().rollout()
 
     def saved(self) -> bytes:
         """This worker's state, including its random numbers, as ``torch.save`` writes it."""
-        with self._exceptions.of(self.worker_idx), self._time_limit():
+        with self._guard():
             return collector_state.saved(self)
 
     def restore(self, saved: bytes) -> None:
         """Restores it."""
-        with self._exceptions.of(self.worker_idx), self._time_limit():
+        with self._guard():
             collector_state.restore(self, saved)
 
 
@@ -164,9 +158,7 @@ class Workers(MultiCollector):
                     network=deepcopy(policy).cpu(),
                     seed=rollouts.seed,
                     weights=self.weights,
-                    exceptions=self._supervisor.exceptions,
-                    alarms=self._supervisor.alarms,
-                    timeout_s=options.timeout_s,
+                    supervisor=self._supervisor,
                 ),
                 init_fn=ignore_signals,
                 total_frames=-1,

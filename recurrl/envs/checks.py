@@ -1,5 +1,6 @@
 """Checks of the configured environment, before it is trained in."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import torch
@@ -37,8 +38,7 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
         ConfigError: the copies differ.
     """
     alike = replace(groups, size=2, steps_per_row=steps)
-    env = source_of(config).make_groups(2, alike)
-    try:
+    with closing(source_of(config).make_groups(2, alike)) as env:
         for episode in range(episodes):
             current = env.reset()
             _compare_copies(config, current, "observation", f"after reset {episode + 1}")
@@ -48,8 +48,6 @@ def check_seeds(config: EnvConfig, groups: Groups, episodes: int = 4, steps: int
                 stepped, current = env.step_and_maybe_reset(acted)
                 for key in ("observation", "reward", "done"):
                     _compare_copies(config, stepped["next"], key, f"{step + 1} steps after reset {episode + 1}")
-    finally:
-        env.close()
 
 
 def _compare_copies(config: EnvConfig, tensordict: TensorDictBase, key: str, when: str) -> None:

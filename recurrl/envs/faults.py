@@ -47,7 +47,8 @@ class Faults:
 
     @contextmanager
     def blamed(self, call: str) -> Iterator[None]:
-        """Attributes exceptions in a call to the environment with the index ``at``."""
+        """Attributes exceptions in a call to the environment with the index ``at``, and counts steps."""
+        self.steps += call == "step"
         try:
             yield
         except (ConfigError, EnvironmentFaultError):
@@ -59,12 +60,6 @@ class Faults:
                 f"{self.name(self.at)} raised {type(error).__name__} in {call}: {_message(error)}. "
                 "HYDRA_FULL_ERROR=1 shows where."
             ) from error
-
-    def rewards(self, values_N: Any) -> Array:
-        """The rewards of all environments ``[N]``, from numbers or arrays of one number."""
-        column = self._column("reward", values_N, *_REWARD)
-        self.check_finite("reward", column)
-        return column.astype(np.float32)
 
     def flags(self, name: str, values_N: Any) -> Array:
         """The flags ``terminated`` or ``truncated`` of all environments ``[N]``; 0 and 1 may stand for them."""
@@ -78,8 +73,10 @@ class Faults:
 
     def results(self, rewards_N: Any, terminated_N: Any, truncated_N: Any) -> dict[NestedKey, Tensor]:
         """The entries ``reward``, ``terminated``, ``truncated`` and ``done`` of a step, ``[N, 1]`` each."""
+        rewards = self._column("reward", rewards_N, *_REWARD)
+        self.check_finite("reward", rewards)
         columns = {
-            "reward": self.rewards(rewards_N),
+            "reward": rewards.astype(np.float32),
             "terminated": self.flags("terminated", terminated_N),
             "truncated": self.flags("truncated", truncated_N),
         }

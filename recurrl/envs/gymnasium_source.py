@@ -21,11 +21,11 @@ from recurrl.envs.wrappers import (
     HideObservations,
     SeededEpisodes,
     TuplesAsDicts,
+    added_entries,
     has_tuples,
     under_one_key,
 )
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
 
 
 class GymnasiumSource(Source):
@@ -98,11 +98,6 @@ class GymnasiumSource(Source):
             env = HideObservations(env, options.mask, self.reveals)
         if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
             env = ActionsInUnits(env)
-        asked = {
-            ACTION_MASK: options.action_mask_from_info,
-            PREVIOUS_ACTION: options.previous_action,
-            PREVIOUS_REWARD: options.previous_reward,
-        }
-        if any(asked.values()):
-            env = AddedEntries(env, [name for name, is_asked in asked.items() if is_asked])
+        if added := added_entries(options):
+            env = AddedEntries(env, added)
         return under_one_key(env)

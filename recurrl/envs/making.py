@@ -1,7 +1,5 @@
 """Builds environments: batched, seeded, within the time limit, with episode starts, states and returns marked."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -88,17 +86,7 @@ def _guarded(env: EnvBase, config: EnvConfig) -> EnvBase:
     faults = (env.faults if in_tensors else None) or Faults(config.id, env.batch_size[0])
     step, reset = ("step_tensors", "reset_tensors") if in_tensors else ("_step", "_reset")
     for name, call in ((step, "step"), (reset, "reset"), ("set_seed", "reset"), ("close", "close")):
-        setattr(env, name, limited(_blamed(getattr(env, name), call, faults)))
+        setattr(env, name, limited(faults.blamed(call)(getattr(env, name))))
     for name in ("episodes", "restore_episodes") if in_tensors else ():
         setattr(env, name, limited(getattr(env, name)))
     return env
-
-
-def _blamed(function: Callable[..., Any], call: str, faults: Faults) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def blamed(*args: Any, **kwargs: Any) -> Any:
-        faults.steps += call == "step"
-        with faults.blamed(call):
-            return function(*args, **kwargs)
-
-    return blamed

@@ -75,7 +75,12 @@ class NativeVectorEnv(TensorEnv):
         """Resets all or the chosen environments; with SAME_STEP these are reset already, and are only read."""
         begun_N = np.ones(self._vector.num_envs, bool) if chosen is None else chosen.numpy().reshape(-1)
         if chosen is not None and self._resets_at_once:
-            self._check_reset_at_once(begun_N)
+            if (begun_N & ~self._restarted).any():
+                raise ConfigError(
+                    f"{self.faults.env_id} resets its environments automatically when their episodes end, and cannot "
+                    "reset others. Choose env.vectorization=inline, or have it reset by options['reset_mask'] "
+                    "(AutoresetMode.DISABLED)."
+                )
         else:
             options = None if chosen is None else {"reset_mask": begun_N.copy()}
             begun = self._taken(unpacked("reset", self._vector.reset(options=options))[0])
@@ -150,14 +155,6 @@ class NativeVectorEnv(TensorEnv):
             for key, values in self._taken(final).items():
                 filled[key][which] = values[which]
         return filled
-
-    def _check_reset_at_once(self, chosen_N: Array) -> None:
-        if (chosen_N & ~self._restarted).any():
-            raise ConfigError(
-                f"{self.faults.env_id} resets its environments automatically when their episodes end, and cannot "
-                "reset others. Choose env.vectorization=inline, or have it reset by options['reset_mask'] "
-                "(AutoresetMode.DISABLED)."
-            )
 
     def _set_seed(self, seed: int | None) -> None:
         self._vector.reset(seed=seed)

@@ -102,18 +102,15 @@ class _Walk:
 
     def encoded(self, value: Any, path: str) -> Any:
         with _reading(path):
-            return self._encoded(value, path)
-
-    def _encoded(self, value: Any, path: str) -> Any:
-        # By type(), because __class__ may lie.
-        if issubclass(type(value), _CONSTANTS):
-            return _CONSTANT
-        self._spend(_BYTES_OF_ONE, path)
-        for encode in (self._data, self._generator, self._container, self._object):
-            encoded = encode(value, path)
-            if encoded is not None:
-                return encoded
-        raise UnsavableError(f"{path} is a {_name_of(type(value))}, which is not a plain value")
+            # By type(), because __class__ may lie.
+            if issubclass(type(value), _CONSTANTS):
+                return _CONSTANT
+            self._spend(_BYTES_OF_ONE, path)
+            for encode in (self._data, self._generator, self._container, self._object):
+                encoded = encode(value, path)
+                if encoded is not None:
+                    return encoded
+            raise UnsavableError(f"{path} is a {_name_of(type(value))}, which is not a plain value")
 
     def _data(self, value: Any, path: str) -> Any:
         if value is None or type(value) in (bool, int, float, str):

@@ -3,30 +3,21 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from contextlib import closing
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 from torchrl.envs import EnvBase
 
-from recurrl.config.env import INLINE, EnvConfig
-from recurrl.config.plugins import factory
+from recurrl.config.env import EnvConfig
+from recurrl.config.plugins import factory, values
 from recurrl.envs.groups import Groups
 from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError
 
-_UNUSED: dict[str, Any] = {
-    "vectorization": INLINE,
-    "packages": [],
-    "wrappers": [],
-    "kwargs": {},
-    "mask": [],
-    "max_episode_steps": None,
-    "previous_action": False,
-    "previous_reward": False,
-    "action_mask_from_info": False,
-}
-"""Options that not every source honours, and their values when they are not used."""
+_ALWAYS = ("name", "source", "id", "num_envs", "reward_scale", "normalize_observation", "normalize_reward")
+"""Options that every source honours. Others have the values of ``env=gym`` when they are not used."""
 
 
 class Source(ABC):
@@ -79,11 +70,8 @@ class Source(ABC):
 
     def plain_spaces(self) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         """The observation and the action space of :meth:`plain`."""
-        env = self.plain()
-        try:
+        with closing(self.plain()) as env:
             return env.observation_space, env.action_space
-        finally:
-            env.close()
 
     def check(self) -> None:
         """Rejects what cannot be honoured, before any environment is made.
@@ -91,9 +79,9 @@ class Source(ABC):
         Raises:
             ConfigError: with what to do.
         """
-        for name, unused in _UNUSED.items():
+        for name, unused in values("env", "gym").items():
             value = getattr(self.options, name)
-            if name not in self.honours and value != unused:
+            if name not in (*_ALWAYS, *self.honours) and value != unused:
                 given, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
                 raise ConfigError(
                     f"env.source={self.options.source} does not support env.{name}={given}. Give env.{name}={instead}."

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
@@ -29,7 +30,8 @@ def check_spaces(env_id: str, observation: spaces.Space[Any], action: spaces.Spa
     )
     for kind, whole, unsupported, supported in of_each_kind:
         for path, space in leaves(whole):
-            if reason := _empty(space) or unsupported(space):
+            is_empty = 0 in (getattr(space, "shape", None) or ())
+            if reason := f"its shape {space.shape} has no entries" if is_empty else unsupported(space):
                 entry = f" (entry {'.'.join(map(str, path))})" if path else ""
                 raise ConfigError(
                     f"{env_id} has unsupported {kind} {space}{entry}: {reason}. recurrl trains on {supported}. Wrap "
@@ -51,16 +53,16 @@ def spec_of(space: spaces.Space[Any], count: int) -> TensorSpec:
     return Composite({"all": _spec(space)}).expand(count)["all"]
 
 
+def dtype_of(space: spaces.Space[Any]) -> np.dtype[Any]:
+    """The dtype in which policies take an entry of an observation or an action."""
+    return torch.empty(0, dtype=spec_of(space, 1).dtype).numpy().dtype
+
+
 def _spec(space: spaces.Space[Any]) -> Any:
     if isinstance(space, spaces.Dict):
         # Not by TorchRL, which renames entries called "state".
         return Composite({key: _spec(entry) for key, entry in space.spaces.items()})
     return _gym_to_torchrl_spec_transform(space, categorical_action_encoding=True)
-
-
-def _empty(space: spaces.Space[Any]) -> str | None:
-    """The reason why a space is empty; None if it is not."""
-    return f"its shape {space.shape} has no entries" if 0 in (getattr(space, "shape", None) or ()) else None
 
 
 def _unsupported_observation(space: spaces.Space[Any]) -> str | None:

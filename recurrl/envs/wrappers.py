@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from recurrl.config import EnvConfig
 from recurrl.envs.faults import Array, Fault, as_array, unpacked
 from recurrl.envs.groups import EpisodeSeeds
 from recurrl.errors import ConfigError
@@ -163,6 +164,16 @@ def without_names(space: Space, value: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: without_names(part, value[key]) for key, part in space.spaces.items()}
     return value
+
+
+def added_entries(options: EnvConfig) -> list[str]:
+    """The entries that the options of an environment add to its observation."""
+    asked = {
+        ACTION_MASK: options.action_mask_from_info,
+        PREVIOUS_ACTION: options.previous_action,
+        PREVIOUS_REWARD: options.previous_reward,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
 class AddedEntries(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -76,24 +76,18 @@ class Card:
             "verified": False,
         }
         kind = "reinforcement-learning"
+        result = {
+            "task": {"type": kind, "name": kind},
+            "dataset": {"type": self.env, "name": self.env},
+            "metrics": [metric],
+        }
         return {
             **({"license": self.license} if self.license else {}),
             **({"license_name": "license", "license_link": "LICENSE"} if self.license == "other" else {}),
             "library_name": LIBRARY,
             "pipeline_tag": kind,
             "tags": [self.env, kind, "deep-reinforcement-learning", "recurrent", self.cell, self.algorithm],
-            "model-index": [
-                {
-                    "name": f"{self.algorithm}-{self.cell}",
-                    "results": [
-                        {
-                            "task": {"type": kind, "name": kind},
-                            "dataset": {"type": self.env, "name": self.env},
-                            "metrics": [metric],
-                        }
-                    ],
-                }
-            ],
+            "model-index": [{"name": f"{self.algorithm}-{self.cell}", "results": [result]}],
         }
 
     def _body(self) -> str:

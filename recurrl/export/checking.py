@@ -4,11 +4,10 @@ Shape legend: B batch.
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from recurrl.agent import Agent
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors, decided
@@ -26,11 +25,11 @@ Call = Callable[[Tensors], Tensors]
 @torch.no_grad()
 def played(agent: Agent, steps: int) -> Tensors:
     """The inputs of the policy in one environment, over so many steps: each step in a row."""
-    env, state = agent.make_env(), agent.initial_state()
+    state = agent.initial_state()
     rows: list[Tensors] = []
     reward: Any = 0.0
     begins = True
-    try:
+    with closing(agent.make_env()) as env:
         observation, info = env.reset(seed=0)
         for _ in range(steps):
             given: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
@@ -40,8 +39,6 @@ def played(agent: Agent, steps: int) -> Tensors:
             begins = terminated or truncated
             if begins:
                 observation, info = env.reset()
-    finally:
-        env.close()
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -97,13 +94,3 @@ def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch:
 
 def _next(outputs: Tensors) -> Tensors:
     return {name.removeprefix(NEXT): value for name, value in outputs.items() if name.startswith(NEXT)}
-
-
-def as_arrays(inputs: Tensors) -> dict[str, np.ndarray[Any, Any]]:
-    """Tensors as arrays."""
-    return {name: value.numpy() for name, value in inputs.items()}
-
-
-def as_tensors(names: list[str], values: list[np.ndarray[Any, Any]]) -> dict[str, Tensor]:
-    """Arrays as tensors, by name."""
-    return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}

@@ -18,7 +18,7 @@ from recurrl import __version__
 from recurrl.agent import Agent
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors
 from recurrl.errors import require
-from recurrl.export.checking import TOLERANCE, Call, as_arrays, as_tensors, example, largest_difference, played
+from recurrl.export.checking import TOLERANCE, Call, example, largest_difference, played
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
 from recurrl.policy.noise import NOISE
 
@@ -63,8 +63,11 @@ def export(
         files = {}
         for name in formats:
             path = Path(temporary) / f"policy.{name}"
-            write, load = (_write_onnx, load_onnx) if name == ONNX else (_write_pt2, load_pt2)
-            write(program, path, inputs, outputs)
+            if name == ONNX:
+                _write_onnx(program, path, inputs, outputs)
+            else:
+                torch.export.save(program, path)
+            load = load_onnx if name == ONNX else load_pt2
             difference = max(largest_difference(step, load(path), pool, STEPS, each) for each in (1, BATCH))
             require(
                 difference <= TOLERANCE,
@@ -94,7 +97,12 @@ def load_onnx(path: Path) -> Call:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    return lambda inputs: as_tensors(names, session.run(names, as_arrays(inputs)))
+
+    def call(inputs: Tensors) -> Tensors:
+        values = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+        return {name: torch.from_numpy(value) for name, value in zip(names, values, strict=True)}
+
+    return call
 
 
 def load_pt2(path: Path) -> Call:
@@ -109,10 +117,6 @@ def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> 
     )
     assert made is not None
     made.save(path)
-
-
-def _write_pt2(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> None:
-    torch.export.save(program, path)
 
 
 @contextmanager

@@ -116,19 +116,16 @@ class Binary(Independent):  # type: ignore[type-arg]
 
     def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
         """Bits ``[B, A]``."""
-        bits: Tensor = super().sample(sample_shape)
-        return bits.to(torch.int8)
+        return super().sample(sample_shape).to(torch.int8)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[B]``."""
-        log_prob: Tensor = super().log_prob(value.to(self.base_dist.logits.dtype))  # type: ignore[no-untyped-call]
-        return log_prob
+        return super().log_prob(value.to(self.base_dist.logits.dtype))  # type: ignore[no-untyped-call]
 
     @property
     def deterministic_sample(self) -> Tensor:
         """The more probable value of each bit; zero for a tie, where torch's mode is NaN."""
-        bits: Tensor = self.base_dist.logits > 0
-        return bits.to(torch.int8)
+        return (self.base_dist.logits > 0).to(torch.int8)
 
     mode = deterministic_sample
 

@@ -120,8 +120,10 @@ def _check_mask(mask: TensorSpec, action: TensorSpec) -> None:
 def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bool = False) -> ActionHead:
     # TorchRL's specs of bits and of several choices derive from that of one choice.
     if isinstance(action, Binary):
-        network = _shaped(linear(width, action.shape.numel(), HEAD_GAIN), action)
-        return ActionHead(network, partial(distributions.Binary, event_dims=len(action.shape)))
+        bits: nn.Module = linear(width, action.shape.numel(), HEAD_GAIN)
+        if len(action.shape) > 1:
+            bits = nn.Sequential(bits, nn.Unflatten(-1, tuple(action.shape)))
+        return ActionHead(bits, partial(distributions.Binary, event_dims=len(action.shape)))
     sizes = choices(action)
     if sizes is not None:
         logits = linear(width, sum(sizes), HEAD_GAIN)
@@ -137,12 +139,6 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
     distribution: Any = distributions.SquashedGaussian if squashes and finite.all() else distributions.diagonal_gaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
-
-
-def _shaped(layer: nn.Linear, action: TensorSpec) -> nn.Module:
-    if len(action.shape) == 1:
-        return layer
-    return nn.Sequential(layer, nn.Unflatten(-1, tuple(action.shape)))
 
 
 class GaussianParameters(nn.Module):

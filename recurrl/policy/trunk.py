@@ -118,5 +118,4 @@ class AddNorm(nn.Module):
 
     def forward(self, output: Tensor, encoded: Tensor) -> Tensor:
         """Features ``[B, hidden]``."""
-        features: Tensor = self.norm(output + self.shortcut(encoded) if self.residual else output)
-        return features
+        return self.norm(output + self.shortcut(encoded) if self.residual else output)

@@ -4,6 +4,7 @@ Shape legend: N environments, T steps of a row, P pairs of observations around a
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -112,11 +113,8 @@ def check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Sequ
 
 def _forced_resets(config: EnvConfig, seed: int, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The observations before and after resets of two new copies of the environment, with random actions."""
-    env = make_env(config, 2, seed, reveals=(OBSERVATION, HIDDEN) in keys)
-    try:
+    with closing(make_env(config, 2, seed, reveals=(OBSERVATION, HIDDEN) in keys)) as env:
         rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
-    finally:
-        env.close()
     before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
     after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]
     return torch.cat(before), torch.cat(after)

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
 
@@ -63,12 +64,10 @@ def _write_mp4(path: Path, episodes: Sequence[Episode]) -> None:
     options = ["-f", "mp4", "-movflags", "+faststart", "-preset", "veryfast"]
     size, fps = (WIDTH, HEIGHT), episodes[0].fps
     writer = imageio_ffmpeg.write_frames(path, size, fps=fps, codec="libx264", quality=7, output_params=options)
-    writer.send(None)
-    try:
+    with closing(writer):
+        writer.send(None)
         for page in chain.from_iterable(map(composed, episodes)):
             writer.send(page.tobytes())
-    finally:
-        writer.close()
 
 
 def _gif(episodes: Sequence[Episode]) -> bytes:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,13 @@ def test_batches_are_those_of_workers_on_this_machine_and_nothing_is_left(small:
 def test_a_cluster_that_does_not_exist_is_an_error_message(small: Compose) -> None:
     with pytest.raises(ConfigError, match=r"cannot connect to collector.address=auto: .* ray start --head"):
         batches(small(*RAY, "collector.address=auto"), 1)
+
+
+def test_a_mistake_in_code_is_not_taken_for_a_missing_cluster(small: Compose) -> None:
+    config = small(*RAY)
+    config.collector = replace(config.collector, address=5)
+    with pytest.raises(TypeError, match="int"):
+        batches(config, 1)
 
 
 @pytest.fixture

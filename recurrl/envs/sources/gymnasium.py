@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -108,11 +109,8 @@ class Registered(GymnasiumSource):
         """The spaces of one environment, also where only a vector environment is registered."""
         if self.spec().entry_point is not None:
             return super().plain_spaces()
-        vector = self._vector(1)
-        try:
+        with closing(self._vector(1)) as vector:
             return vector.single_observation_space, vector.single_action_space
-        finally:
-            vector.close()
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment within the wrappers of the configuration."""
@@ -129,7 +127,9 @@ class Registered(GymnasiumSource):
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments, single or as the id's own vector environment."""
-        return super().make(num_envs) if self.options.vectorization != NATIVE else self._make_native(num_envs)
+        if self.options.vectorization != NATIVE:
+            return super().make(num_envs)
+        return NativeVectorEnv(self._vector(num_envs), self.options.id, self.options.mask)
 
     def make_groups(self, num_envs: int, groups: Groups) -> EnvBase:
         """The environments with the seeds of their groups, which only single ones can have."""
@@ -140,9 +140,6 @@ class Registered(GymnasiumSource):
                 "env.vectorization=inline."
             )
         return super().make_groups(num_envs, groups)
-
-    def _make_native(self, num_envs: int) -> NativeVectorEnv:
-        return NativeVectorEnv(self._vector(num_envs), self.options.id, self.options.mask)
 
     def _vector(self, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         options, spec = self.options, self.spec()

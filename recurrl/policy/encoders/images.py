@@ -54,12 +54,7 @@ class ChannelsFirst(nn.Module):
         self.scale = scale
         self.without_channels = len(shape) == 2
         self.channels_last = not self.without_channels and shape[-1] <= shape[0]
-        if self.without_channels:
-            self.shape = (1, *shape)
-        elif self.channels_last:
-            self.shape = (shape[2], shape[0], shape[1])
-        else:
-            self.shape = shape
+        self.shape = tuple(self(torch.empty(1, *shape)).shape[1:])
 
     def forward(self, image: Tensor) -> Tensor:
         """``[B, C, H, W]``, where possible a view: convolutions accept both memory formats."""
@@ -100,5 +95,4 @@ class ResidualBlock(nn.Module):
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """The same shape."""
-        added: Tensor = image_BCHW + self.layers(image_BCHW)
-        return added
+        return image_BCHW + self.layers(image_BCHW)
