@@ -39,6 +39,16 @@ class Layer(NamedTuple):
     stored: list[Tensor]
     """The stored states ``[B, T, ...]``."""
 
+    @property
+    def split(self) -> int:
+        """The columns of memory that the input's product skips: those of the split gates' recurrent product."""
+        return self.cell.SPLIT_GATES * (len(self.weights[0]) // self.cell.GATES)
+
+    @property
+    def inputs(self) -> slice:
+        """The columns of the input's product."""
+        return slice(self.split, self.split + len(self.weights[0]))
+
 
 class Loop(Protocol):
     """A backend's loop over the steps, in an order of its own."""
@@ -58,12 +68,13 @@ class Loop(Protocol):
         layer: Layer,
         states: list[Tensor],
         gates_PA: Tensor,
-        grad_output: Tensor | None,
-        grad_ends: list[Tensor | None],
+        grads: list[Tensor | None],
         grad_stored: list[Tensor],
         overwrite: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns the gradients of the gates ``[P, A]``, the first state before each step, and the projection's
+        """From the gradients of the output and of each state at the segments' last steps.
+
+        Returns the gradients of the gates ``[P, A]``, the first state before each step, and the projection's
         gradient; writes those of the stored states unless the list is empty. May use ``gates`` for the result with
         ``overwrite``.
         """
@@ -86,7 +97,7 @@ def forward(
     w_ih, b_ih = layer.weights[0], weights[2]
     outputs = _outputs(x_BTI, weights, stored, cell, True)
     ends, states, gates_PA = outputs[: len(stored)], outputs[len(stored) : -1], outputs[-1]
-    x_PI, projected_PG = _in_order(x_BTI, loop.order(layer.segments)), gates_PA[:, _columns(w_ih, cell)]
+    x_PI, projected_PG = _in_order(x_BTI, loop.order(layer.segments)), gates_PA[:, layer.inputs]
     if b_ih is None:
         torch.mm(x_PI, w_ih.t(), out=projected_PG)
     else:
@@ -98,8 +109,7 @@ def forward(
 def backward(
     backend: str,
     cell: HandWritten,
-    grad_output: Tensor | None,
-    grad_ends: list[Tensor | None],
+    incoming: list[Tensor | None],
     x_BTI: Tensor,
     weights: Parameters,
     starts_BT: Tensor,
@@ -110,15 +120,16 @@ def backward(
     wants_stored: bool,
     overwrite: bool = False,
 ) -> list[Tensor]:
-    """Gradients of x, the weights and the stored states; empty where there are none or none is wanted."""
+    """Gradients of x, the weights and the stored states; empty where there are none or none is wanted.
+
+    Args as for :func:`forward`, and ``incoming``: the gradients of the output and of each state at the segments' ends.
+    """
     layer, loop = Layer(cell, weights, Segments(starts_BT), stored), _loop(backend)
     w_ih, rows, order = layer.weights[0], len(layer.weights[0]), loop.order(layer.segments)
     grads = _gradients(x_BTI, weights, stored, wants_x, wants_stored)
     grad_stored = grads[-len(stored) :] if wants_stored else []
-    incoming = (grad_output, grad_ends)
-    grad_PA, entered_PO, grad_w_hr = loop.backward(layer, states, gates_PA, *incoming, grad_stored, overwrite)
-    x_PI, inputs = _in_order(x_BTI, order), _columns(w_ih, cell)
-    grad_x_PG, split = grad_PA[:, inputs], inputs.start
+    grad_PA, entered_PO, grad_w_hr = loop.backward(layer, states, gates_PA, incoming, grad_stored, overwrite)
+    x_PI, grad_x_PG, split = _in_order(x_BTI, order), grad_PA[:, layer.inputs], layer.split
     if wants_x and order is None:
         torch.mm(grad_x_PG, w_ih, out=grads[0].flatten(0, 1))
     elif wants_x and order is not None:
@@ -127,7 +138,7 @@ def backward(
     grad_w_hh, grad_bias_A = grad_PA[:, :rows].t() @ entered_PO, grad_PA.sum(0)
     torch.cat((grad_w_hh[split:], grad_w_hh[:split]), out=grads[2])
     if weights[2] is not None:
-        grads[3].copy_(grad_bias_A[inputs])
+        grads[3].copy_(grad_bias_A[layer.inputs])
         torch.cat((grad_bias_A[split:rows], grad_bias_A[:split]), out=grads[4])
     if grad_w_hr is not None:
         grads[5].copy_(grad_w_hr)
@@ -141,12 +152,6 @@ def _loop(backend: str) -> Loop:
 
 def _in_order(x_BTI: Tensor, order: Tensor | None) -> Tensor:
     return x_BTI.flatten(0, 1) if order is None else x_BTI.flatten(0, 1).index_select(0, order)
-
-
-def _columns(w_ih: Tensor, cell: HandWritten) -> slice:
-    """The columns of the input projections."""
-    split = cell.SPLIT_GATES * (len(w_ih) // cell.GATES)
-    return slice(split, split + len(w_ih))
 
 
 def _outputs(x_BTI: Tensor, weights: Parameters, stored: list[Tensor], cell: HandWritten, keep: bool) -> list[Tensor]:
@@ -173,7 +178,7 @@ _operators.define(
     "-> Tensor[]"
 )
 _operators.define(
-    "layer_backward(str backend, str cell, Tensor? grad_output, Tensor?[] grad_ends, Tensor x, Tensor?[] weights, "
+    "layer_backward(str backend, str cell, Tensor?[] grads, Tensor x, Tensor?[] weights, "
     "Tensor starts, Tensor[] stored, Tensor[] states, Tensor gates, bool wants_x, bool wants_stored) -> Tensor[]"
 )
 
@@ -197,7 +202,7 @@ def _(backend, cell, x, weights, starts, stored, keep):  # type: ignore[no-untyp
 
 
 @torch.library.register_fake("recurrl::layer_backward")
-def _(backend, cell, grad, ends, x, weights, starts, stored, states, gates, wants_x, wants_stored):  # type: ignore[no-untyped-def]
+def _(backend, cell, grads, x, weights, starts, stored, states, gates, wants_x, wants_stored):  # type: ignore[no-untyped-def]
     return _gradients(x, weights, stored, wants_x, wants_stored)
 
 
@@ -223,9 +228,8 @@ def layer(
     """
     parameters = [weights.get(name) for name in WEIGHTS]
     if torch.is_grad_enabled():
-        *ends, output = _Differentiable.apply(  # type: ignore[no-untyped-call]
-            backend, cell, recompute, x_BTI, starts_BT, *parameters, *stored
-        )
+        given = (backend, cell, recompute, x_BTI, starts_BT, *parameters, *stored)
+        output, *ends = _Differentiable.apply(*given)  # type: ignore[no-untyped-call]
         return output, tuple(ends)
     found = _forward(backend, cell, x_BTI, parameters, starts_BT, list(stored), False)
     return found[len(stored)], tuple(found[: len(stored)])
@@ -238,6 +242,20 @@ def _forward(backend: str, cell: Any, *others: Any) -> list[Tensor]:
     return found
 
 
+def refuse_second_derivative(backend: str) -> None:
+    """Refuses a backward pass that is itself differentiated.
+
+    Raises:
+        RuntimeError: gradients are enabled.
+    """
+    # once_differentiable would silently omit the layer from a second derivative.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"backend={backend} supports first derivatives only, but create_graph=True asks for a second one. "
+            "Choose backend=reference, which supports any order."
+        )
+
+
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -248,16 +266,11 @@ class _Differentiable(torch.autograd.Function):
         ctx.backend, ctx.cell, ctx.is_kept = backend, cell, not recompute
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_BTI, starts_BT, *given, *([] if recompute else found[len(stored) :]))
-        return tuple(found[: len(stored) + 1])
+        return found[len(stored)], *found[: len(stored)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        # once_differentiable would silently omit this layer from a second derivative.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"backend={ctx.backend} supports first derivatives only, but create_graph=True asks for a second one. "
-                "Choose backend=reference, which supports any order."
-            )
+        refuse_second_derivative(ctx.backend)
         count = len(grads) - 1
         x_BTI, starts_BT, *rest = ctx.saved_tensors
         weights, rest = rest[: len(WEIGHTS)], rest[len(WEIGHTS) :]
@@ -265,18 +278,7 @@ class _Differentiable(torch.autograd.Function):
         if not ctx.is_kept:
             kept = _forward(ctx.backend, ctx.cell, x_BTI, weights, starts_BT, stored, True)[count:]
         wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
-        arguments = (
-            grads[-1],
-            list(grads[:-1]),
-            x_BTI,
-            weights,
-            starts_BT,
-            stored,
-            kept[:-1],
-            kept[-1],
-            wants_x,
-            wants_stored,
-        )
+        arguments = (list(grads), x_BTI, weights, starts_BT, stored, kept[:-1], kept[-1], wants_x, wants_stored)
         if torch.compiler.is_compiling():
             found = torch.ops.recurrl.layer_backward.default(ctx.backend, ctx.cell.name, *arguments)
         else:
