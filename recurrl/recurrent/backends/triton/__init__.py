@@ -72,12 +72,7 @@ def _precision(options: Options, device: torch.device) -> str:
 
 
 def sequence(
-    cell: Cell,
-    x_BTI: Tensor,
-    segments: Segments,
-    stored_states: States,
-    weights: Weights,
-    options: Options,
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
 ) -> tuple[Tensor, States]:
     """Runs one layer with the kernels.
 
@@ -98,16 +93,17 @@ def sequence(
     differentiated = torch.is_grad_enabled() and any(
         tensor.requires_grad for tensor in (x_BTI, *stored_states, *weights.values())
     )
+    keep = differentiated and options.recompute == "none"
     *states_PH, _ = recurrent_forward(
+        keep,
         x_BTI.flatten(0, 1),
         weights["weight_ih"],
         weights["weight_hh"],
+        _with_common_stride(stored_states),
         _bias(cell, weights),
         segments.starts_BT.flatten().to(torch.int8),
-        _with_common_stride(stored_states),
         *_lanes(segments),
         _precision(options, x_BTI.device),
-        keep=differentiated and options.recompute == "none",
         window_steps=options.chunk_len if options.recompute == "chunk" else 0,
     )
     output, *others = (state.unflatten(0, segments.starts_BT.shape) for state in states_PH)
