@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import GatedCell, HandWritten, is_hand_written
+from recurrl.recurrent.gated import HandWritten, is_hand_written
 from recurrl.recurrent.segments import Segments, expanded
 
 OWN_PRODUCTS = True
@@ -29,7 +28,8 @@ _ALTERNATIVE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU and LSTM up to 1,024 features, on CUDA or under triton's interpreter."""
-    if not _has_kernel(cell):
+    # The name alone may be that of another cell.
+    if cell.TORCH is None or cell.name not in table.CELLS:
         return (
             f"backend=triton has no kernel for cell={cell.name}, only for {' and '.join(table.CELLS)}. "
             "Choose backend=scan."
@@ -41,7 +41,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
         )
     if importlib.util.find_spec("triton") is None:
         return f"backend=triton needs the package triton, which is not installed. {_ALTERNATIVE}"
-    if device is None or (device.type != "cuda" and _interpreted()):
+    if device is None or (device.type != "cuda" and os.environ.get("TRITON_INTERPRET") == "1"):
         return None
     if device.type != "cuda":
         return (
@@ -55,15 +55,6 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             f"{capability[0]}.{capability[1]}. {_ALTERNATIVE}"
         )
     return None
-
-
-def _has_kernel(cell: Cell) -> TypeGuard[GatedCell]:
-    # The name alone may be that of another cell.
-    return cell.TORCH is not None and cell.name in table.CELLS
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _precision(options: Options, device: torch.device) -> str:
