@@ -98,25 +98,14 @@ class Segments:
         on_cpu = self.starts_BT.bool().cpu()
         return _packing_of(on_cpu.shape, on_cpu.numpy().tobytes(), self.starts_BT.device)
 
-    @cached_property
-    def mirror_P(self) -> Tensor:
+    def mirror(self) -> Tensor:
         """Flat index of each step's mirror image within its segment, for the backward direction."""
-        return self._mirror()
-
-    def _mirror(self) -> Tensor:
         rows, steps = self.starts_BT.shape
         step_1T = torch.arange(steps, device=self.starts_BT.device)[None, :]
         start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
         end_BT = torch.where(self.ends_BT, step_1T, steps).flip(1).cummin(1).values.flip(1)
         row_B1 = torch.arange(rows, device=self.starts_BT.device)[:, None]
         return (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
-
-    def mirrored(self, values_BTX: Tensor) -> Tensor:
-        """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
-        # In Python 3.11 a cached property takes a lock, which torch.compile cannot trace.
-        mirror_P = self._mirror() if torch.compiler.is_compiling() else self.mirror_P
-        flat = permuted(values_BTX.flatten(0, 1), mirror_P, mirror_P)
-        return flat.unflatten(0, self.starts_BT.shape)
 
 
 CACHED_PACKINGS = 64
@@ -147,6 +136,11 @@ def _packing_of(rows_and_steps: torch.Size, starts: bytes, device: torch.device)
 def expanded(flags: Tensor, values: Tensor) -> Tensor:
     """The flags of ``values``' first dimensions, with a dimension of size one for each further one."""
     return flags.view(*flags.shape, *[1] * (values.ndim - flags.ndim))
+
+
+def mirrored(values_BTX: Tensor, mirror_P: Tensor) -> Tensor:
+    """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
+    return permuted(values_BTX.flatten(0, 1), mirror_P, mirror_P).unflatten(0, values_BTX.shape[:2])
 
 
 def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
