@@ -206,7 +206,7 @@ class BackwardSweep:
         of = self._of
         lanes_of_S = [*of.lanes_of_S, 0]
         first_slot = of.slot_of_S[window.first]
-        parts = [self._launch(window).blocks(lanes) for lanes in lanes_of_S[window.first : window.last]]
+        parts = list(map(self._launch(window).blocks, lanes_of_S[window.first : window.last]))
         bias_parts = of.w_hh.new_empty(sum(parts), 4 * of.hidden)
         part = len(bias_parts)
         for t in reversed(range(window.first - 1, window.last)):
