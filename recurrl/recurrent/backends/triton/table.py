@@ -22,7 +22,7 @@ ARCHITECTURES = (80, 86, 90, 100)
 LARGEST_HIDDEN = 1024
 VARIABLE = "RECURRL_TRITON_TABLE"
 """Environment variable that overrides the table's path."""
-_ANY_NUMBER = 2**20
+ANY_NUMBER = 2**20
 
 
 class Configuration(NamedTuple):
@@ -78,7 +78,7 @@ class Table:
         for cell, precision, architecture in ((c, p, a) for c in CELLS for p in PRECISIONS for a in ARCHITECTURES):
             of_layer = self.of(cell, precision, architecture)
             steps = [row for row in of_layer if not row.configuration.resident]
-            if architecture not in self.sources or not any(row.covers(LARGEST_HIDDEN, _ANY_NUMBER) for row in steps):
+            if architecture not in self.sources or not any(row.covers(LARGEST_HIDDEN, ANY_NUMBER) for row in steps):
                 raise ValueError(
                     f"The triton kernel table needs a source for architecture={architecture}, and for cell={cell}, "
                     f"precision={precision} a row with one launch per step that covers {LARGEST_HIDDEN} features and "
@@ -171,12 +171,6 @@ def step_configuration(cell: str, hidden_size: int, precision: str, architecture
     return next(row.configuration for row in of_layer if row.covers(hidden_size, lanes))
 
 
-def buckets(cell: str, hidden_size: int, precision: str, architecture: int) -> list[int]:
-    """Lane counts, one per configuration the table may choose."""
-    of_layer = current().of(cell, precision, architecture)
-    return sorted({row.most_lanes or _ANY_NUMBER for row in of_layer if row.most_hidden >= hidden_size})
-
-
 def _flat(row: Row) -> list[object]:
     return [*row[:-1], *row.configuration]
 
@@ -201,7 +195,7 @@ def _fault(row: Row) -> str | None:
 
 
 def _fault_of_order(row: Row, before: Sequence[Row]) -> str | None:
-    lanes = _ANY_NUMBER if row.most_lanes is None else row.most_lanes
+    lanes = ANY_NUMBER if row.most_lanes is None else row.most_lanes
     for other in before:
         same = other[:3] == row[:3] and other.configuration.resident == row.configuration.resident
         if same and other.covers(row.most_hidden, lanes):
