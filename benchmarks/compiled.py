@@ -151,9 +151,9 @@ def all_launches(layer: Layer) -> list[Launch]:
     for lanes in sorted({row.most_lanes or table.ANY_NUMBER for row in rows}):
         chosen = table.configuration(*layer, lanes)
         recomputing = table.step_configuration(*layer, lanes)
-        forward.append(launches.forward(chosen, *layer[:3], has_bias=True, keep=True))
-        forward.append(launches.forward(recomputing, *layer[:3], has_bias=True, keep=True, recompute=True))
-        backward.append(launches.backward(chosen, *layer[:3], wants_stored=True, window=True))
+        forward.append(launches.forward(chosen, layer[:3], has_bias=True, keep=True))
+        forward.append(launches.forward(recomputing, layer[:3], has_bias=True, keep=True, recompute=True))
+        backward.append(launches.backward(chosen, layer[:3], wants_stored=True, window=True))
     found = [*forward, *backward]
     return [launch for index, launch in enumerate(found) if launch not in found[:index]]
 

@@ -9,6 +9,9 @@ from torch import Tensor
 from recurrl.recurrent.backends.triton import kernels
 from recurrl.recurrent.backends.triton.table import Configuration
 
+Layer = tuple[str, int, str]
+"""The cell, ``gru`` or ``lstm``, the hidden size, and the precision."""
+
 
 class Launch(NamedTuple):
     """A kernel and its compile-time constants."""
@@ -30,45 +33,27 @@ class Launch(NamedTuple):
         self.kernel[grid](*arguments, **self.constants, **self.options)
 
 
-def forward(
-    chosen: Configuration,
-    cell: str,
-    hidden: int,
-    precision: str,
-    *,
-    has_bias: bool,
-    keep: bool,
-    recompute: bool = False,
-) -> Launch:
+def forward(chosen: Configuration, layer: Layer, *, has_bias: bool, keep: bool, recompute: bool = False) -> Launch:
     """The forward kernel; to ``recompute`` gates, ``chosen`` must be a step configuration."""
     constants: dict[str, Any] = {"HAS_BIAS": has_bias, "KEEP": keep}
     if chosen.resident:
-        return _launch(kernels.resident_forward, chosen, cell, hidden, precision, constants)
-    return _launch(kernels.step_forward, chosen, cell, hidden, precision, constants | {"RECOMPUTE": recompute})
+        return _launch(kernels.resident_forward, chosen, layer, constants)
+    return _launch(kernels.step_forward, chosen, layer, constants | {"RECOMPUTE": recompute})
 
 
 def backward(
-    chosen: Configuration,
-    cell: str,
-    hidden: int,
-    precision: str,
-    *,
-    wants_stored: bool,
-    window: bool,
-    after: bool = True,
-    here: bool = True,
+    chosen: Configuration, layer: Layer, *, wants_stored: bool, window: bool, after: bool = True, here: bool = True
 ) -> Launch:
     """The backward kernel. ``after`` and ``here`` select the two parts of the step kernel."""
     constants: dict[str, Any] = {"WANTS_STORED": wants_stored, "WINDOW": window}
     if chosen.resident:
-        return _launch(kernels.resident_backward, chosen, cell, hidden, precision, constants)
+        return _launch(kernels.resident_backward, chosen, layer, constants)
     constants |= {"AFTER": after, "HERE": here}
-    return _launch(kernels.step_backward, chosen, cell, hidden, precision, constants)
+    return _launch(kernels.step_backward, chosen, layer, constants)
 
 
-def _launch(
-    kernel: Any, chosen: Configuration, cell: str, hidden: int, precision: str, constants: dict[str, Any]
-) -> Launch:
+def _launch(kernel: Any, chosen: Configuration, layer: Layer, constants: dict[str, Any]) -> Launch:
+    cell, hidden, precision = layer
     tiles = {"HP": chosen.units} if chosen.resident else {"BH": chosen.units, "BK": chosen.depth}
     common = {"H": hidden, "BM": chosen.lanes, "LSTM": cell == "lstm", "PRECISION": precision}
     return Launch(kernel, common | tiles | constants, {"num_warps": chosen.warps, "num_stages": chosen.stages})

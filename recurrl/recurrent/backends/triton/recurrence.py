@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.triton import launches, table
-from recurrl.recurrent.backends.triton.launches import Launch
+from recurrl.recurrent.backends.triton.launches import Launch, Layer
 
 
 class Window(NamedTuple):
@@ -62,8 +62,8 @@ class Recurrence:
         return self.w_hh.shape[1]
 
     @property
-    def layer(self) -> tuple[str, int, str]:
-        """The cell, ``gru`` or ``lstm``, the hidden size, and the precision."""
+    def layer(self) -> Layer:
+        """As the launches take it."""
         return table.CELLS[len(self.stored_PH) - 1], self.hidden, self.precision
 
     @cached_property
@@ -114,7 +114,7 @@ class Recurrence:
     def forward(self, x_gates_PG: Tensor, states_PH: list[Tensor], gates_P4H: Tensor) -> None:
         """Writes the states after every step, and the gates unless ``gates_P4H`` is empty."""
         has_bias, keep = self.bias_4H is not None, len(gates_P4H) > 0
-        launch = launches.forward(self.chosen, *self.layer, has_bias=has_bias, keep=keep)
+        launch = launches.forward(self.chosen, self.layer, has_bias=has_bias, keep=keep)
         shared = (x_gates_PG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_P4H)
         if self.chosen.resident:
             lanes = len(self.lane_begin_N)
@@ -152,7 +152,7 @@ class Recurrence:
         rows_W = torch.arange(steps, device=x_gates_WG.device) if window.rows_W is None else window.rows_W
         gates_W4H = x_gates_WG.new_empty(steps, 4 * self.hidden)
         chosen, has_bias = self._configuration(table.step_configuration, steps), self.bias_4H is not None
-        launch = launches.forward(chosen, *self.layer, has_bias=has_bias, keep=True, recompute=True)
+        launch = launches.forward(chosen, self.layer, has_bias=has_bias, keep=True, recompute=True)
         launch.run(
             (steps, self.hidden),
             *(x_gates_WG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_W4H),
@@ -226,7 +226,7 @@ class BackwardSweep:
     def _launch(self, window: Window, after: bool = True, here: bool = True) -> Launch:
         of, wants_stored, in_window = self._of, len(self._grad_stored_PH[0]) > 0, window.rows_W is not None
         return launches.backward(
-            of.chosen, *of.layer, wants_stored=wants_stored, window=in_window, after=after, here=here
+            of.chosen, of.layer, wants_stored=wants_stored, window=in_window, after=after, here=here
         )
 
     def _arguments(self, of_window: tuple[Tensor, ...], bias_parts: Tensor) -> tuple[Tensor, ...]:
