@@ -21,7 +21,7 @@ def order(segments: Segments) -> Tensor:
 
 def forward(layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    cell, (_, w_hh, _, b_hh, w_hr), segments, stored = layer
+    _, cell, (_, w_hh, _, b_hh, w_hr), segments, stored = layer
     packing, sizes = segments.packing, segments.packing.batch_sizes
     split, projection = layer.split, layer.split + len(w_hh)
     gates_PA[:, :split] = 0.0
@@ -54,7 +54,7 @@ def backward(
     overwrite: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """As :meth:`~recurrl.recurrent.operators.Loop.backward`; nothing is overwritten."""
-    cell, (_, w_hh, _, _, w_hr), segments, stored = layer
+    _, cell, (_, w_hh, _, _, w_hr), segments, stored = layer
     packing, sizes = segments.packing, segments.packing.batch_sizes
     count, w_hh = sizes[0], _split_first(w_hh, layer.split)
     after_PX = [state.flatten(0, 1) for state in states]
