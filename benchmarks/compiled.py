@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448}
 """Maximum bytes per program, by architecture (CUDA C++ programming guide, table of technical specifications)."""
 _TENSOR_CORES = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)")
+# All other arguments are pointers to float32.
+_ARGUMENTS = {
+    "starts": "*i8",
+    "lane_begin": "*i64",
+    "lane_length": "*i32",
+    "slots": "*i64",
+    **dict.fromkeys(("t", "first", "last", "lanes", "lanes_after", "slot_here", "slot_after", "part"), "i32"),
+    "stored_stride": "i32",
+}
 # Constants that select a different kernel rather than leave something out.
 _KINDS = ("LSTM", "RECOMPUTE")
 
@@ -124,20 +133,49 @@ def _compile_here(job: Job, all_forms: bool) -> Iterator[Figures]:
 
 
 def _launches(job: Job) -> list[Launch]:
-    from recurrl.recurrent.backends.triton import launches
-
     with nullcontext() if job.configuration is None else table.forced(job.configuration):
-        found = [each for direction in ("forward", "backward") for each in launches.all_launches(*job.layer, direction)]
+        found = all_launches(job.layer)
     # Resident configurations recompute with step kernels, which the table configures separately.
     return [
         each for each in found if job.configuration is None or ("HP" in each.constants) == job.configuration.resident
     ]
 
 
+def all_launches(layer: Layer) -> list[Launch]:
+    """Every kernel the table selects for a layer, for each of its limits on the lanes, in its most demanding form."""
+    from recurrl.recurrent.backends.triton import launches
+
+    cell, hidden_size, precision, architecture = layer
+    rows = [row for row in table.current().of(cell, precision, architecture) if row.most_hidden >= hidden_size]
+    forward, backward = [], []
+    for lanes in sorted({row.most_lanes or table.ANY_NUMBER for row in rows}):
+        chosen = table.configuration(*layer, lanes)
+        recomputing = table.step_configuration(*layer, lanes)
+        forward.append(launches.forward(chosen, layer[:3], has_bias=True, keep=True))
+        forward.append(launches.forward(recomputing, layer[:3], has_bias=True, keep=True, recompute=True))
+        backward.append(launches.backward(chosen, layer[:3], wants_stored=True, window=True))
+    found = [*forward, *backward]
+    return [launch for index, launch in enumerate(found) if launch not in found[:index]]
+
+
+def signature(launch: Launch) -> dict[str, str]:
+    """The type of each argument, for ``triton.compiler.ASTSource``."""
+    kinds = _ARGUMENTS | dict.fromkeys(launch.constants, "constexpr")
+    if launch.constants["PRECISION"] == "bf16":
+        kinds |= {"w_hh": "*bf16", "w_hh_t": "*bf16"}
+    return {name: kinds.get(name, "*fp32") for name in launch.kernel.arg_names}
+
+
+def aligned(launch: Launch) -> list[str]:
+    """Arguments divisible by 16 whenever the hidden size is, as at run time."""
+    pointers = [name for name, kind in signature(launch).items() if kind.startswith("*")]
+    return [*pointers, "stored_stride"] if launch.constants["H"] % 16 == 0 else pointers
+
+
 def _forms(demanding: Launch, cell: str) -> list[Launch]:
     """All forms of a kernel that the layer launches, the most demanding included."""
     of_kind = {item for item in demanding.constants.items() if item[0] in _KINDS}
-    launched = (dict(form) for form in _launched(cell)[demanding.name].forms if form >= of_kind)
+    launched = (dict(form) for form in _launched(cell)[demanding.kernel.__name__].forms if form >= of_kind)
     forms = [demanding._replace(constants=demanding.constants | form) for form in launched]
     return sorted(forms, key=lambda form: _left_out(form, demanding))
 
@@ -152,18 +190,18 @@ def _compile(launch: Launch, layer: Layer, form: str) -> Figures:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    names, signature = launch.kernel.arg_names, launch.signature
+    kernel, names, kinds = launch.kernel.__name__, launch.kernel.arg_names, signature(launch)
     constants = {(names.index(name),): value for name, value in launch.constants.items()}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in launch.aligned}
+    divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned(launch)}
     compiled = triton.compile(
-        ASTSource(launch.kernel, signature, constants, aligned),
+        ASTSource(launch.kernel, kinds, constants, divisible),
         target=GPUTarget("cuda", layer.architecture, 32),
         options=launch.options,
     )
     registers, spills = _resources(compiled.asm["cubin"])
-    arguments = [name for name in names if signature[name] != "constexpr"]
+    arguments = [name for name in names if kinds[name] != "constexpr"]
     return Figures(
-        kernel=launch.name,
+        kernel=kernel,
         **layer._asdict(),
         lanes=launch.constants["BM"],
         form=form,
@@ -171,7 +209,7 @@ def _compile(launch: Launch, layer: Layer, form: str) -> Figures:
         spills=spills,
         shared_memory=compiled.metadata.shared,
         tensor_core_instructions=len(_TENSOR_CORES.findall(compiled.asm["ptx"])),
-        faults=_faults(compiled.asm["ptx"], arguments, _launched(layer.cell)[launch.name].same),
+        faults=_faults(compiled.asm["ptx"], arguments, _launched(layer.cell)[kernel].same),
     )
 
 

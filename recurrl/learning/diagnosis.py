@@ -2,53 +2,28 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from recurrl.learning.metrics import WINDOW
 
 Metrics = Mapping[str, float]
 
-
-class Warned(NamedTuple):
-    """The meaning of a warning, and what to try."""
-
-    meaning: str
-    advice: str
-
-
 _SCALE = "env.normalize_reward=true with env.reward_scale=1, which are the defaults"
 _EXPLORE = "a larger algorithm.entropy_coeff or, for continuous actions, policy.noise_correlation=0.9"
 WARNINGS = {
-    "No better than random actions": Warned(
-        "the last evaluation beats random actions by less than a standard error of the difference",
-        f"more total_frames; {_EXPLORE}; {_SCALE}",
+    "No better than random actions": f"more total_frames; {_EXPLORE}; {_SCALE}",
+    "Entropy gone": "a larger algorithm.entropy_coeff; a smaller lr",
+    "Advantages near zero": f"{_EXPLORE}; {_SCALE}",
+    "Gradients near zero": f"{_EXPLORE}; a smaller lr",
+    "Explained variance near zero": (
+        f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on"
     ),
-    "Entropy gone": Warned(
-        "the policy hardly tries other actions than those it prefers, although they return no more than at first",
-        "a larger algorithm.entropy_coeff; a smaller lr",
-    ),
-    "Advantages near zero": Warned(
-        "all actions seem equally good: the policy meets no other rewards, or they are small beside the values",
-        f"{_EXPLORE}; {_SCALE}",
-    ),
-    "Gradients near zero": Warned(
-        "gradient steps no longer change the policy: nothing is left to learn from, or the network is saturated",
-        f"{_EXPLORE}; a smaller lr",
-    ),
-    "Explained variance near zero": Warned(
-        "the critic predicts returns no better than their mean does, so advantages are mostly noise",
-        f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on",
-    ),
-    "Every episode truncated": Warned(
-        "the time limit cuts off all episodes; if the task has an end to reach, the policy never does",
-        f"{_EXPLORE}; a larger env.max_episode_steps",
-    ),
-    "Memory without use": Warned(
-        "the policy returns as much with its recurrent states zeroed, or replaced by another episode's",
-        "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames",
+    "Every episode truncated": f"{_EXPLORE}; a larger env.max_episode_steps",
+    "Memory without use": (
+        "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
     ),
 }
-"""All warnings, by title."""
+"""What to try, by the title of the warning. docs/not-learning.md says what each means."""
 RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, TRUNCATED, MEMORY = WARNINGS
 
 MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
@@ -127,7 +102,7 @@ class Diagnosis:
         else:
             found, learns = {}, self._improved(metrics)
         found |= _memory_without_use(metrics) if learns else self._plain(metrics)
-        return {title: f"{title}: {figure}. Try {WARNINGS[title].advice}." for title, figure in found.items()}
+        return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in found.items()}
 
     def _plain(self, metrics: Metrics) -> dict[str, str]:
         """The conditions that have held for long enough, with their figures."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recurrl.config.run import BURN_IN, REFRESH, ZERO
 from recurrl.keys import OBSERVATION, VALUE
-from recurrl.learning.buffers.on_policy import segment_ends
+from recurrl.losses.advantage import segment_ends
 from recurrl.policy import Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.recurrent.segments import Segments

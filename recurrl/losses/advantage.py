@@ -81,17 +81,17 @@ def log_ratios(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
     """
     distribution, value, states = policy.sequence(*policy.inputs(batch_NT))
     batch_NT.set(VALUE, value)
-    ends_NT = _ends(batch_NT)
+    ends_NT = segment_ends(batch_NT, batch_NT.batch_size[1])
     for key in policy.state_keys:
         then = batch_NT["next", key]
         batch_NT.set(("next", key), torch.where(expand_as_right(ends_NT, then), states[key], then))
     return (distribution.log_prob(batch_NT[ACTION]) - batch_NT[LOG_PROB]).unsqueeze(-1)
 
 
-def _ends(batch_NT: TensorDictBase) -> Tensor:
-    """``[N, T]``: true at the last step of each episode and row."""
+def segment_ends(batch_NT: TensorDictBase, slice_len: int) -> Tensor:
+    """``[N, T]``: true at the last step of each episode and of each slice of ``slice_len`` steps."""
     ends_NT: Tensor = batch_NT["next", "done"].squeeze(-1).clone()
-    ends_NT[:, -1] = True
+    ends_NT[:, slice_len - 1 :: slice_len] = True
     return ends_NT
 
 
@@ -122,7 +122,7 @@ def next_values(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
     """
     value, after = batch_NT[VALUE], batch_NT["next"]
     result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
-    bootstrap_NT = _ends(batch_NT) & ~after["terminated"].squeeze(-1)
+    bootstrap_NT = segment_ends(batch_NT, batch_NT.batch_size[1]) & ~after["terminated"].squeeze(-1)
     result[after["terminated"]] = 0.0
     if bootstrap_NT.any():
         # Without is_init: the next observation continues the episode.

@@ -16,7 +16,7 @@ from torch.nn import functional
 from recurrl.errors import ConfigError
 from recurrl.recurrent.backends import Backend, Options, load_backend
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.segments import Segments, expanded
+from recurrl.recurrent.segments import Segments, expanded, mirrored
 
 Step = Callable[[Tensor, Tensor | None, States], tuple[Tensor, States]]
 """``(x_BI, is_init_B, states) -> (output, new states)``."""
@@ -179,15 +179,16 @@ def run_sequence(
     """
     sequence = load_backend(backend).sequence
     layer_input = x_BTI
+    mirrors = [None, segments.mirror()] if parameters.bidirectional else [None]
     end_states: list[States] = []
     for layer in range(parameters.num_layers):
         outputs = []
-        for direction in range(directions(parameters)):
+        for direction, mirror_P in enumerate(mirrors):
             stored = tuple(states[:, :, len(end_states)] for states in stored_states)
             weights = weights_of(cell, parameters, layer, direction)
-            x = segments.mirrored(layer_input) if direction else layer_input
+            x = layer_input if mirror_P is None else mirrored(layer_input, mirror_P)
             output, states = sequence(cell, x, segments, stored, weights, options)
-            outputs.append(segments.mirrored(output) if direction else output)
+            outputs.append(output if mirror_P is None else mirrored(output, mirror_P))
             end_states.append(states)
         layer_input = _next_input(parameters, layer, outputs)
     if len(end_states) == 1:

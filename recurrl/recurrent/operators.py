@@ -11,7 +11,7 @@ first G take the recurrent product, the last G the input's. With a projection, H
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
@@ -31,6 +31,8 @@ Parameters = Sequence[Tensor | None]
 class Layer(NamedTuple):
     """What both passes of a layer read."""
 
+    backend: str
+    """Whose loop runs."""
     cell: Any
     """:class:`HandWritten`."""
     weights: Sequence[Any]
@@ -38,6 +40,16 @@ class Layer(NamedTuple):
     segments: Segments
     stored: list[Tensor]
     """The stored states ``[B, T, ...]``."""
+
+    @property
+    def split(self) -> int:
+        """The columns of memory that the input's product skips: those of the split gates' recurrent product."""
+        return self.cell.SPLIT_GATES * (len(self.weights[0]) // self.cell.GATES)
+
+    @property
+    def inputs(self) -> slice:
+        """The columns of the input's product."""
+        return slice(self.split, self.split + len(self.weights[0]))
 
 
 class Loop(Protocol):
@@ -58,35 +70,27 @@ class Loop(Protocol):
         layer: Layer,
         states: list[Tensor],
         gates_PA: Tensor,
-        grad_output: Tensor | None,
-        grad_ends: list[Tensor | None],
+        grads: list[Tensor | None],
         grad_stored: list[Tensor],
         overwrite: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns the gradients of the gates ``[P, A]``, the first state before each step, and the projection's
+        """From the gradients of the output and of each state at the segments' last steps.
+
+        Returns the gradients of the gates ``[P, A]``, the first state before each step, and the projection's
         gradient; writes those of the stored states unless the list is empty. May use ``gates`` for the result with
         ``overwrite``.
         """
         ...
 
 
-def forward(
-    backend: str,
-    cell: HandWritten,
-    x_BTI: Tensor,
-    weights: Parameters,
-    starts_BT: Tensor,
-    stored: list[Tensor],
-    keep: bool,
-) -> list[Tensor]:
+def forward(layer: Layer, x_BTI: Tensor, keep: bool) -> list[Tensor]:
     """Each state at the segments' last steps, each after every step, and the gates for the backward pass, which are
     empty unless ``keep``.
     """
-    layer, loop = Layer(cell, weights, Segments(starts_BT), stored), _loop(backend)
-    w_ih, b_ih = layer.weights[0], weights[2]
-    outputs = _outputs(x_BTI, weights, stored, cell, True)
-    ends, states, gates_PA = outputs[: len(stored)], outputs[len(stored) : -1], outputs[-1]
-    x_PI, projected_PG = _in_order(x_BTI, loop.order(layer.segments)), gates_PA[:, _columns(w_ih, cell)]
+    loop, count, (w_ih, _, b_ih, *_) = _loop(layer.backend), len(layer.stored), layer.weights
+    outputs = _outputs(layer, x_BTI, True)
+    ends, states, gates_PA = outputs[:count], outputs[count:-1], outputs[-1]
+    x_PI, projected_PG = _in_order(x_BTI, loop.order(layer.segments)), gates_PA[:, layer.inputs]
     if b_ih is None:
         torch.mm(x_PI, w_ih.t(), out=projected_PG)
     else:
@@ -96,29 +100,25 @@ def forward(
 
 
 def backward(
-    backend: str,
-    cell: HandWritten,
-    grad_output: Tensor | None,
-    grad_ends: list[Tensor | None],
+    layer: Layer,
     x_BTI: Tensor,
-    weights: Parameters,
-    starts_BT: Tensor,
-    stored: list[Tensor],
-    states: list[Tensor],
-    gates_PA: Tensor,
     wants_x: bool,
     wants_stored: bool,
+    incoming: list[Tensor | None],
+    states: list[Tensor],
+    gates_PA: Tensor,
     overwrite: bool = False,
 ) -> list[Tensor]:
-    """Gradients of x, the weights and the stored states; empty where there are none or none is wanted."""
-    layer, loop = Layer(cell, weights, Segments(starts_BT), stored), _loop(backend)
-    w_ih, rows, order = layer.weights[0], len(layer.weights[0]), loop.order(layer.segments)
-    grads = _gradients(x_BTI, weights, stored, wants_x, wants_stored)
+    """Gradients of x, the weights and the stored states; empty where there are none or none is wanted.
+
+    Args as for :func:`forward`, and ``incoming``: the gradients of the output and of each state at the segments' ends.
+    """
+    loop, stored, (w_ih, _, b_ih, *_) = _loop(layer.backend), layer.stored, layer.weights
+    rows, order = len(w_ih), loop.order(layer.segments)
+    grads = _gradients(layer, x_BTI, wants_x, wants_stored)
     grad_stored = grads[-len(stored) :] if wants_stored else []
-    incoming = (grad_output, grad_ends)
-    grad_PA, entered_PO, grad_w_hr = loop.backward(layer, states, gates_PA, *incoming, grad_stored, overwrite)
-    x_PI, inputs = _in_order(x_BTI, order), _columns(w_ih, cell)
-    grad_x_PG, split = grad_PA[:, inputs], inputs.start
+    grad_PA, entered_PO, grad_w_hr = loop.backward(layer, states, gates_PA, incoming, grad_stored, overwrite)
+    x_PI, grad_x_PG, split = _in_order(x_BTI, order), grad_PA[:, layer.inputs], layer.split
     if wants_x and order is None:
         torch.mm(grad_x_PG, w_ih, out=grads[0].flatten(0, 1))
     elif wants_x and order is not None:
@@ -126,8 +126,8 @@ def backward(
     torch.mm(grad_x_PG.t(), x_PI, out=grads[1])
     grad_w_hh, grad_bias_A = grad_PA[:, :rows].t() @ entered_PO, grad_PA.sum(0)
     torch.cat((grad_w_hh[split:], grad_w_hh[:split]), out=grads[2])
-    if weights[2] is not None:
-        grads[3].copy_(grad_bias_A[inputs])
+    if b_ih is not None:
+        grads[3].copy_(grad_bias_A[layer.inputs])
         torch.cat((grad_bias_A[split:rows], grad_bias_A[:split]), out=grads[4])
     if grad_w_hr is not None:
         grads[5].copy_(grad_w_hr)
@@ -143,38 +143,28 @@ def _in_order(x_BTI: Tensor, order: Tensor | None) -> Tensor:
     return x_BTI.flatten(0, 1) if order is None else x_BTI.flatten(0, 1).index_select(0, order)
 
 
-def _columns(w_ih: Tensor, cell: HandWritten) -> slice:
-    """The columns of the input projections."""
-    split = cell.SPLIT_GATES * (len(w_ih) // cell.GATES)
-    return slice(split, split + len(w_ih))
-
-
-def _outputs(x_BTI: Tensor, weights: Parameters, stored: list[Tensor], cell: HandWritten, keep: bool) -> list[Tensor]:
+def _outputs(layer: Layer, x_BTI: Tensor, keep: bool) -> list[Tensor]:
     rows, steps, _ = x_BTI.shape
-    hidden, is_projected = len(cast(Tensor, weights[0])) // cell.GATES, weights[4] is not None
-    columns = (cell.GATES + cell.SPLIT_GATES + is_projected) * hidden
+    _, cell, (w_ih, *_, w_hr), _, stored = layer
+    columns = (cell.GATES + cell.SPLIT_GATES + (w_hr is not None)) * (len(w_ih) // cell.GATES)
     states = [x_BTI.new_empty(rows, steps, state.shape[2]) for state in 2 * stored]
     return [*states, x_BTI.new_empty(rows * steps if keep else 0, columns)]
 
 
-def _gradients(
-    x_BTI: Tensor, weights: Parameters, stored: list[Tensor], wants_x: bool, wants_stored: bool
-) -> list[Tensor]:
+def _gradients(layer: Layer, x_BTI: Tensor, wants_x: bool, wants_stored: bool, *others: Any) -> list[Tensor]:
     return [
         torch.empty_like(x_BTI, memory_format=torch.contiguous_format) if wants_x else x_BTI.new_empty(0),
-        *(x_BTI.new_empty(0 if weight is None else weight.shape) for weight in weights),
-        *(x_BTI.new_empty(state.shape if wants_stored else 0) for state in stored),
+        *(x_BTI.new_empty(0 if weight is None else weight.shape) for weight in layer.weights),
+        *(x_BTI.new_empty(state.shape if wants_stored else 0) for state in layer.stored),
     ]
 
 
 _operators = torch.library.Library("recurrl", "FRAGMENT")
+_LAYER = "str backend, str cell, Tensor?[] weights, Tensor starts, Tensor[] stored, Tensor x"
+_operators.define(f"layer_forward({_LAYER}, bool keep) -> Tensor[]")
 _operators.define(
-    "layer_forward(str backend, str cell, Tensor x, Tensor?[] weights, Tensor starts, Tensor[] stored, bool keep) "
+    f"layer_backward({_LAYER}, bool wants_x, bool wants_stored, Tensor?[] grads, Tensor[] states, Tensor gates) "
     "-> Tensor[]"
-)
-_operators.define(
-    "layer_backward(str backend, str cell, Tensor? grad_output, Tensor?[] grad_ends, Tensor x, Tensor?[] weights, "
-    "Tensor starts, Tensor[] stored, Tensor[] states, Tensor gates, bool wants_x, bool wants_stored) -> Tensor[]"
 )
 
 
@@ -183,22 +173,18 @@ def _named(cell: str) -> Any:
     return make_cell(cell, 1)  # its maths reads the sizes from its arguments
 
 
-for _pass in (forward, backward):
+def _operator(run: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """``run(layer, ...)`` with the arguments of an operator."""
 
-    def _operator(backend: str, cell: str, *others: Any, run: Any = _pass) -> Any:
-        return run(backend, _named(cell), *others)
+    def operator(backend: str, cell: str, weights: Any, starts_BT: Tensor, stored: Any, *others: Any) -> list[Tensor]:
+        return run(Layer(backend, _named(cell), weights, Segments(starts_BT), stored), *others)
 
-    _operators.impl(f"layer_{_pass.__name__}", _operator, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("recurrl::layer_forward")
-def _(backend, cell, x, weights, starts, stored, keep):  # type: ignore[no-untyped-def]
-    return _outputs(x, weights, stored, _named(cell), keep)
+    return operator
 
 
-@torch.library.register_fake("recurrl::layer_backward")
-def _(backend, cell, grad, ends, x, weights, starts, stored, states, gates, wants_x, wants_stored):  # type: ignore[no-untyped-def]
-    return _gradients(x, weights, stored, wants_x, wants_stored)
+for _name, _run, _shapes in (("layer_forward", forward, _outputs), ("layer_backward", backward, _gradients)):
+    _operators.impl(_name, _operator(_run), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"recurrl::{_name}", _operator(_shapes))
 
 
 def layer(
@@ -223,19 +209,35 @@ def layer(
     """
     parameters = [weights.get(name) for name in WEIGHTS]
     if torch.is_grad_enabled():
-        *ends, output = _Differentiable.apply(  # type: ignore[no-untyped-call]
-            backend, cell, recompute, x_BTI, starts_BT, *parameters, *stored
-        )
+        given = (backend, cell, recompute, x_BTI, starts_BT, *parameters, *stored)
+        output, *ends = _Differentiable.apply(*given)  # type: ignore[no-untyped-call]
         return output, tuple(ends)
-    found = _forward(backend, cell, x_BTI, parameters, starts_BT, list(stored), False)
+    found = _forward(backend, cell, parameters, starts_BT, list(stored), x_BTI, False)
     return found[len(stored)], tuple(found[: len(stored)])
 
 
-def _forward(backend: str, cell: Any, *others: Any) -> list[Tensor]:
+def _forward(
+    backend: str, cell: Any, weights: Any, starts_BT: Tensor, stored: list[Tensor], *others: Any
+) -> list[Tensor]:
     if not torch.compiler.is_compiling():
-        return forward(backend, cell, *others)
-    found: list[Tensor] = torch.ops.recurrl.layer_forward.default(backend, cell.name, *others)
+        return forward(Layer(backend, cell, weights, Segments(starts_BT), stored), *others)
+    operator = torch.ops.recurrl.layer_forward.default
+    found: list[Tensor] = operator(backend, cell.name, weights, starts_BT, stored, *others)
     return found
+
+
+def refuse_second_derivative(backend: str) -> None:
+    """Refuses a backward pass that is itself differentiated.
+
+    Raises:
+        RuntimeError: gradients are enabled.
+    """
+    # once_differentiable would silently omit the layer from a second derivative.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"backend={backend} supports first derivatives only, but create_graph=True asks for a second one. "
+            "Choose backend=reference, which supports any order."
+        )
 
 
 class _Differentiable(torch.autograd.Function):
@@ -244,44 +246,30 @@ class _Differentiable(torch.autograd.Function):
         ctx: Any, backend: str, cell: Any, recompute: bool, x_BTI: Tensor, starts_BT: Tensor, *given: Tensor
     ) -> tuple[Tensor, ...]:
         weights, stored = given[: len(WEIGHTS)], list(given[len(WEIGHTS) :])
-        found = _forward(backend, cell, x_BTI, weights, starts_BT, stored, not recompute)
+        found = _forward(backend, cell, weights, starts_BT, stored, x_BTI, not recompute)
         ctx.backend, ctx.cell, ctx.is_kept = backend, cell, not recompute
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_BTI, starts_BT, *given, *([] if recompute else found[len(stored) :]))
-        return tuple(found[: len(stored) + 1])
+        return found[len(stored)], *found[: len(stored)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        # once_differentiable would silently omit this layer from a second derivative.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"backend={ctx.backend} supports first derivatives only, but create_graph=True asks for a second one. "
-                "Choose backend=reference, which supports any order."
-            )
+        refuse_second_derivative(ctx.backend)
         count = len(grads) - 1
         x_BTI, starts_BT, *rest = ctx.saved_tensors
         weights, rest = rest[: len(WEIGHTS)], rest[len(WEIGHTS) :]
         stored, kept = rest[:count], rest[count:]
         if not ctx.is_kept:
-            kept = _forward(ctx.backend, ctx.cell, x_BTI, weights, starts_BT, stored, True)[count:]
+            kept = _forward(ctx.backend, ctx.cell, weights, starts_BT, stored, x_BTI, True)[count:]
         wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
-        arguments = (
-            grads[-1],
-            list(grads[:-1]),
-            x_BTI,
-            weights,
-            starts_BT,
-            stored,
-            kept[:-1],
-            kept[-1],
-            wants_x,
-            wants_stored,
-        )
+        others = (x_BTI, wants_x, wants_stored, list(grads), kept[:-1], kept[-1])
         if torch.compiler.is_compiling():
-            found = torch.ops.recurrl.layer_backward.default(ctx.backend, ctx.cell.name, *arguments)
+            operator = torch.ops.recurrl.layer_backward.default
+            found = operator(ctx.backend, ctx.cell.name, weights, starts_BT, stored, *others)
         else:
             ctx.is_kept = False  # for a second call, with retain_graph
-            found = backward(ctx.backend, ctx.cell, *arguments, overwrite=True)
+            layer = Layer(ctx.backend, ctx.cell, weights, Segments(starts_BT), stored)
+            found = backward(layer, *others, overwrite=True)
         wanted = [wants_x, *(weight is not None for weight in weights), *[wants_stored] * count]
-        grad_x, *others = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
-        return None, None, None, grad_x, None, *others
+        grad_x, *grad_others = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
+        return None, None, None, grad_x, None, *grad_others

@@ -21,45 +21,24 @@ from recurrl.recurrent.layer import make_step, run_sequence, state_shapes
 from recurrl.recurrent.segments import Segments
 
 
+def given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor by name, from its ``locals()``."""
+    return {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
+
+
 class PythonRNN(nn.RNNBase):
     """Stacked layers over whole rows, with the ``forward`` of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
 
     CELL: type[GatedCell]
     use_scan: bool = False
 
-    def _init(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        proj_size: int,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        use_scan: bool,
-    ) -> None:
-        # Of nn.GRU or nn.LSTM, which come after this class; nn.GRU takes no proj_size.
-        sizes: dict[str, Any] = {"proj_size": proj_size} if proj_size else {}
-        super().__init__(
-            input_size,  # type: ignore[arg-type]
-            hidden_size,
-            num_layers,
-            bias=bias,
-            batch_first=batch_first,
-            dropout=dropout,
-            bidirectional=bidirectional,
-            device=device,
-            dtype=dtype,
-            **sizes,
-        )
+    def __init__(self, use_scan: bool, **sizes: Any) -> None:
+        super().__init__(**sizes)  # of nn.GRU or nn.LSTM, which come after this class
         # For the whole process: the compiler refuses these modules by their base class, and would otherwise trace them.
         torch._dynamo.config.allow_rnn = True
         for backend in ("reference", "scan"):
             load_backend(backend)  # here, because the compiler cannot import while it traces
-        self.cell = self.CELL(hidden_size, bias, proj_size)
+        self.cell = self.CELL(self.hidden_size, self.bias, self.proj_size)
         self.use_scan = use_scan
 
     def _run(
@@ -128,15 +107,10 @@ class GRU(PythonRNN, nn.GRU):
         dtype: torch.dtype | None = None,
         use_scan: bool = False,
     ) -> None:
-        self._init(
-            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype, use_scan
-        )
+        super().__init__(**given(locals()))
 
     def forward(  # type: ignore[override]  # batched input only
-        self,
-        input: Tensor,
-        hx: Tensor | None = None,
-        mask: Tensor | None = None,
+        self, input: Tensor, hx: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the output ``[B, T, D·O]`` and the last states ``[L·D, B, X]``.
 
@@ -171,25 +145,10 @@ class LSTM(PythonRNN, nn.LSTM):
         dtype: torch.dtype | None = None,
         use_scan: bool = False,
     ) -> None:
-        self._init(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            proj_size,
-            device,
-            dtype,
-            use_scan,
-        )
+        super().__init__(**given(locals()))
 
     def forward(  # type: ignore[override]  # batched input only
-        self,
-        input: Tensor,
-        hx: tuple[Tensor, Tensor] | None = None,
-        mask: Tensor | None = None,
+        self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Like :meth:`GRU.forward`, with the pair of states (h, c)."""
         output, (h, c) = self._run(input, hx, mask)
@@ -207,11 +166,7 @@ class GRUCell(nn.GRUCell):
 class LSTMCell(nn.LSTMCell):
     """``nn.LSTMCell`` in Python."""
 
-    def forward(
-        self,
-        input: Tensor,
-        hx: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """The states (h, c), ``[B, H]`` or ``[H]`` each, after one step from ``hx`` (zero if None)."""
         h, c = _cell_step(lstm.LSTM, self, input, hx)
         return h, c

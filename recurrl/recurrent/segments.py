@@ -10,9 +10,8 @@ dimensions, R rows of memory for states.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -96,14 +95,11 @@ class Segments:
     @cached_property
     def packing(self) -> Packing:
         """The steps of all segments in packed order."""
-        return _packing_of(self.starts_BT)
+        on_cpu = self.starts_BT.bool().cpu()
+        return _packing_of(on_cpu.shape, on_cpu.numpy().tobytes(), self.starts_BT.device)
 
-    @cached_property
-    def mirror_P(self) -> Tensor:
+    def mirror(self) -> Tensor:
         """Flat index of each step's mirror image within its segment, for the backward direction."""
-        return self._mirror()
-
-    def _mirror(self) -> Tensor:
         rows, steps = self.starts_BT.shape
         step_1T = torch.arange(steps, device=self.starts_BT.device)[None, :]
         start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
@@ -111,38 +107,17 @@ class Segments:
         row_B1 = torch.arange(rows, device=self.starts_BT.device)[:, None]
         return (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
 
-    def mirrored(self, values_BTX: Tensor) -> Tensor:
-        """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
-        # In Python 3.11 a cached property takes a lock, which torch.compile cannot trace.
-        mirror_P = self._mirror() if torch.compiler.is_compiling() else self.mirror_P
-        flat = permuted(values_BTX.flatten(0, 1), mirror_P, mirror_P)
-        return flat.unflatten(0, self.starts_BT.shape)
+
+CACHED_PACKINGS = 64
 
 
 # Every recurrent module that sees a batch, and every epoch over a minibatch, needs its packing. The cache is keyed by
 # the content of the reset flags, so it can never return another batch's.
-CACHED_PACKINGS = 64
-_packings: OrderedDict[tuple[Any, ...], Packing] = OrderedDict()
-
-
-def _packing_of(starts_BT: Tensor) -> Packing:
-    on_cpu = starts_BT.cpu().contiguous()
-    key = (tuple(on_cpu.shape), starts_BT.device, on_cpu.numpy().tobytes())
-    found = _packings.pop(key, None)
-    if found is None:
-        # Training may reuse a packing first computed in inference mode, whose tensors autograd rejects.
-        with torch.inference_mode(False):
-            found = _pack(on_cpu, starts_BT.device)
-        while len(_packings) >= CACHED_PACKINGS:
-            _packings.popitem(last=False)
-    _packings[key] = found
-    return found
-
-
-def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
+@lru_cache(CACHED_PACKINGS)
+def _packing_of(rows_and_steps: torch.Size, starts: bytes, device: torch.device) -> Packing:
     # In numpy, whose calls cost a fraction of torch's on small arrays.
-    starts_N = np.flatnonzero(starts_BT.numpy())
-    lengths_N = np.diff(starts_N, append=starts_BT.numel())
+    starts_N = np.flatnonzero(np.frombuffer(starts, bool))
+    lengths_N = np.diff(starts_N, append=len(starts))
     order_N = np.argsort(-lengths_N, kind="stable")
     starts_N, lengths_N = starts_N[order_N], lengths_N[order_N]
     offsets_S1 = np.arange(lengths_N[0])[:, None]
@@ -152,13 +127,20 @@ def _pack(starts_BT: Tensor, device: torch.device) -> Packing:
     inverse_P[positions_P] = np.arange(len(positions_P))
     before_P = np.concatenate((np.arange(len(starts_N)), len(starts_N) + positions_P[len(starts_N) :] - 1))
     indices = (starts_N, starts_N + lengths_N - 1, positions_P, inverse_P, before_P)
-    on_device = (torch.from_numpy(values).to(device) for values in indices)
-    return Packing(starts_BT.shape, running_SN.sum(1).tolist(), *on_device)
+    # Training may reuse a packing first computed in inference mode, whose tensors autograd rejects.
+    with torch.inference_mode(False):
+        on_device = [torch.from_numpy(values).to(device) for values in indices]
+    return Packing(rows_and_steps, running_SN.sum(1).tolist(), *on_device)
 
 
 def expanded(flags: Tensor, values: Tensor) -> Tensor:
     """The flags of ``values``' first dimensions, with a dimension of size one for each further one."""
     return flags.view(*flags.shape, *[1] * (values.ndim - flags.ndim))
+
+
+def mirrored(values_BTX: Tensor, mirror_P: Tensor) -> Tensor:
+    """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
+    return permuted(values_BTX.flatten(0, 1), mirror_P, mirror_P).unflatten(0, values_BTX.shape[:2])
 
 
 def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:

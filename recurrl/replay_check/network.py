@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recurrl.errors import ReplayError
 from recurrl.keys import ACTION, LOG_PROB, VALUE
-from recurrl.learning.buffers.on_policy import segment_ends
+from recurrl.losses.advantage import segment_ends
 from recurrl.policy import Policy
 from recurrl.replay_check.recorded import NOT_SEEN, first, place
 

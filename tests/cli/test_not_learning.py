@@ -123,7 +123,7 @@ def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(tit
     assert outcome.code == 0, outcome.err
     (line,) = re.findall(rf"^warning: ({title}: .*)$", outcome.err, re.MULTILINE)
     assert re.match(rf"{title}: {figure}", line), line
-    assert line.endswith(f" Try {WARNINGS[title].advice}.")
+    assert line.endswith(f" Try {WARNINGS[title]}.")
     assert summary(tmp_path / "run")["warnings"][title] == line
     logged = re.findall(rf"WARNING\] - After (\d+) frames: {title}: ", outcome.out)
     if title in (RANDOM, MEMORY):  # known from the last evaluation only

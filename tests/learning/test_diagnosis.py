@@ -195,12 +195,12 @@ def test_a_resumed_run_warns_like_one_that_was_not_interrupted():
 
 
 def test_the_documentation_has_every_warning():
-    rows = [f"| {title} | {warned.meaning} | {warned.advice} |" for title, warned in WARNINGS.items()]
-    assert "\n".join(rows) + "\n\n" in DOCS.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| .+ \| (.+) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [("warning", "what to try"), *WARNINGS.items()]
 
 
 def test_advice_names_keys_that_exist():
-    text = " ".join(warned.advice for warned in WARNINGS.values())
+    text = " ".join(WARNINGS.values())
     found = set(re.findall(r"[a-z_]+\.[a-z_]+|[a-z]+_[a-z_]+|\blr\b|[a-z_.]+(?==)", text))
     assert {"lr", "cell", "algorithm.entropy_coeff", "slice_len"} <= found
     assert found <= packaged_keys() | {"cell"}

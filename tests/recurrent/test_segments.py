@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recurrl.recurrent.linear_recurrence import linear_recurrence
-from recurrl.recurrent.segments import Segments, permuted
+from recurrl.recurrent.segments import Segments, mirrored, permuted
 
 
 @st.composite
@@ -56,7 +56,7 @@ def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> N
     segments = Segments.from_is_init(is_init)
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
     expected = torch.tensor([index for piece in pieces(is_init) for index in reversed(piece)])
-    assert torch.equal(segments.mirrored(flat).flatten(), expected)
+    assert torch.equal(mirrored(flat, segments.mirror()).flatten(), expected)
 
 
 def test_equal_resets_share_a_packing_and_others_do_not() -> None:

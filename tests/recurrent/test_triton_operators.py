@@ -141,17 +141,17 @@ def operands(cell: str, keep: bool, window_steps: int) -> tuple[Any, ...]:
     steps, inputs, hidden = 12, 4, 6
     gates, states = {"gru": 3, "lstm": 4}[cell], {"gru": 1, "lstm": 2}[cell]
     return (
+        keep,
         torch.randn(steps, inputs, requires_grad=True),
         torch.randn(gates * hidden, inputs, requires_grad=True),
         torch.randn(gates * hidden, hidden, requires_grad=True),
+        [torch.randn(steps, hidden, requires_grad=True) for _ in range(states)],
         torch.randn(4 * hidden, requires_grad=True),
         torch.tensor([1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.int8),
-        [torch.randn(steps, hidden, requires_grad=True) for _ in range(states)],
         torch.tensor([3, 8, 0]),
         torch.tensor([5, 4, 3], dtype=torch.int32),
         [3, 3, 3, 2, 1],
         "ieee",
-        keep,
         window_steps,
     )
 
@@ -166,12 +166,12 @@ def test_the_operators_pass_torchs_registration_checks(
     torch.use_deterministic_algorithms(False)  # NaN does not equal itself
     arguments = operands(cell, keep, window_steps)
     assert set(torch.library.opcheck(recurrent_forward, arguments).values()) == {"SUCCESS"}
-    *inputs, _, _ = [
+    _, *inputs = [
         [each.detach() for each in value] if isinstance(value, list) and isinstance(value[0], Tensor) else value
         for value in (value.detach() if isinstance(value, Tensor) else value for value in arguments)
     ]
-    *states, gates = recurrent_forward(*inputs, keep, window_steps)
-    backward = ([torch.randn_like(h) for h in states], *inputs, window_steps, states, gates, True, True)
+    *states, gates = recurrent_forward(keep, *inputs)
+    backward = (True, True, *inputs, states, gates, [torch.randn_like(h) for h in states])
     assert set(torch.library.opcheck(recurrent_backward, backward).values()) == {"SUCCESS"}
 
 

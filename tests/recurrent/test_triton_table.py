@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import compiled
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.backends.triton.table import Configuration, Row, Table
 
@@ -55,10 +56,11 @@ def test_the_first_row_that_covers_the_layer_applies(small: Table, layer: tuple,
     assert table.step_configuration(*layer) == STEP
 
 
-def test_buckets_give_one_lane_count_per_configuration(small: Table) -> None:
-    lanes = table.buckets("gru", 100, "tf32", 90)
-    assert [table.configuration("gru", 100, "tf32", 90, n) for n in lanes] == [RESIDENT, STEP]
-    assert len(table.buckets("gru", 1024, "tf32", 90)) == 1
+def test_the_kernels_of_every_configuration_are_listed(small: Table) -> None:
+    for hidden, kinds in ((100, ["resident", "step"]), (1024, ["step"])):
+        found = compiled.all_launches(compiled.Layer("gru", hidden, "tf32", 90))
+        names = sorted(launch.kernel.__name__ for launch in found if not launch.constants.get("RECOMPUTE"))
+        assert names == [f"{kind}_{direction}" for kind in kinds for direction in ("backward", "forward")]
 
 
 def test_a_table_that_is_written_is_read_back(small: Table, tmp_path: Path) -> None:

@@ -64,10 +64,3 @@ class SliceBuffer:
 
 
 make = SliceBuffer
-
-
-def segment_ends(batch_NT: TensorDictBase, slice_len: int) -> Tensor:
-    """``[N, T]``: true at the last step of each episode and of each slice of ``slice_len`` steps."""
-    ends_NT: Tensor = batch_NT["next", "done"].squeeze(-1).clone()
-    ends_NT[:, slice_len - 1 :: slice_len] = True
-    return ends_NT

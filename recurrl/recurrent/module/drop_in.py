@@ -14,6 +14,7 @@ from recurrl.recurrent import backends, precision
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.module import RecurrentModule
 from recurrl.recurrent.module.entries import contiguous
+from recurrl.recurrent.rnn import given
 
 
 class GRUModule(RecurrentModule):
@@ -54,29 +55,8 @@ class GRUModule(RecurrentModule):
         recurrent_chunk_len: int = 0,
     ) -> None:
         _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
-        super().__init__(
-            "gru",
-            input_size=input_size,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            bias=bias,
-            batch_first=batch_first,
-            dropout=dropout,
-            bidirectional=bidirectional,
-            python_based=python_based,
-            recurrent_backend=recurrent_backend,
-            recurrent_compute_dtype=recurrent_compute_dtype,
-            recurrent_recompute=recurrent_recompute,
-            recurrent_matmul_precision=recurrent_matmul_precision,
-            in_key=in_key,
-            in_keys=in_keys,
-            out_key=out_key,
-            out_keys=out_keys,
-            device=device,
-            wrapped=gru,
-            default_recurrent_mode=default_recurrent_mode,
-            recurrent_chunk_len=recurrent_chunk_len,
-        )
+        options = given(locals())
+        super().__init__("gru", wrapped=options.pop("gru"), **options)
 
 
 class LSTMModule(RecurrentModule):
@@ -119,30 +99,8 @@ class LSTMModule(RecurrentModule):
         recurrent_chunk_len: int = 0,
     ) -> None:
         _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
-        super().__init__(
-            "lstm",
-            input_size=input_size,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            bias=bias,
-            batch_first=batch_first,
-            dropout=dropout,
-            proj_size=proj_size,
-            bidirectional=bidirectional,
-            python_based=python_based,
-            recurrent_backend=recurrent_backend,
-            recurrent_compute_dtype=recurrent_compute_dtype,
-            recurrent_recompute=recurrent_recompute,
-            recurrent_matmul_precision=recurrent_matmul_precision,
-            in_key=in_key,
-            in_keys=in_keys,
-            out_key=out_key,
-            out_keys=out_keys,
-            device=device,
-            wrapped=lstm,
-            default_recurrent_mode=default_recurrent_mode,
-            recurrent_chunk_len=recurrent_chunk_len,
-        )
+        options = given(locals())
+        super().__init__("lstm", wrapped=options.pop("lstm"), **options)
 
 
 def _check_recompute(owner: str, backend: str | Backend, recompute: str) -> None:

@@ -52,18 +52,17 @@ def backward(
     layer: Layer,
     states: list[Tensor],
     gates_PA: Tensor,
-    grad_output: Tensor | None,
-    grad_ends: list[Tensor | None],
+    grads: list[Tensor | None],
     grad_stored: list[Tensor],
     overwrite: bool,
 ) -> tuple[Tensor, Tensor, None]:
     """As :meth:`~recurrl.recurrent.operators.Loop.backward`; overwriting saves as much memory as the gates take."""
     grad_PA = gates_PA if overwrite else torch.empty_like(gates_PA)
     entered_PH = gates_PA.new_empty(len(gates_PA), layer.weights[1].shape[1])
-    incoming = [None if grad is None else grad.contiguous() for grad in (grad_output, *grad_ends)]
-    memory = {"grad_ends": incoming[1:], "states": list(states), "gates": gates_PA, "grad_output": incoming[0]}
-    memory |= {"grad_gates": grad_PA, "entered": entered_PH, "grad_stored": grad_stored}
-    _run("backward", layer, **memory)
+    grad_output, *grad_ends = [None if grad is None else grad.contiguous() for grad in grads]
+    outgoing = {"grad_gates": grad_PA, "entered": entered_PH, "grad_stored": grad_stored}
+    known = {"states": list(states), "gates": gates_PA}
+    _run("backward", layer, **known, grad_output=grad_output, grad_ends=grad_ends, **outgoing)
     return grad_PA, entered_PH, None
 
 

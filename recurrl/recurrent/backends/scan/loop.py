@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.gated import HandWritten
 from recurrl.recurrent.operators import Layer
 from recurrl.recurrent.segments import Segments
 
@@ -22,9 +21,9 @@ def order(segments: Segments) -> Tensor:
 
 def forward(layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    cell, (_, w_hh, _, b_hh, w_hr), segments, stored = layer
+    _, cell, (_, w_hh, _, b_hh, w_hr), segments, stored = layer
     packing, sizes = segments.packing, segments.packing.batch_sizes
-    split, projection = _split(cell, w_hh), gates_PA.shape[1] - (0 if w_hr is None else w_hr.shape[1])
+    split, projection = layer.split, layer.split + len(w_hh)
     gates_PA[:, :split] = 0.0
     if b_hh is not None:
         gates_PA[:, : len(b_hh)] += _split_first(b_hh, split)
@@ -50,51 +49,45 @@ def backward(
     layer: Layer,
     states: list[Tensor],
     gates_PA: Tensor,
-    grad_output: Tensor | None,
-    grad_ends: list[Tensor | None],
+    grads: list[Tensor | None],
     grad_stored: list[Tensor],
     overwrite: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """As :meth:`~recurrl.recurrent.operators.Loop.backward`; nothing is overwritten."""
-    cell, (_, w_hh, _, _, w_hr), segments, stored = layer
+    _, cell, (_, w_hh, _, _, w_hr), segments, stored = layer
     packing, sizes = segments.packing, segments.packing.batch_sizes
-    count, w_hh = sizes[0], _split_first(w_hh, _split(cell, w_hh))
+    count, w_hh = sizes[0], _split_first(w_hh, layer.split)
     after_PX = [state.flatten(0, 1) for state in states]
     before_PX = [
         torch.cat((packing.at_starts(initial), state)).index_select(0, packing.before_P)
         for initial, state in zip(stored, after_PX, strict=True)
     ]
     after_PX = [state.index_select(0, packing.positions_P) for state in after_PX]
-    hidden = gates_PA.shape[1] // (cell.GATES + cell.SPLIT_GATES + (w_hr is not None))
-    produced_PH = gates_PA[:, -hidden:]
-    if w_hr is not None:
-        gates_PA = gates_PA[:, :-hidden]
+    hidden = len(w_hh) // cell.GATES
+    gates_PA, produced_PH = gates_PA[:, : layer.split + len(w_hh)], gates_PA[:, -hidden:]
     factors_PAH, others_P1H = cell.derivatives(gates_PA, before_PX, after_PX)
     grad_PA = factors_PAH.flatten(1)
+    grad_output, grad_end, *grad_further = grads
     total_BTO = torch.zeros_like(states[0]) if grad_output is None else grad_output
-    if grad_ends[0] is not None:
-        total_BTO = total_BTO + segments.only_ends(grad_ends[0])
+    if grad_end is not None:
+        total_BTO = total_BTO + segments.only_ends(grad_end)
     total_PO = total_BTO.flatten(0, 1).index_select(0, packing.positions_P)
     grads_RO = functional.pad(total_PO, (0, 0, count, 0))
     carried_N1X = [
         state.new_zeros(count, 1, state.shape[1]) if grad is None else grad.flatten(0, 1)[packing.ends_N].unsqueeze(1)
-        for state, grad in zip(after_PX[1:], grad_ends[1:], strict=True)
+        for state, grad in zip(after_PX[1:], grad_further, strict=True)
     ]
     grads_of = grads_RO.split_with_sizes([count, *sizes])
     factors_of = list(zip(*(each.split_with_sizes(sizes) for each in (factors_PAH, *others_P1H)), strict=True))
     recurrent_of = grad_PA[:, : len(w_hh)].split_with_sizes(sizes)
     for t in reversed(range(len(sizes))):
         before, grad = grads_of[t][: sizes[t]], grads_of[t + 1]
-        grads = [(grad if w_hr is None else grad @ w_hr).unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
-        cell.backward_step(factors_of[t], grads, before.unsqueeze(1))
+        grads_N1X = [(grad if w_hr is None else grad @ w_hr).unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
+        cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
         before.addmm_(recurrent_of[t], w_hh)
     for grad, found in zip(grad_stored, (grads_RO[:count], *carried_N1X), strict=False):
         grad.zero_().flatten(0, 1)[packing.starts_N] = found.reshape(count, -1)
     return grad_PA, before_PX[0], None if w_hr is None else grads_RO[count:].t() @ produced_PH
-
-
-def _split(cell: HandWritten, w_hh: Tensor) -> int:
-    return cell.SPLIT_GATES * (len(w_hh) // cell.GATES)
 
 
 def _split_first(rows_GX: Tensor, split: int) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import table
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import GatedCell, HandWritten, is_hand_written
+from recurrl.recurrent.gated import HandWritten, is_hand_written
 from recurrl.recurrent.segments import Segments, expanded
 
 OWN_PRODUCTS = True
@@ -29,7 +28,8 @@ _ALTERNATIVE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports GRU and LSTM up to 1,024 features, on CUDA or under triton's interpreter."""
-    if not _has_kernel(cell):
+    # The name alone may be that of another cell.
+    if cell.TORCH is None or cell.name not in table.CELLS:
         return (
             f"backend=triton has no kernel for cell={cell.name}, only for {' and '.join(table.CELLS)}. "
             "Choose backend=scan."
@@ -41,7 +41,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
         )
     if importlib.util.find_spec("triton") is None:
         return f"backend=triton needs the package triton, which is not installed. {_ALTERNATIVE}"
-    if device is None or (device.type != "cuda" and _interpreted()):
+    if device is None or (device.type != "cuda" and os.environ.get("TRITON_INTERPRET") == "1"):
         return None
     if device.type != "cuda":
         return (
@@ -57,27 +57,13 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     return None
 
 
-def _has_kernel(cell: Cell) -> TypeGuard[GatedCell]:
-    # The name alone may be that of another cell.
-    return cell.TORCH is not None and cell.name in table.CELLS
-
-
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def _precision(options: Options, device: torch.device) -> str:
     concrete = "bf16" if options.compute_dtype == torch.bfloat16 else precision.resolve(options.precision, device)
     return "bf16 emulated" if concrete == "bf16" and device.type != "cuda" else concrete
 
 
 def sequence(
-    cell: Cell,
-    x_BTI: Tensor,
-    segments: Segments,
-    stored_states: States,
-    weights: Weights,
-    options: Options,
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
 ) -> tuple[Tensor, States]:
     """Runs one layer with the kernels.
 
@@ -98,16 +84,17 @@ def sequence(
     differentiated = torch.is_grad_enabled() and any(
         tensor.requires_grad for tensor in (x_BTI, *stored_states, *weights.values())
     )
+    keep = differentiated and options.recompute == "none"
     *states_PH, _ = recurrent_forward(
+        keep,
         x_BTI.flatten(0, 1),
         weights["weight_ih"],
         weights["weight_hh"],
+        _with_common_stride(stored_states),
         _bias(cell, weights),
         segments.starts_BT.flatten().to(torch.int8),
-        _with_common_stride(stored_states),
         *_lanes(segments),
         _precision(options, x_BTI.device),
-        keep=differentiated and options.recompute == "none",
         window_steps=options.chunk_len if options.recompute == "chunk" else 0,
     )
     output, *others = (state.unflatten(0, segments.starts_BT.shape) for state in states_PH)

@@ -33,6 +33,7 @@ from recurrl.recurrent.backends.triton.maths import (
     step,
     step_derivative,
     store_four,
+    store_states,
     weight_tile,
 )
 
@@ -105,9 +106,7 @@ def resident_forward(
         s_0, s_1, s_2, s_3 = activated(a_0, a_1, a_2, a_3, LSTM)
         h, c = step(s_0, s_1, s_2, s_3, h, c, LSTM)
         here = row[None, :] * H + j[:, None]
-        tl.store(h_out + here, h, mask=mask)
-        if LSTM:
-            tl.store(c_out + here, c, mask=mask)
+        store_states(h_out, c_out, here, h, c, mask, LSTM)
         if KEEP:
             store_four(gates, row[None, :] * (4 * H) + j[:, None], s_0, s_1, s_2, s_3, mask, H)
 
@@ -217,17 +216,14 @@ def resident_backward(
         else:
             before += product(w_2, rounded(g_3, PRECISION), PRECISION)
         if WANTS_STORED:
-            tl.store(grad_stored_h + here, tl.where(start, before, 0.0), mask=mask)
-            if LSTM:
-                tl.store(grad_stored_c + here, tl.where(start, before_c, 0.0), mask=mask)
+            grad_0, grad_1 = tl.where(start, before, 0.0), tl.where(start, before_c, 0.0)
+            store_states(grad_stored_h, grad_stored_c, here, grad_0, grad_1, mask, LSTM)
         grad_h = tl.where(start, 0.0, before)
         if LSTM:
             grad_c = tl.where(start, 0.0, before_c)
     if WINDOW:
         has_run = (j[:, None] < H) & (length > first)[None, :]
-        tl.store(carry_h + of_lane, grad_h, mask=has_run)
-        if LSTM:
-            tl.store(carry_c + of_lane, grad_c, mask=has_run)
+        store_states(carry_h, carry_c, of_lane, grad_h, grad_c, has_run, LSTM)
     of_program = tl.program_id(0).to(tl.int64) * (4 * H) + j
     store_four(grad_bias, of_program, tl.sum(b_0, 1), tl.sum(b_1, 1), tl.sum(b_2, 1), tl.sum(b_3, 1), j < H, H)
 
@@ -307,9 +303,7 @@ def step_forward(
             c = tl.load(entering_c[None, :] + j[:, None], mask=mask, other=0.0)
         h, c = step(s_0, s_1, s_2, s_3, h, c, LSTM)
         here = row[None, :] * H + j[:, None]
-        tl.store(h_out + here, h, mask=mask)
-        if LSTM:
-            tl.store(c_out + here, c, mask=mask)
+        store_states(h_out, c_out, here, h, c, mask, LSTM)
 
 
 @triton.jit(do_not_specialize=["t", "lanes", "lanes_after", "slot_here", "slot_after", "part"])
@@ -389,9 +383,8 @@ def step_backward(
         start = (tl.load(starts + row + 1, mask=lane < lanes_after, other=0) != 0)[None, :]
         if WANTS_STORED:
             there = (row + 1)[None, :] * H + j[:, None]
-            tl.store(grad_stored_h + there, tl.where(start, grad_h, 0.0), mask=after)
-            if LSTM:
-                tl.store(grad_stored_c + there, tl.where(start, grad_c, 0.0), mask=after)
+            grad_0, grad_1 = tl.where(start, grad_h, 0.0), tl.where(start, grad_c, 0.0)
+            store_states(grad_stored_h, grad_stored_c, there, grad_0, grad_1, after, LSTM)
         grad_h = tl.where(start, 0.0, grad_h)
         grad_c = tl.where(start, 0.0, grad_c)
     if HERE:
@@ -422,6 +415,4 @@ def step_backward(
         else:
             tl.store(carry_h + of_lane, grad_h, mask=mask)
     else:
-        tl.store(carry_h + of_lane, grad_h, mask=after)
-        if LSTM:
-            tl.store(carry_c + of_lane, grad_c, mask=after)
+        store_states(carry_h, carry_c, of_lane, grad_h, grad_c, after, LSTM)

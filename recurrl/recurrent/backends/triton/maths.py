@@ -113,3 +113,11 @@ def store_four(base, offset, t_0, t_1, t_2, t_3, mask, H: tl.constexpr):
     tl.store(base + offset + H, t_1, mask=mask)
     tl.store(base + offset + 2 * H, t_2, mask=mask)
     tl.store(base + offset + 3 * H, t_3, mask=mask)
+
+
+@triton.jit
+def store_states(h_base, c_base, offset, h, c, mask, LSTM: tl.constexpr):
+    """Stores the states h and, for an LSTM, c."""
+    tl.store(h_base + offset, h, mask=mask)
+    if LSTM:
+        tl.store(c_base + offset, c, mask=mask)

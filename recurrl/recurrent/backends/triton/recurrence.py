@@ -6,6 +6,7 @@ W steps of a window of all lanes, X states.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.triton import launches, table
-from recurrl.recurrent.backends.triton.launches import Launch
+from recurrl.recurrent.backends.triton.launches import Launch, Layer
 
 
 class Window(NamedTuple):
@@ -24,16 +25,11 @@ class Window(NamedTuple):
     first: int
     last: int
     """Exclusive."""
-    slots: Slots | None
-    """None for all steps, in row order."""
-
-
-class Slots(NamedTuple):
-    """Order of a window's steps: step by step, and within each step the running lanes."""
-
-    rows_W: Tensor
-    """The row of each slot."""
-    first_S: Tensor
+    rows_W: Tensor | None = None
+    """The row of each of its slots: step by step, and within each step the running lanes. None for all steps, in row
+    order.
+    """
+    first_S: Tensor | None = None
     """First slot of each step, over all windows."""
 
 
@@ -52,40 +48,36 @@ class Recurrence:
     """The recurrence of one layer over its lanes. Fields as in :func:`ops.recurrent_forward`."""
 
     w_hh: Tensor
+    stored_PH: list[Tensor]
     bias_4H: Tensor | None
     starts_P: Tensor
-    stored_PH: list[Tensor]
     lane_begin_N: Tensor
     lane_length_N: Tensor
     running_S: list[int]
     precision: str
 
     @property
-    def cell(self) -> str:
-        """``gru`` or ``lstm``."""
-        return table.CELLS[len(self.stored_PH) - 1]
-
-    @property
     def hidden(self) -> int:
         """The hidden size H."""
         return self.w_hh.shape[1]
 
+    @property
+    def layer(self) -> Layer:
+        """As the launches take it."""
+        return table.CELLS[len(self.stored_PH) - 1], self.hidden, self.precision
+
     @cached_property
     def chosen(self) -> table.Configuration:
         """The table's configuration for it."""
-        return table.configuration(self.cell, self.hidden, self._format, self._architecture, len(self.lane_begin_N))
+        return self._configuration(table.configuration, len(self.lane_begin_N))
 
-    @property
-    def _architecture(self) -> int:
+    def _configuration(self, choose: Callable[..., table.Configuration], lanes: int) -> table.Configuration:
+        cell, hidden, precision = self.layer
         device = self.w_hh.device
         # Without a GPU (triton's interpreter): one with large tables.
         found = table.architecture(torch.cuda.get_device_capability(device)) if device.type == "cuda" else 90
         assert found is not None, "supports() refuses older GPUs"
-        return found
-
-    @property
-    def _format(self) -> str:
-        return self.precision.removesuffix(" emulated")
+        return choose(cell, hidden, precision.removesuffix(" emulated"), found, lanes)
 
     @cached_property
     def lanes_of_S(self) -> list[int]:
@@ -121,14 +113,8 @@ class Recurrence:
 
     def forward(self, x_gates_PG: Tensor, states_PH: list[Tensor], gates_P4H: Tensor) -> None:
         """Writes the states after every step, and the gates unless ``gates_P4H`` is empty."""
-        launch = launches.forward(
-            self.chosen,
-            self.cell,
-            self.hidden,
-            self.precision,
-            has_bias=self.bias_4H is not None,
-            keep=len(gates_P4H) > 0,
-        )
+        has_bias, keep = self.bias_4H is not None, len(gates_P4H) > 0
+        launch = launches.forward(self.chosen, self.layer, has_bias=has_bias, keep=keep)
         shared = (x_gates_PG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_P4H)
         if self.chosen.resident:
             lanes = len(self.lane_begin_N)
@@ -141,17 +127,16 @@ class Recurrence:
         """Windows of ``length`` steps, last one first; 0 for a single window."""
         steps = len(self.lanes_of_S)
         if length == 0 or length >= steps:
-            return [Window(0, steps, None)]
+            return [Window(0, steps)]
         rows_P, first_S = self._slots()
         found = []
         for first in reversed(range(0, steps, length)):
             last = min(first + length, steps)
-            rows_W = rows_P[self.slot_of_S[first] : self.slot_of_S[last]]
-            found.append(Window(first, last, Slots(rows_W, first_S)))
+            found.append(Window(first, last, rows_P[self.slot_of_S[first] : self.slot_of_S[last]], first_S))
         return found
 
-    def _slots(self) -> Slots:
-        """Slots of all steps, computed without a host synchronisation."""
+    def _slots(self) -> tuple[Tensor, Tensor]:
+        """The row of each slot and the first slot of each step, computed without a host synchronisation."""
         device = self.lane_begin_N.device
         step_S = torch.arange(len(self.lanes_of_S), device=device)
         ended_S = torch.searchsorted(self.lane_length_N.long().flip(0), step_S, right=True)
@@ -159,22 +144,15 @@ class Recurrence:
         first_S = lanes_S.cumsum(0) - lanes_S
         step_P = torch.repeat_interleave(step_S, lanes_S, output_size=len(self.starts_P))
         lane_P = torch.arange(len(self.starts_P), device=device) - first_S[step_P]
-        return Slots(self.lane_begin_N[lane_P] + step_P, first_S)
+        return self.lane_begin_N[lane_P] + step_P, first_S
 
     def recompute_gates(self, x_gates_WG: Tensor, states_PH: list[Tensor], window: Window) -> Tensor:
         """Recomputes a window's gates from the known states, all steps at once, with the step kernel."""
         steps = len(x_gates_WG)
-        rows_W = window.slots.rows_W if window.slots else torch.arange(steps, device=x_gates_WG.device)
+        rows_W = torch.arange(steps, device=x_gates_WG.device) if window.rows_W is None else window.rows_W
         gates_W4H = x_gates_WG.new_empty(steps, 4 * self.hidden)
-        launch = launches.forward(
-            table.step_configuration(self.cell, self.hidden, self._format, self._architecture, steps),
-            self.cell,
-            self.hidden,
-            self.precision,
-            has_bias=self.bias_4H is not None,
-            keep=True,
-            recompute=True,
-        )
+        chosen, has_bias = self._configuration(table.step_configuration, steps), self.bias_4H is not None
+        launch = launches.forward(chosen, self.layer, has_bias=has_bias, keep=True, recompute=True)
         launch.run(
             (steps, self.hidden),
             *(x_gates_WG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_W4H),
@@ -194,11 +172,7 @@ class BackwardSweep:
     """
 
     def __init__(
-        self,
-        recurrence: Recurrence,
-        grads_PH: list[Tensor],
-        states_PH: list[Tensor],
-        grad_stored_PH: list[Tensor],
+        self, recurrence: Recurrence, grads_PH: list[Tensor], states_PH: list[Tensor], grad_stored_PH: list[Tensor]
     ) -> None:
         self._of = recurrence
         self._grads_PH, self._states_PH, self._grad_stored_PH = grads_PH, states_PH, grad_stored_PH
@@ -223,7 +197,7 @@ class BackwardSweep:
         launch.run(
             (lanes, 1),
             *self._arguments(of_window, bias_parts),
-            of.lane_begin_N if window.slots is None else window.slots.first_S,
+            of.lane_begin_N if window.first_S is None else window.first_S,
             *(of.lane_begin_N, of.lane_length_N, window.first, window.last, lanes, of.stride),
         )
         return bias_parts
@@ -232,7 +206,7 @@ class BackwardSweep:
         of = self._of
         lanes_of_S = [*of.lanes_of_S, 0]
         first_slot = of.slot_of_S[window.first]
-        parts = [self._launch(window).blocks(lanes) for lanes in lanes_of_S[window.first : window.last]]
+        parts = list(map(self._launch(window).blocks, lanes_of_S[window.first : window.last]))
         bias_parts = of.w_hh.new_empty(sum(parts), 4 * of.hidden)
         part = len(bias_parts)
         for t in reversed(range(window.first - 1, window.last)):
@@ -250,16 +224,9 @@ class BackwardSweep:
         return bias_parts
 
     def _launch(self, window: Window, after: bool = True, here: bool = True) -> Launch:
-        of = self._of
+        of, wants_stored, in_window = self._of, len(self._grad_stored_PH[0]) > 0, window.rows_W is not None
         return launches.backward(
-            of.chosen,
-            of.cell,
-            of.hidden,
-            of.precision,
-            wants_stored=len(self._grad_stored_PH[0]) > 0,
-            window=window.slots is not None,
-            after=after,
-            here=here,
+            of.chosen, of.layer, wants_stored=wants_stored, window=in_window, after=after, here=here
         )
 
     def _arguments(self, of_window: tuple[Tensor, ...], bias_parts: Tensor) -> tuple[Tensor, ...]:

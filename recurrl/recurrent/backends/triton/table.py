@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 CELLS = ("gru", "lstm")
 PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")
@@ -22,7 +22,7 @@ ARCHITECTURES = (80, 86, 90, 100)
 LARGEST_HIDDEN = 1024
 VARIABLE = "RECURRL_TRITON_TABLE"
 """Environment variable that overrides the table's path."""
-_ANY_NUMBER = 2**20
+ANY_NUMBER = 2**20
 
 
 class Configuration(NamedTuple):
@@ -77,7 +77,8 @@ class Table:
                 raise ValueError(f"Row {index + 1} of the triton kernel table, {_flat(row)}: {fault}.")
         for cell, precision, architecture in ((c, p, a) for c in CELLS for p in PRECISIONS for a in ARCHITECTURES):
             of_layer = self.of(cell, precision, architecture)
-            if architecture not in self.sources or not any(_covers_all(row) for row in of_layer):
+            steps = [row for row in of_layer if not row.configuration.resident]
+            if architecture not in self.sources or not any(row.covers(LARGEST_HIDDEN, ANY_NUMBER) for row in steps):
                 raise ValueError(
                     f"The triton kernel table needs a source for architecture={architecture}, and for cell={cell}, "
                     f"precision={precision} a row with one launch per step that covers {LARGEST_HIDDEN} features and "
@@ -115,7 +116,7 @@ def read(path: Path) -> Table:
         held = json.loads(path.read_text(encoding="utf-8"))
         if held["columns"] != _COLUMNS:
             raise ValueError(f"its columns must be {_COLUMNS}")
-        rows = [_row(*values) for values in held["rows"]]
+        rows = [Row._make((*values[:5], Configuration(*values[5:]))) for values in held["rows"]]
         return Table({int(architecture): source for architecture, source in held["sources"].items()}, rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -170,25 +171,8 @@ def step_configuration(cell: str, hidden_size: int, precision: str, architecture
     return next(row.configuration for row in of_layer if row.covers(hidden_size, lanes))
 
 
-def buckets(cell: str, hidden_size: int, precision: str, architecture: int) -> list[int]:
-    """Lane counts, one per configuration the table may choose."""
-    of_layer = current().of(cell, precision, architecture)
-    most = {row.most_lanes or _ANY_NUMBER for row in of_layer if row.most_hidden >= hidden_size}
-    return sorted(most)
-
-
-def _row(
-    cell: str, precision: str, architecture: int, most_hidden: int, most_lanes: int | None, *configuration: Any
-) -> Row:
-    return Row(cell, precision, architecture, most_hidden, most_lanes, Configuration(*configuration))
-
-
 def _flat(row: Row) -> list[object]:
     return [*row[:-1], *row.configuration]
-
-
-def _covers_all(row: Row) -> bool:
-    return not row.configuration.resident and row.covers(LARGEST_HIDDEN, _ANY_NUMBER)
 
 
 def _fault(row: Row) -> str | None:
@@ -211,7 +195,7 @@ def _fault(row: Row) -> str | None:
 
 
 def _fault_of_order(row: Row, before: Sequence[Row]) -> str | None:
-    lanes = _ANY_NUMBER if row.most_lanes is None else row.most_lanes
+    lanes = ANY_NUMBER if row.most_lanes is None else row.most_lanes
     for other in before:
         same = other[:3] == row[:3] and other.configuration.resident == row.configuration.resident
         if same and other.covers(row.most_hidden, lanes):
