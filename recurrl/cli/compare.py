@@ -5,8 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from recurrl.cli.results import over_seeds, results_of, text_of
+from recurrl.cli.results import results_of, text_of
 from recurrl.errors import ConfigError
+from recurrl.reporting.runs import over_seeds
 
 
 def compare_main() -> None:

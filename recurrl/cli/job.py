@@ -1,6 +1,5 @@
 """One training run, from its composed configuration to its summary."""
 
-import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,9 @@ from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
-from recurrl.runtime.report import Report, write_summary
+from recurrl.runtime.report import Report, read_summary, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
-from recurrl.runtime.run_directory import SUMMARY, read_text
+from recurrl.runtime.run_directory import SUMMARY
 from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
 from recurrl.training import Callback, train
@@ -165,8 +164,7 @@ def _record(report: Report, run_dir: Path) -> None:
 
 
 def _is_completed(run_dir: Path) -> bool:
-    summary = run_dir / SUMMARY
-    return summary.exists() and json.loads(read_text(summary))["status"] == "completed"
+    return read_summary(run_dir).get("status") == "completed"
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from recurrl.cli.results import results_of
 from recurrl.errors import ConfigError
 
 
@@ -18,9 +19,10 @@ def report_main() -> None:
     parser.add_argument("--output", type=Path, help="the file; default: report.html in the first directory")
     arguments = parser.parse_args()
     try:
-        from recurrl.cli.report_run import write_report
+        from recurrl.reporting.page import write_report  # plotly takes half a second
 
-        path = write_report(arguments.run, arguments.output)
+        runs = [run for path in arguments.run for run in results_of(path)]
+        page = write_report(runs, arguments.run, arguments.output)
     except (ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
-    sys.stdout.write(f"{path}\n")
+    sys.stdout.write(f"{page}\n")

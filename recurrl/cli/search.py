@@ -21,9 +21,10 @@ from optuna.trial import Trial, TrialState
 
 from recurrl.agent import Agent
 from recurrl.cli.messages import has_lost_jobs
-from recurrl.cli.results import COMPLETED, STOPPED, Result, job_in, table
+from recurrl.cli.results import job_in, table
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError
+from recurrl.reporting.runs import COMPLETED, STOPPED, Result
 from recurrl.runtime.run_lock import locked
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recurrl.cli.results import COMPLETED, STOPPED, Result, differing, job_folders, job_in
+from recurrl.cli.results import job_folders, job_in
+from recurrl.reporting.runs import Result, differing
 from recurrl.runtime.run_directory import CONFIG_FILE, METRICS
 from recurrl.tracking.progress import SWITCH, bars, described
 
@@ -79,7 +80,7 @@ def _draw(shown: Bars, folder: Path, count: int | None, ended: threading.Event) 
 
 
 def _of_all(done: list[Result], count: int | None) -> str:
-    failed = sum(job.status not in (COMPLETED, STOPPED) for job in done)
+    failed = sum(not job.has_ended_well for job in done)
     returns = [job.mean_return for job in done if job.mean_return is not None]
     parts = [f"{len(done)}{'' if count is None else f' of {count}'} jobs ended"]
     parts += [f"{failed} failed"] if failed else []

@@ -1,6 +1,5 @@
 """Training from Python."""
 
-import json
 import logging
 import re
 import time
@@ -31,7 +30,7 @@ from recurrl.config.plugins import GROUPS, PRESETS, is_own, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size
-from recurrl.runtime.run_directory import SUMMARY, read_text
+from recurrl.runtime.report import read_summary
 from recurrl.training import Callback
 
 _SAFE = re.compile(r"[A-Za-z_][\w./-]*")
@@ -98,7 +97,7 @@ def train(
             # A mapping may be a whole configuration, with values that have no effect.
             strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
             run_job(composed, strict, directory, started, record_refusals=False, callbacks=callbacks)
-    return Run(directory, json.loads(read_text(directory / SUMMARY)))
+    return Run(directory, read_summary(directory))
 
 
 def overrides_of(config: Mapping[str, Any]) -> list[str]:

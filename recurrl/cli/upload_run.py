@@ -1,6 +1,5 @@
 """Adding a run's files to its wandb run."""
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from recurrl.cli.run_config import config_of, source_of, trusted
 from recurrl.config import WandbConfig
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
+from recurrl.runtime.report import read_summary
 from recurrl.runtime.resources import resource_errors_as_messages
-from recurrl.runtime.run_directory import EXPORTS, SUMMARY, VIDEOS, read_text, run_directory_of
+from recurrl.runtime.run_directory import EXPORTS, VIDEOS, run_directory_of
 from recurrl.runtime.run_lock import locked
 from recurrl.tracking.wandb import upload
 from recurrl.tracking.wandb_artifacts import CHECKPOINT
@@ -57,6 +57,4 @@ def _artifacts(run_dir: Path, kinds: Collection[str]) -> dict[str, tuple[Path, M
 
 def _exit_code(run_dir: Path) -> int:
     """That with which the training run ended, which wandb shows as the state of its run."""
-    summary = run_dir / SUMMARY
-    status = json.loads(read_text(summary)).get("status") if summary.exists() else None
-    return 0 if status in ("completed", "stopped") else 1
+    return 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from recurrl.runtime.run_directory import METRICS, read_text
 from recurrl.tracking.trackers import FRAMES, Resumed
 
 Row = dict[str, str]
+Curve = list[tuple[int, float]]
+"""Frames and values."""
 
 _FRAME_COUNT = re.compile("[0-9]{1,18}")
 
@@ -81,9 +84,24 @@ def make(
     return CsvTracker(path, resumes=_points_into(settings.get("resume"), run_dir) and path.exists())
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file of metrics, without one that is cut off.
+
+    Raises:
+        ConfigError: the file is missing or malformed.
+    """
+    return _read(path)[1]
+
+
+def curve_of(rows: Iterable[Row], metric: str) -> Curve:
+    """The finite values of a metric over frames."""
+    found = ((int(row[FRAMES]), float(row.get(metric) or math.nan)) for row in rows)
+    return [(frames, value) for frames, value in found if math.isfinite(value)]
+
+
 def last_frames(path: Path) -> int:
     """The frames of the last row of a file of metrics; 0 if it has none."""
-    rows = _read(path)[1]
+    rows = read_rows(path)
     return int(rows[-1][FRAMES]) if rows else 0
 
 
