@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.cli.results import table
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
 _STARTS = {"kept": "", "zeroed": "with its memory zeroed: ", "shuffled": "with another episode's: "}
@@ -25,7 +26,7 @@ def evaluate_main() -> None:
     # With torch, which help and typos do not wait for.
     from recurrl.cli.evaluate_run import evaluate_run, report, video_files
 
-    try:
+    with errors_as_messages():
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
         files = [] if arguments.video is None else video_files(runs, Path(arguments.video) if arguments.video else None)
@@ -45,8 +46,6 @@ def evaluate_main() -> None:
             )
             for run in runs
         ]
-    except (ConfigError, RunError) as error:
-        sys.exit(f"error: {error}")
     sys.stdout.write(_text(reports, arguments.json))
 
 

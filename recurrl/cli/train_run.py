@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.errors import HydraException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, open_dict, read_write
 
@@ -22,8 +20,7 @@ from recurrl.agent import Agent
 from recurrl.cli.directories import BeforeRun, check_unused, run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
-from recurrl.cli.messages import message
-from recurrl.cli.overrides import check_overrides, prepared
+from recurrl.cli.overrides import check_overrides, compose
 from recurrl.config.composed import as_schema, value_of
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_own, yaml_names
@@ -142,12 +139,7 @@ def _text(value: Any) -> str:
 
 def _composed(overrides: list[str], run_dir: str | Path | None, config_dir: str | Path | None) -> DictConfig:
     check_overrides(overrides if config_dir is None else ["--config-dir", str(config_dir), *overrides])
-    search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
-    try:
-        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            composed = hydra.compose("train", [*prepared(overrides), *search], return_hydra_config=True)
-    except HydraException as error:
-        raise ConfigError(message(error)) from error
+    composed = compose(overrides, config_dir, with_hydra=True)
     if run_dir is not None:
         with read_write(composed), open_dict(composed):
             composed.hydra.run.dir = str(run_dir)
