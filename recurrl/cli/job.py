@@ -169,14 +169,11 @@ def _is_completed(run_dir: Path) -> bool:
 
 def _closing_line(report: Report, run_dir: Path) -> str:
     summary = report.summary()
+    zeroed, shuffled = report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state
+    without = "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
     compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
     return (
         f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
         f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
-        f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}"
-        f"; {run_dir}"
+        f"{without}; {run_dir}"
     )
-
-
-def _without_memory(zeroed: float | None, shuffled: float | None) -> str:
-    return "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"

@@ -113,22 +113,14 @@ def _print_explained(every_key: bool) -> None:
     sys.stdout.write(help_of(found, every_key, asked.config_dir) if asked.help else explained(found))
 
 
-class _Refused(BaseException):
-    """Carries the error of a single run past Hydra, which prints a line of its own about each ``Exception``."""
-
-    def __init__(self, error: ConfigError | RunError) -> None:
-        self.error = error
+_refused: list[ConfigError | RunError] = []
+"""The error of a single run, kept from Hydra, which prints a line of its own about each exception."""
 
 
 def _jobs() -> None:
-    refused = None
-    try:
-        _job()
-    except _Refused as stop:
-        refused = stop.error
-    # Not raised above, where it would be given another context than it had.
-    if refused is not None:
-        raise refused
+    _job()
+    if _refused:
+        raise _refused.pop()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
@@ -153,7 +145,8 @@ def _job(composed: DictConfig) -> float | None:
         # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
         if is_sweep:
             raise
-        raise _Refused(error) from error
+        _refused.append(error)
+        return None
     return job_return(run_dir)
 
 

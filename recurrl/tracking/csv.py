@@ -42,8 +42,14 @@ class CsvTracker:
         if resumes:
             # Rejects a damaged file before training.
             _read(path)
-        else:
-            _create(path)
+            return
+        try:
+            path.open("x", encoding="utf-8").close()
+        except FileExistsError as error:
+            raise ConfigError(
+                f"{path} already exists, and the rows of two runs must not mix. Give this run a directory of its own "
+                f"with hydra.run.dir=..., or continue that run with resume={path.parent}."
+            ) from error
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a row, and columns for new metrics."""
@@ -109,16 +115,6 @@ def _points_into(resume: str | None, run_dir: Path) -> bool:
     if resume is None:
         return False
     return resume == "auto" or Path(resume).resolve().is_relative_to(run_dir.resolve())
-
-
-def _create(path: Path) -> None:
-    try:
-        path.open("x", encoding="utf-8").close()
-    except FileExistsError as error:
-        raise ConfigError(
-            f"{path} already exists, and the rows of two runs must not mix. Give this run a directory of its own with "
-            f"hydra.run.dir=..., or continue that run with resume={path.parent}."
-        ) from error
 
 
 def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:
