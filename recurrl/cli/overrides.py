@@ -44,7 +44,8 @@ def prepared(arguments: Sequence[str]) -> list[str]:
         key = override.key_or_group.removeprefix("/")
         if key in ROOMS and not override.is_delete():
             for name in filter(is_own, _values(override)):
-                _register(key, name)
+                # A factory of a user's own becomes a choice of its group.
+                ConfigStore.instance().store(group=key, name=name, node=own_values(key, name), provider="recurrl")
         plain = not (override.is_delete() or override.is_add() or override.is_force_add())
         if plain and "." in key and key.partition(".")[0] in ROOMS and key not in known:
             result[result.index(text)] = f"++{text}"
@@ -54,11 +55,6 @@ def prepared(arguments: Sequence[str]) -> list[str]:
 def _values(override: Override) -> list[str]:
     value = override.value()
     return [str(getattr(each, "text", each)) for each in (value.list if isinstance(value, ChoiceSweep) else [value])]
-
-
-def _register(group: str, name: str) -> None:
-    """Makes a factory of a user's own a choice of its group."""
-    ConfigStore.instance().store(group=group, name=name, node=own_values(group, name), provider="recurrl")
 
 
 def check_overrides(arguments: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from recurrl.cli.results import OVERRIDES, configured, jobs_of, text_of
 from recurrl.cli.sweep_display import display
 from recurrl.reporting.runs import Result, differing, over_seeds
 from recurrl.runtime.atomic import atomic_write
-from recurrl.runtime.report import read_summary, write_summary
+from recurrl.runtime.report import write_summary
 from recurrl.runtime.run_directory import SUMMARY
 from recurrl.tracking.progress import is_shown
 
@@ -64,8 +64,7 @@ def followed() -> Iterator[None]:
 def _count(config: DictConfig) -> int | None:
     """The number of jobs of a sweep; None if it is not known."""
     if "n_trials" in config.hydra.sweeper:
-        count: int | None = config.hydra.sweeper.n_trials
-        return count
+        return config.hydra.sweeper.n_trials
     overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
     try:
         return sum(map(len, BasicSweeper.split_arguments(overrides, None)))
@@ -90,12 +89,6 @@ def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
         if not (run_dir / SUMMARY).exists():
             write_summary(run_dir, {"status": "failed", "frames": 0, "error": f"{type(error).__name__}: {error}"})
         raise
-
-
-def job_return(run_dir: Path) -> float | None:
-    """What a job returns to Hydra, for sweepers that maximise it: its evaluation return."""
-    found: float | None = read_summary(run_dir)["eval_return_mean"]
-    return found
 
 
 def _report(folder: Path) -> None:

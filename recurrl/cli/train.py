@@ -23,10 +23,11 @@ from recurrl.cli.directories import check_unused, run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import has_lost_jobs, message
 from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
-from recurrl.cli.sweep import followed, job_return, job_started, recorded
+from recurrl.cli.sweep import followed, job_started, recorded
 from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.ranks import launched_rank, launched_size, world
+from recurrl.runtime.report import read_summary
 from recurrl.runtime.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _job(composed: DictConfig) -> float | None:
             raise
         _refused.append(error)
         return None
-    return job_return(run_dir)
+    return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
 
 
 def _callbacks(composed: DictConfig) -> list[Callback]:

@@ -129,8 +129,7 @@ def option(
 
 def meaning_of(of: Field[Any]) -> Meaning:
     """The metadata of a field; empty for one declared without :func:`option`."""
-    found: Meaning = of.metadata.get("meaning", Meaning())
-    return found
+    return of.metadata.get("meaning", Meaning())
 
 
 def check_values(options: Any, prefix: str = "") -> None:

@@ -75,8 +75,7 @@ def _stems(folder: str, suffix: str) -> tuple[str, ...]:
 def default_name(group: str) -> str:
     """The choice of a group that a run has by default."""
     entries = yaml.safe_load((_CONFIGS / "train.yaml").read_text(encoding="utf-8"))["defaults"]
-    found: str = next(entry[group] for entry in entries if isinstance(entry, dict) and group in entry)
-    return found
+    return next(entry[group] for entry in entries if isinstance(entry, dict) and group in entry)
 
 
 def values(group: str, name: str) -> dict[str, Any]:
@@ -212,8 +211,7 @@ def import_own(module_name: str, asked: str) -> ModuleType:
 
 def base_options(group: str) -> type:
     """The dataclass from which the options of a group's choices derive."""
-    hint: type = get_type_hints(TrainConfig)[group]
-    return hint
+    return get_type_hints(TrainConfig)[group]
 
 
 def options_class(group: str, name: str) -> type:

@@ -171,7 +171,6 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     """
     path = run_dir / SUMMARY
     try:
-        found: dict[str, Any] = json.loads(read_text(path)) if path.is_file() else {}
+        return json.loads(read_text(path)) if path.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{path} was not written by a run: {error}. Delete it.") from error
-    return found
