@@ -19,12 +19,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from recurrl import __version__
-from recurrl.cli.directories import check_unused, run_directory
+from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import has_lost_jobs, message
 from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
 from recurrl.cli.sweep import followed, job_started, recorded
-from recurrl.config.composed import as_schema, value_of
+from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import read_summary
@@ -132,8 +132,7 @@ def _job(composed: DictConfig) -> float | None:
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     started = job_started()
     try:
-        with run_directory(run_dir), ExitStack() as stack:
-            check_unused(run_dir, value_of(composed, "resume"))
+        with run_directory(run_dir, composed), ExitStack() as stack:
             if is_sweep:
                 stack.enter_context(recorded(run_dir, given_overrides()))
                 _name_group(composed)

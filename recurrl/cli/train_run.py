@@ -17,11 +17,11 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, open_dict, read_write
 
 from recurrl.agent import Agent
-from recurrl.cli.directories import BeforeRun, check_unused, run_directory
+from recurrl.cli.directories import BeforeRun, run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
 from recurrl.cli.overrides import check_overrides, compose
-from recurrl.config.composed import as_schema, value_of
+from recurrl.config.composed import as_schema
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_own, yaml_names
 from recurrl.errors import ConfigError
@@ -88,8 +88,7 @@ def train(
         HydraConfig.instance().set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
-        with run_directory(directory), _log_in(directory / "recurrl.log"):
-            check_unused(directory, value_of(composed, "resume"))
+        with run_directory(directory, composed), _log_in(directory / "recurrl.log"):
             as_schema(composed)
             # A mapping may be a whole configuration, with values that have no effect.
             strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
@@ -150,14 +149,13 @@ def _composed(overrides: list[str], run_dir: str | Path | None, config_dir: str 
 def _hydra_apart() -> Iterator[None]:
     """Hydra as if this process had not used it before, nor afterwards."""
     kinds: tuple[Any, ...] = (GlobalHydra, HydraConfig, VersionBase)
-    kept = {kind: Singleton._instances.pop(kind, None) for kind in kinds}
+    kept = {kind: Singleton._instances.pop(kind) for kind in kinds if kind in Singleton._instances}
     try:
         yield
     finally:
-        for kind, instance in kept.items():
+        for kind in kinds:
             Singleton._instances.pop(kind, None)
-            if instance is not None:
-                Singleton._instances[kind] = instance
+        Singleton._instances.update(kept)
 
 
 @contextmanager
