@@ -54,6 +54,6 @@ def _hub_folder(arguments: argparse.Namespace) -> str:
     from recurrl.cli.hub_run import write_hub_folder
 
     given = (arguments.which, arguments.format, arguments.trust_packages, arguments.license)
-    written = write_hub_folder(arguments.run, arguments.hub_folder, *given)
-    without = f"no video: {written.without_video}\n" if written.without_video else ""
-    return f"{written.path}: {', '.join(written.files)} and the checkpoint\n{without}"
+    files, reason = write_hub_folder(arguments.run, arguments.hub_folder, *given)
+    without = f"no video: {reason}\n" if reason else ""
+    return f"{arguments.hub_folder}: {', '.join(files)} and the checkpoint\n{without}"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -166,12 +167,10 @@ def load(target: str, asked: str) -> Any:
         raise ConfigError(f"{asked} is not of the form package.module:Name, such as my_package.elman:Elman.")
     module_name, _, name = target.partition(":")
     module = import_own(module_name, asked)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise ConfigError(f"{asked}: the module {module_name} has no {name}. It is at {module.__file__}.")
-    return found
+    try:
+        return attrgetter(name)(module)
+    except AttributeError as error:
+        raise ConfigError(f"{asked}: the module {module_name} has no {name}. It is at {module.__file__}.") from error
 
 
 def import_own(module_name: str, asked: str) -> ModuleType:
