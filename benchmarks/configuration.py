@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from hydra import compose, initialize_config_module
-
-from recurrl.cli.overrides import prepared
+from recurrl.cli.overrides import compose
 from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.validation import check_config
@@ -16,7 +14,6 @@ def configuration(*overrides: str) -> TrainConfig:
     Raises:
         ConfigError: it is invalid.
     """
-    with initialize_config_module("recurrl.configs", version_base=None):
-        config = typed(compose("train", prepared(overrides)))
+    config = typed(compose(overrides))
     check_config(config)
     return config

@@ -9,9 +9,7 @@ task's threshold, the published figure, the control without memory, and the retu
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
-import json
 import math
 import os
 import statistics
@@ -32,7 +30,9 @@ from matplotlib.ticker import EngFormatter
 
 from benchmarks.command_line import publish
 from benchmarks.measuring import machine
-from recurrl.returns import interquartile_mean
+from recurrl.returns import bootstrap_95, interquartile_mean
+from recurrl.runtime.report import read_summary
+from recurrl.tracking.csv import curve_of, read_rows
 
 SUITE = Path(__file__).parent / "suite"
 CONTROL = "none"
@@ -46,7 +46,6 @@ EVALUATIONS = 20
 """Evaluations a run, from which its learning curve and its time to the threshold are read."""
 QUICK = ("cartpole_no_velocity", "pendulum_no_velocity", "memory_chain", "repeat_previous_easy", "cartpole")
 QUICK_SEEDS = 3
-RESAMPLES = 10_000
 INSTALLED_BY = {"popgym": "popgym", "minigrid": "minigrid", "box2d": "Box2D", "mujoco": "mujoco"}
 """The module that shows whether an extra is installed."""
 
@@ -233,27 +232,15 @@ def _train_one(job: Job, root: Path, overrides: Sequence[str]) -> bool:
 
 def result(folder: Path) -> Result | None:
     """What the run in a folder came to; None if it is not finished."""
-    summary = folder / "summary.json"
-    if not summary.exists():
+    values = read_summary(folder)
+    if values.get("status") != "completed":
         return None
-    values = json.loads(summary.read_text(encoding="utf-8"))
-    if values["status"] != "completed":
-        return None
-    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    curve = {int(row["frames"]): float(row["eval/return_mean"]) for row in rows if row.get("eval/return_mean")}
+    rows = read_rows(folder / "metrics.csv")
+    curve = dict(curve_of(rows, "eval/return_mean"))
     seconds = sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in rows)
     measured = (values.get(f"eval_return_mean{of}") for of in ("", "_zeroed_state", "_random"))
     final, zeroed, random = (math.nan if value is None else float(value) for value in measured)
     return Result(final, zeroed, random, curve, seconds)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95% percentile bootstrap interval of the interquartile mean."""
-    drawn = np.sort(np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values))), axis=1)
-    cut = len(values) // 4
-    low, high = np.percentile(drawn[:, cut : len(values) - cut].mean(1), (2.5, 97.5))
-    return float(low), float(high)
 
 
 def report(results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
@@ -335,8 +322,8 @@ def _row(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:
                 _median(to_frames, ",.0f"),
                 _median([each.seconds_to(task.threshold) for each in found], ",.1f"),
                 _with_interval(control) if control else "–",
-                _rounded(interquartile_mean(each.zeroed for each in found)),
-                _rounded(interquartile_mean(each.random for each in found)),
+                _rounded(interquartile_mean([each.zeroed for each in found])),
+                _rounded(interquartile_mean([each.random for each in found])),
                 cited,
             ]
         )
@@ -349,7 +336,7 @@ def _of(task: Task, cell: str, results: Mapping[Job, Result]) -> list[Result]:
 
 
 def _with_interval(values: Sequence[float]) -> str:
-    low, high = interval(values)
+    low, high = bootstrap_95(values, interquartile_mean)
     return f"{_rounded(interquartile_mean(values))} ({_rounded(low)} to {_rounded(high)})"
 
 
@@ -388,7 +375,7 @@ def _draw_one(axes: Axes, task: Task, results: Mapping[Job, Result]) -> None:
         colour = "0.6" if cell == CONTROL else f"C{number}"
         low, high = np.percentile(values, (25, 75), axis=0)
         label = "no memory" if cell == CONTROL else cell
-        axes.plot(frames, [interquartile_mean(column) for column in values.T], color=colour, label=label)
+        axes.plot(frames, interquartile_mean(values.T), color=colour, label=label)
         axes.fill_between(frames, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.axhline(task.threshold, color="0.3", linewidth=0.8, linestyle=":")
     axes.set_title(task.name, fontsize=9)

@@ -138,11 +138,7 @@ def _compiled_cell(config: TrainConfig, cell: Cell) -> None:
 def _batches(config: TrainConfig) -> None:
     """The frames of an iteration divide evenly into environments, slices and minibatches."""
     num_envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
-    require(
-        frames % num_envs == 0,
-        f"frames_per_batch={frames} is not a multiple of env.num_envs={num_envs}. Give a multiple of {num_envs}, for "
-        f"example frames_per_batch={_nearest_multiple(frames, num_envs)}.",
-    )
+    _check_multiple("frames_per_batch", frames, "env.num_envs", num_envs)
     require(
         config.slice_len <= steps,
         f"slice_len={config.slice_len} is longer than a row, which has {steps} steps (frames_per_batch / "
@@ -227,11 +223,7 @@ def _workers(config: TrainConfig) -> None:
     if not isinstance(config.collector, WorkersConfig):
         return
     workers, num_envs = config.collector.num_workers, config.env.num_envs
-    require(
-        num_envs % workers == 0,
-        f"env.num_envs={num_envs} is not a multiple of collector.num_workers={workers}. Give a multiple of {workers}, "
-        f"for example env.num_envs={_nearest_multiple(num_envs, workers)}.",
-    )
+    _check_multiple("env.num_envs", num_envs, "collector.num_workers", workers)
     address = config.collector.address if isinstance(config.collector, RayConfig) else None
     require(
         address in (None, "auto") or re.fullmatch(r"(ray://)?[^\s/]+:\d+", str(address)) is not None,
@@ -293,6 +285,14 @@ def _device_of_rank(config: TrainConfig) -> None:
         numbered or here <= torch.cuda.device_count(),
         f"device=cuda gives each rank a GPU, but {here} ranks on this machine share {torch.cuda.device_count()}. Give "
         "torchrun a smaller --nproc-per-node, or device=cuda:0 ranks.backend=gloo.",
+    )
+
+
+def _check_multiple(key: str, number: int, of_key: str, of: int) -> None:
+    require(
+        number % of == 0,
+        f"{key}={number} is not a multiple of {of_key}={of}. Give a multiple of {of}, for example "
+        f"{key}={_nearest_multiple(number, of)}.",
     )
 
 

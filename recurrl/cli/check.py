@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST, check_overrides
-from recurrl.errors import ConfigError, RunError
 
 
 def check_main() -> None:
@@ -26,7 +26,7 @@ def check_main() -> None:
     )
     parser.add_argument("--trust-packages", action="store_true", help=f"with --not-finite: {TRUST}")
     arguments = parser.parse_args()
-    try:
+    with errors_as_messages():
         check_overrides(arguments.overrides)
         from recurrl.cli.check_run import check_run, diagnose_run  # with torch, which typos need not wait for
 
@@ -34,6 +34,4 @@ def check_main() -> None:
             line = check_run(arguments.overrides, arguments.config_dir)
         else:
             line = "\n".join(diagnose_run(arguments.not_finite, arguments.trust_packages))
-    except (ConfigError, RunError) as error:
-        sys.exit(f"error: {error}")
     sys.stdout.write(line + "\n")

@@ -5,13 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import hydra
-from hydra.errors import HydraException
-
 from recurrl.build import make_collector, make_learner, make_policy_for, make_replay_check, set_process_state
 from recurrl.checkpoint import not_finite
-from recurrl.cli.messages import message
-from recurrl.cli.overrides import given_keys, prepared
+from recurrl.cli.overrides import compose, given_keys
 from recurrl.cli.run_config import trusted
 from recurrl.cli.saved_config import saved_config
 from recurrl.collector import collector_state
@@ -31,13 +27,8 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         ConfigError: the run would be refused; a :class:`ReplayError` if by the check.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
-    search = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
-    try:
-        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            composed = hydra.compose("train", [*prepared(overrides), *search])
-            config = typed(composed)
-    except HydraException as error:
-        raise ConfigError(message(error)) from error
+    composed = compose(overrides, config_dir)
+    config = typed(composed)
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     given = given_keys(composed, overrides)

@@ -5,8 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from recurrl.cli.results import over_seeds, results_of, text_of
-from recurrl.errors import ConfigError
+from recurrl.cli.messages import errors_as_messages
+from recurrl.cli.results import results_of, text_of
+from recurrl.reporting.runs import over_seeds
 
 
 def compare_main() -> None:
@@ -21,10 +22,8 @@ def compare_main() -> None:
     parser.add_argument("run", nargs="+", type=Path, metavar="run|sweep", help="run directories, or those of sweeps")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
-    try:
+    with errors_as_messages():
         results = [result for path in arguments.run for result in results_of(path)]
-    except ConfigError as error:
-        sys.exit(f"error: {error}")
     if arguments.json:
         found = {
             "runs": [result.as_json() for result in results],

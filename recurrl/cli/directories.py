@@ -12,6 +12,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from recurrl.cli.saved_config import check_directory
+from recurrl.config.composed import value_of
 from recurrl.errors import ConfigError
 from recurrl.runtime.run_directory import CHECKPOINTS, METRICS, SUMMARY, looks_like_checkpoint, run_directory_of
 from recurrl.runtime.run_lock import locked
@@ -58,14 +59,20 @@ def _make(folder: Path) -> bool:
 
 
 @contextmanager
-def run_directory(run_dir: Path) -> Iterator[None]:
+def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[None]:
     """Locks the directory of a run while the block runs; one that this command made is removed if the run is refused.
 
+    Args:
+        run_dir: the directory.
+        composed: the configuration of the run, which says what it resumes.
+
     Raises:
-        ConfigError: another process uses the directory.
+        ConfigError: another process uses the directory, it holds another run, or foreign files that the run would
+            overwrite.
     """
     with locked(run_dir):
         try:
+            _check_unused(run_dir, value_of(composed, "resume"))
             yield
         except ConfigError:
             if _made and _made[-1].absolute() == run_dir and not _holds_results(run_dir):
@@ -87,16 +94,7 @@ def _remove() -> None:
             folder.rmdir()
 
 
-def check_unused(run_dir: Path, resume: object) -> None:
-    """Rejects a directory that holds another run or foreign files, before overwriting anything.
-
-    Args:
-        run_dir: the directory.
-        resume: as configured.
-
-    Raises:
-        ConfigError: it holds another run, or foreign files that the run would overwrite.
-    """
+def _check_unused(run_dir: Path, resume: object) -> None:
     check_directory(run_dir)
     holds_run = (run_dir / METRICS).exists() or any(map(looks_like_checkpoint, (run_dir / CHECKPOINTS).glob("*")))
     if holds_run and resume != "auto" and not _is_within(resume, run_dir):

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.cli.results import table
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
 _STARTS = {"kept": "", "zeroed": "with its memory zeroed: ", "shuffled": "with another episode's: "}
@@ -23,30 +24,22 @@ def evaluate_main() -> None:
     overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in arguments.run if text not in overrides]
     # With torch, which help and typos do not wait for.
-    from recurrl.cli.evaluate_run import evaluate_run, report, video_files
+    from recurrl.cli.evaluate_run import evaluate_run, video_files
+    from recurrl.returns import summarized
 
-    try:
+    with errors_as_messages():
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
         files = [] if arguments.video is None else video_files(runs, Path(arguments.video) if arguments.video else None)
-        shown = {"video": [str(file) for file in files]} if files else {}
-        reports = [
-            report(
-                evaluate_run(
-                    *(run, arguments.episodes, arguments.seed, arguments.device),
-                    states=list(_STARTS) if arguments.memory else ["kept"],
-                    trust_packages=arguments.trust_packages,
-                    which=arguments.which,
-                    deterministic=not arguments.sampled,
-                    overrides=overrides,
-                    video=files,
-                ),
-                {"run": str(run), "overrides": overrides, "deterministic": not arguments.sampled, **shown},
-            )
-            for run in runs
-        ]
-    except (ConfigError, RunError) as error:
-        sys.exit(f"error: {error}")
+        described = {"overrides": overrides, "deterministic": not arguments.sampled}
+        described |= {"video": [str(file) for file in files]} if files else {}
+        states = list(_STARTS) if arguments.memory else ["kept"]
+        given = (states, arguments.trust_packages, arguments.which, not arguments.sampled, overrides, files)
+        reports = []
+        for run in runs:
+            returns = evaluate_run(run, arguments.episodes, arguments.seed, arguments.device, *given)
+            found = {state: summarized(each) for state, each in returns.items()}
+            reports.append({"run": str(run), **described, "returns": found})
     sys.stdout.write(_text(reports, arguments.json))
 
 

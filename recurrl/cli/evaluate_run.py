@@ -1,16 +1,14 @@
 """Episodes with the policy of a run."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from recurrl.build import set_process_state
 from recurrl.cli.load_run import open_run
 from recurrl.envs.watched import watched
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import KEPT, evaluate_many
-from recurrl.returns import summarized
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 from recurrl.runtime.time_limit import time_limit
@@ -89,8 +87,3 @@ def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:
     is_run = path is not None and os.path.lexists(path / CONFIG_FILE)
     require(not is_run, f"--video {path} would write into a run. Give the run before --video, or a folder of your own.")
     return files_of(path or folder)
-
-
-def report(returns: Mapping[str, list[float]], described: Mapping[str, Any]) -> dict[str, Any]:
-    """What an evaluation found, as plain values: its description, and for each treatment of states its statistics."""
-    return {**described, "returns": {states: summarized(each) for states, each in returns.items()}}

@@ -4,8 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
-from recurrl.errors import ConfigError, RunError, require
+from recurrl.errors import require
 
 
 def export_main() -> None:
@@ -31,10 +32,8 @@ def export_main() -> None:
     parser.add_argument("--license", metavar="ID|FILE", help="of the hub folder: mit, apache-2.0, ..., or a file")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
-    try:
+    with errors_as_messages():
         sys.stdout.write(_exported(arguments) if arguments.hub_folder is None else _hub_folder(arguments))
-    except (ConfigError, RunError) as error:
-        sys.exit(f"error: {error}")
 
 
 def _exported(arguments: argparse.Namespace) -> str:
@@ -55,6 +54,6 @@ def _hub_folder(arguments: argparse.Namespace) -> str:
     from recurrl.cli.hub_run import write_hub_folder
 
     given = (arguments.which, arguments.format, arguments.trust_packages, arguments.license)
-    written = write_hub_folder(arguments.run, arguments.hub_folder, *given)
-    without = f"no video: {written.without_video}\n" if written.without_video else ""
-    return f"{written.path}: {', '.join(written.files)} and the checkpoint\n{without}"
+    files, reason = write_hub_folder(arguments.run, arguments.hub_folder, *given)
+    without = f"no video: {reason}\n" if reason else ""
+    return f"{arguments.hub_folder}: {', '.join(files)} and the checkpoint\n{without}"

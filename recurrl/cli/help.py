@@ -102,7 +102,8 @@ def _explanations(printed: str) -> tuple[dict[str, Any], dict[str, str]]:
 def _groups(config_dir: str | None) -> Iterator[str]:
     for group in sorted([*GROUPS, *PRESETS]):
         own = () if config_dir is None else (path.stem for path in Path(config_dir, group).glob("*.yaml"))
-        yield _wrapped(f"{group}: {', '.join(sorted({*yaml_names(group), *own}))}", len(group) + 2)
+        line, indent = f"{group}: {', '.join(sorted({*yaml_names(group), *own}))}", " " * (len(group) + 2)
+        yield textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def flow(value: Any) -> str:
@@ -129,7 +130,3 @@ def _commented(line: str, text: str) -> Iterator[str]:
     first, *more = textwrap.wrap(text, max(40, _WIDTH - column - 2))
     yield f"{line:<{column}}# {first}"
     yield from (f"{'':<{column}}# {each}" for each in more)
-
-
-def _wrapped(line: str, indent: int) -> str:
-    return textwrap.fill(line, _WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)

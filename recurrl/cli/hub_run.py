@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -33,21 +32,6 @@ _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _MOST_BYTES = 2**20
 
 
-@dataclass(frozen=True)
-class HubFolder:
-    """A folder that was written.
-
-    Attributes:
-        path: of the folder.
-        files: in it, without the checkpoint.
-        without_video: why there is no video; None if there is one.
-    """
-
-    path: Path
-    files: list[str]
-    without_video: str | None
-
-
 @resource_errors_as_messages()
 def write_hub_folder(
     run: Path,
@@ -56,11 +40,13 @@ def write_hub_folder(
     formats: Collection[str] | None = None,
     trust_packages: bool = False,
     license: str | None = None,  # noqa: A002  (the option's name)
-) -> HubFolder:
+) -> tuple[list[str], str | None]:
     """Writes a run's policy with its model card, evaluation, exports and video into a new folder, or nothing.
 
     The folder is a run directory of one checkpoint, which holds only the policy: :func:`recurrl.load` and
     ``recurrl-evaluate`` take it as any other, with the same care for what strangers may have put there.
+
+    Returns its files without the checkpoint, and why there is no video; None if there is one.
 
     Args:
         run: a run directory or a checkpoint.
@@ -105,7 +91,7 @@ def write_hub_folder(
         stage.replace(folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-    return HubFolder(folder, ["README.md", *files], without_video)
+    return ["README.md", *files], without_video
 
 
 def _evaluated(stage: Path, seed: int, trust_packages: bool) -> tuple[list[float], str | None]:

@@ -1,6 +1,5 @@
 """One training run, from its composed configuration to its summary."""
 
-import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,9 @@ from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
 from recurrl.runtime.ranks import can_be_local, launched_rank, launched_size, world
-from recurrl.runtime.report import Report, write_summary
+from recurrl.runtime.report import Report, read_summary, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
-from recurrl.runtime.run_directory import SUMMARY, read_text
+from recurrl.runtime.run_directory import SUMMARY
 from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
 from recurrl.training import Callback, train
@@ -167,20 +166,16 @@ def _record(report: Report, run_dir: Path) -> None:
 
 
 def _is_completed(run_dir: Path) -> bool:
-    summary = run_dir / SUMMARY
-    return summary.exists() and json.loads(read_text(summary))["status"] == "completed"
+    return read_summary(run_dir).get("status") == "completed"
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:
     summary = report.summary()
+    zeroed, shuffled = report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state
+    without = "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
     compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
     return (
         f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
         f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
-        f"{_without_memory(report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state)}"
-        f"; {run_dir}"
+        f"{without}; {run_dir}"
     )
-
-
-def _without_memory(zeroed: float | None, shuffled: float | None) -> str:
-    return "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"

@@ -1,19 +1,31 @@
 """Errors that end a command, in words of our own where Hydra's would not help."""
 
 import re
+import sys
+from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 
 from hydra.errors import HydraException, MissingConfigException
 
 from recurrl.config.keys import check_key
 from recurrl.config.plugins import GROUPS, ROOMS, is_own, names, unknown_choice
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, RunError
 
 RENAMED_CHOICES = {
     "env/cartpole_novel": "cartpole_no_velocity",
     "env/pendulum_novel": "pendulum_no_velocity",
     "env/mountaincar_continuous_novel": "mountaincar_continuous_no_velocity",
 }
+
+
+@contextmanager
+def errors_as_messages() -> Iterator[None]:
+    """Ends a command with the message of an error that is addressed to its user."""
+    try:
+        yield
+    except (ConfigError, RunError, OSError) as error:
+        sys.exit(f"error: {error}")
 
 
 def has_lost_jobs(error: RuntimeError) -> bool:

@@ -1,15 +1,18 @@
 """The overrides of a command line: those that were given, and refusals of what is not one."""
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
+import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
+from recurrl.cli.messages import message
 from recurrl.config.composed import chosen_options, plain, value_of, with_defaults
 from recurrl.config.keys import check_key, differences, packaged_keys
 from recurrl.config.plugins import GROUPS, PRESETS, ROOMS, is_own, key_of, own_values, top_values, values, yaml_names
@@ -41,7 +44,8 @@ def prepared(arguments: Sequence[str]) -> list[str]:
         key = override.key_or_group.removeprefix("/")
         if key in ROOMS and not override.is_delete():
             for name in filter(is_own, _values(override)):
-                _register(key, name)
+                # A factory of a user's own becomes a choice of its group.
+                ConfigStore.instance().store(group=key, name=name, node=own_values(key, name), provider="recurrl")
         plain = not (override.is_delete() or override.is_add() or override.is_force_add())
         if plain and "." in key and key.partition(".")[0] in ROOMS and key not in known:
             result[result.index(text)] = f"++{text}"
@@ -51,11 +55,6 @@ def prepared(arguments: Sequence[str]) -> list[str]:
 def _values(override: Override) -> list[str]:
     value = override.value()
     return [str(getattr(each, "text", each)) for each in (value.list if isinstance(value, ChoiceSweep) else [value])]
-
-
-def _register(group: str, name: str) -> None:
-    """Makes a factory of a user's own a choice of its group."""
-    ConfigStore.instance().store(group=group, name=name, node=own_values(group, name), provider="recurrl")
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
@@ -94,6 +93,25 @@ def _check(override: Override, known: Collection[str], only_ours: bool) -> None:
         raise ConfigError(f"{key}=null is not a valid choice. Leave it out, or give one of its options.")
     if key not in PRESETS and (only_ours or key.partition(".")[0] not in ROOMS):
         check_key(key, known)
+
+
+def compose(overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False) -> DictConfig:
+    """The configuration that the command line ``overrides`` composes.
+
+    Args:
+        overrides: as for ``recurrl-train``.
+        config_dir: a folder with yamls of the user's own.
+        with_hydra: with Hydra's own settings.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    try:
+        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
+            return hydra.compose("train", [*prepared(overrides), *search], return_hydra_config=with_hydra)
+    except HydraException as error:
+        raise ConfigError(message(error)) from error
 
 
 def given_overrides() -> list[str]:

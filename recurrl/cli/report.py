@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from recurrl.errors import ConfigError
+from recurrl.cli.messages import errors_as_messages
+from recurrl.cli.results import results_of
 
 
 def report_main() -> None:
@@ -17,10 +18,9 @@ def report_main() -> None:
     parser.add_argument("run", nargs="+", type=Path, metavar="run|sweep", help="run directories, or those of sweeps")
     parser.add_argument("--output", type=Path, help="the file; default: report.html in the first directory")
     arguments = parser.parse_args()
-    try:
-        from recurrl.cli.report_run import write_report
+    with errors_as_messages():
+        from recurrl.reporting.page import write_report  # plotly takes half a second
 
-        path = write_report(arguments.run, arguments.output)
-    except (ConfigError, OSError) as error:
-        sys.exit(f"error: {error}")
-    sys.stdout.write(f"{path}\n")
+        runs = [run for path in arguments.run for run in results_of(path)]
+        page = write_report(runs, arguments.run, arguments.output)
+    sys.stdout.write(f"{page}\n")

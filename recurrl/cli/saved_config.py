@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.composed import plain
@@ -32,7 +33,6 @@ _NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
 """Keys whose value is never imported, whatever it looks like."""
 _MOST_BYTES = 2**20
 _MOST_DEPTH = 32
-_INTERPOLATION = "${"
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
 _MAKERS = ("GymV21Environment-v0", "GymV26Environment-v0")
@@ -83,29 +83,29 @@ def code_named(config: DictConfig) -> dict[str, set[str]]:
 
     Packages of recurrl's own extras do not count; nor does Gymnasium's own code.
     """
-    found = {key: {text for text in _leaves(value) if _is_code(text)} for key, value in flat(plain(config)).items()}
-    found[WRAPPERS] = set(_wrappers(config))
-    env_id = str(OmegaConf.select(config, "env.id"))
+    values = plain(config)
+    env = values.get("env", {})
+    found = {key: set(filter(_CODE.match, _texts(value))) for key, value in flat(values).items()}
+    found[WRAPPERS] = set(_wrappers(env))
+    env_id = str(env.get("id"))
     found["env.id"] = {env_id} if ":" in env_id else set()
     if env_id in _MAKERS:
-        found["env.id"] = {f"{env_id} with env.kwargs={OmegaConf.select(config, 'env.kwargs')}"}
-    found["env.packages"] = {text for text in map(str, _list(config, "env.packages")) if not _is_of(text, EXTRAS)}
+        found["env.id"] = {f"{env_id} with env.kwargs={env.get('kwargs')}"}
+    found["env.packages"] = {text for text in map(str, _list(env, "packages")) if not _is_of(text, EXTRAS)}
     return {key: texts for key, texts in found.items() if texts and key not in _NAMES}
 
 
-def _wrappers(config: DictConfig) -> Iterator[str]:
-    for name, arguments in map(wrapper_and_arguments, _list(config, WRAPPERS)):
+def _wrappers(env: Mapping[str, Any]) -> Iterator[str]:
+    for name, arguments in map(wrapper_and_arguments, _list(env, "wrappers")):
         # A shipped wrapper may write where an argument says (RecordVideo), and so is trusted only without text.
-        if any(isinstance(value, str) for value in _leaves(arguments)) or not _is_of(name, (*EXTRAS, "gymnasium")):
+        if list(_texts(arguments)) or not _is_of(name, (*EXTRAS, "gymnasium")):
             yield f"{name} with {arguments}" if arguments else name
 
 
-def _list(config: DictConfig, key: str) -> list[Any]:
+def _list(env: Mapping[str, Any], key: str) -> list[Any]:
     """The values of a list; none where something else is, which is rejected with the types of all values."""
-    values = OmegaConf.select(config, key)
-    plain_values = OmegaConf.to_container(values) if isinstance(values, ListConfig) else []
-    assert isinstance(plain_values, list)
-    return plain_values
+    values = env.get(key)
+    return values if isinstance(values, list) else []
 
 
 def _is_of(name: str, packages: Collection[str]) -> bool:
@@ -136,9 +136,9 @@ def check_directory(run_dir: Path) -> None:
     if os.path.lexists(run_dir / CONFIG_FILE):
         with naming(run_dir / CONFIG_FILE):
             _check_keys(saved_config(run_dir))
-    for name, is_ours in ((SUMMARY, _is_summary), (CURVE, _is_curve)):
-        path = run_dir / name
-        if os.path.lexists(path) and not is_ours(path):
+    ours = {run_dir / SUMMARY: _is_summary(run_dir / SUMMARY), run_dir / CURVE: (run_dir / METRICS).is_file()}
+    for path, is_ours in ours.items():
+        if os.path.lexists(path) and not is_ours:
             raise ConfigError(
                 f"{path} was not written by a run, and this run would overwrite it. Move it away, or give the run a "
                 "directory of its own with hydra.run.dir=..."
@@ -162,10 +162,6 @@ def _is_summary(path: Path) -> bool:
     return isinstance(found, dict) and {"status", "frames", "error"} <= found.keys()
 
 
-def _is_curve(path: Path) -> bool:
-    return (path.parent / METRICS).is_file()
-
-
 def _parsed(text: str) -> Any:
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -182,35 +178,23 @@ def _parsed(text: str) -> Any:
 def _config(values: Any) -> DictConfig:
     if not isinstance(values, dict) or not values:
         raise ValueError("it is not a mapping of keys to values")
-    for value in _leaves(values):
+    for text in _texts(values):
         # It may refer to an environment variable, whose value would be logged.
-        if isinstance(value, str) and _INTERPOLATION in value:
-            raise ValueError(f"it contains the interpolation {value[:60]!r} instead of a value")
+        if "${" in text:
+            raise ValueError(f"it contains the interpolation {text[:60]!r} instead of a value")
     for group in _GROUPS:
-        if not isinstance(_at(values, group), dict):
-            raise ValueError(f"{group} is {_at(values, group)!r:.60}, which is not a group of settings")
+        found = reduce(lambda within, name: within.get(name, {}), group.split("."), values)
+        if not isinstance(found, dict):
+            raise ValueError(f"{group} is {found!r:.60}, which is not a group of settings")
     return OmegaConf.create(values)
 
 
-def _at(values: dict[str, Any], key: str) -> Any:
-    """The value of a dotted key; an empty group if it is missing."""
-    group, _, name = key.partition(".")
-    inner = values.get(group, {})
-    return inner.get(name, {}) if name else inner
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, str) and _CODE.match(value) is not None
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
+def _texts(value: Any) -> Iterator[str]:
+    """The strings in nested values."""
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+    elif isinstance(value, str):
         yield value
 
 

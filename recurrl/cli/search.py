@@ -21,9 +21,10 @@ from optuna.trial import Trial, TrialState
 
 from recurrl.agent import Agent
 from recurrl.cli.messages import has_lost_jobs
-from recurrl.cli.results import COMPLETED, STOPPED, Result, job_in, table
+from recurrl.cli.results import job_in, table
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError
+from recurrl.reporting.runs import COMPLETED, STOPPED, Result
 from recurrl.runtime.run_lock import locked
 
 logger = logging.getLogger(__name__)
@@ -63,14 +64,15 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         study = _study(folder, options, at_once, fixed)
         while (count := min(at_once, _left(study, options, time.monotonic() - began))) > 0:
             trials = [_asked(study, space) for _ in range(count)]
-            jobs = [[*fixed, *_overrides(trial), *_of_hydra(trial)] for trial in trials]
+            numbers = [trial.number for trial in trials]
+            of_hydra = [[f"hydra.sweep.subdir={number}", f"hydra.sweeper.trial={number}"] for number in numbers]
+            jobs = [[*fixed, *_overrides(trial), *own] for trial, own in zip(trials, of_hydra, strict=True)]
             try:
-                launcher.launch(jobs, initial_job_idx=trials[0].number)
+                launcher.launch(jobs, initial_job_idx=numbers[0])
             except RuntimeError as error:
                 if not has_lost_jobs(error):
                     raise
-                lost = [trial.number for trial in trials]
-                logger.error("Trials %s were lost, but for those that had ended: %s", lost, error)
+                logger.error("Trials %s were lost, but for those that had ended: %s", numbers, error)
             for trial in trials:
                 _tell(study, trial, job_in(folder / str(trial.number), folder))
         _report(study, fixed)
@@ -132,7 +134,7 @@ def _distribution(override: Override) -> BaseDistribution:
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
-def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: Sequence[str]) -> optuna.Study:
+def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[str]) -> optuna.Study:
     """Loads the study in a folder, or creates one."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -148,13 +150,13 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: Sequen
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=_STARTUP_TRIALS, seed=seed, multivariate=True, constant_liar=at_once > 1
     )
-    before = study.user_attrs.setdefault("overrides", list(fixed))
-    if before != list(fixed):
+    before = study.user_attrs.get("overrides", fixed)
+    if before != fixed:
         raise ConfigError(
             f"{folder} holds a search with other values: {shlex.join(before)}. Give the same ones, or another folder "
             "with hydra.sweep.dir=..."
         )
-    study.set_user_attr("overrides", list(fixed))
+    study.set_user_attr("overrides", fixed)
     for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a search that was interrupted
         study.tell(trial.number, state=TrialState.FAIL)
         study.enqueue_trial(trial.params)
@@ -180,15 +182,13 @@ def _asked(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
         ) from error
 
 
-def _overrides(trial: Any) -> list[str]:
+def _values(trial: Any) -> list[str]:
     """The values of a trial; numbers with the digits that matter, so that they can be read and typed."""
-    return [
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in trial.params.items()
-    ]
+    return [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
 
 
-def _of_hydra(trial: Trial) -> list[str]:
-    return [f"hydra.sweep.subdir={trial.number}", f"hydra.sweeper.trial={trial.number}"]
+def _overrides(trial: Any) -> list[str]:
+    return [f"{key}={value}" for key, value in zip(trial.params, _values(trial), strict=True)]
 
 
 def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:
@@ -208,20 +208,16 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
     best = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: trial.value or 0.0, reverse=True)
     if best:
         rows = [
-            (
-                str(trial.number),
-                *(text.partition("=")[2] for text in _overrides(trial)),
-                f"{trial.value:.1f}",
-                f"{trial.user_attrs['seconds']:.0f}",
-            )
+            (str(trial.number), *_values(trial), f"{trial.value:.1f}", f"{trial.user_attrs['seconds']:.0f}")
             for trial in best[:_SHOWN]
         ]
-        sys.stdout.write(
-            f"\nThe best of {len(ended)} trials:\n\n{table([('trial', *best[0].params, 'return', 'seconds'), *rows])}"
-        )
+        shown = table([("trial", *best[0].params, "return", "seconds"), *rows])
         kept = [text for text in fixed if text.partition("=")[0] not in PRESETS]
-        sys.stdout.write(f"\nThe best one again: recurrl-train {shlex.join([*kept, *_overrides(best[0])])}\n")
-        sys.stdout.write("The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n")
+        sys.stdout.write(
+            f"\nThe best of {len(ended)} trials:\n\n{shown}\n"
+            f"The best one again: recurrl-train {shlex.join([*kept, *_overrides(best[0])])}\n"
+            "The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n"
+        )
     failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
     if failed:
         raise RunError(f"{len(failed)} of {len(ended)} trials failed: {failed}.")

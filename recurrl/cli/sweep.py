@@ -21,8 +21,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED
-from recurrl.cli.results import COMPLETED, OVERRIDES, STOPPED, Result, differing, jobs_of, over_seeds, text_of
+from recurrl.cli.results import OVERRIDES, configured, jobs_of, text_of
 from recurrl.cli.sweep_display import display
+from recurrl.reporting.runs import Result, differing, over_seeds
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.report import write_summary
 from recurrl.runtime.run_directory import SUMMARY
@@ -63,8 +64,7 @@ def followed() -> Iterator[None]:
 def _count(config: DictConfig) -> int | None:
     """The number of jobs of a sweep; None if it is not known."""
     if "n_trials" in config.hydra.sweeper:
-        count: int | None = config.hydra.sweeper.n_trials
-        return count
+        return config.hydra.sweeper.n_trials
     overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
     try:
         return sum(map(len, BasicSweeper.split_arguments(overrides, None)))
@@ -91,12 +91,6 @@ def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
         raise
 
 
-def job_return(run_dir: Path) -> float | None:
-    """What a job returns to Hydra, for sweepers that maximise it: its evaluation return."""
-    found: float | None = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))["eval_return_mean"]
-    return found
-
-
 def _report(folder: Path) -> None:
     """Prints and writes the results of a sweep, and names the jobs that failed."""
     jobs = jobs_of(folder)
@@ -104,16 +98,16 @@ def _report(folder: Path) -> None:
         return
     sys.stdout.write(f"\n{text_of(jobs, 'job')}\n")
     sys.stdout.flush()
-    failed = [job for job in jobs if job.status not in (COMPLETED, STOPPED)]
+    failed = [job for job in jobs if not job.has_ended_well]
     sys.stderr.write(f"{len(jobs) - len(failed)} of {len(jobs)} jobs completed\n")
     keys = differing(jobs)
     for job in failed:
         settings = " ".join(f"{key}={value}" for key, value in job.settings.items() if key in keys or not keys)
         sys.stderr.write(f"{job.status}: {job.name}: {settings or '(defaults)'}: {job.error or 'see its log'}\n")
     _write(folder, jobs)
-    from recurrl.cli.report_run import write_report  # plotly takes half a second
+    from recurrl.reporting.page import write_report  # plotly takes half a second
 
-    page = write_report([folder])
+    page = write_report(list(map(configured, jobs)), [folder])
     sys.stderr.write(f"The table is also in {folder}/sweep.json and sweep.csv, with figures in {page}.\n")
 
 

@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recurrl.cli.results import COMPLETED, STOPPED, Result, differing, job_folders, job_in
+from hydra.core.utils import env_override
+
+from recurrl.cli.results import job_folders, job_in
+from recurrl.reporting.runs import Result, differing
 from recurrl.runtime.run_directory import CONFIG_FILE, METRICS
 from recurrl.tracking.progress import SWITCH, bars, described
 
@@ -33,22 +36,16 @@ def display(folder: Path, count: int | None) -> Iterator[None]:
         folder: the sweep's.
         count: its number of jobs, if that is known.
     """
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "off"  # for the jobs, also those in other processes
     ended = threading.Event()
-    try:
-        with bars(sys.stderr) as shown:
-            thread = threading.Thread(target=_draw, args=(shown, folder, count, ended), daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                ended.set()
-                thread.join()
-    finally:
-        del os.environ[SWITCH]
-        if before is not None:
-            os.environ[SWITCH] = before
+    # For the jobs, also those in other processes.
+    with env_override({SWITCH: "off"}), bars(sys.stderr) as shown:
+        thread = threading.Thread(target=_draw, args=(shown, folder, count, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def _draw(shown: Bars, folder: Path, count: int | None, ended: threading.Event) -> None:
@@ -79,7 +76,7 @@ def _draw(shown: Bars, folder: Path, count: int | None, ended: threading.Event) 
 
 
 def _of_all(done: list[Result], count: int | None) -> str:
-    failed = sum(job.status not in (COMPLETED, STOPPED) for job in done)
+    failed = sum(not job.has_ended_well for job in done)
     returns = [job.mean_return for job in done if job.mean_return is not None]
     parts = [f"{len(done)}{'' if count is None else f' of {count}'} jobs ended"]
     parts += [f"{failed} failed"] if failed else []

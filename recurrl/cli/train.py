@@ -19,14 +19,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from recurrl import __version__
-from recurrl.cli.directories import check_unused, run_directory
+from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import has_lost_jobs, message
 from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
-from recurrl.cli.sweep import followed, job_return, job_started, recorded
-from recurrl.config.composed import as_schema, value_of
+from recurrl.cli.sweep import followed, job_started, recorded
+from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.ranks import launched_rank, launched_size, world
+from recurrl.runtime.report import read_summary
 from recurrl.runtime.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -113,22 +114,14 @@ def _print_explained(every_key: bool) -> None:
     sys.stdout.write(help_of(found, every_key, asked.config_dir) if asked.help else explained(found))
 
 
-class _Refused(BaseException):
-    """Carries the error of a single run past Hydra, which prints a line of its own about each ``Exception``."""
-
-    def __init__(self, error: ConfigError | RunError) -> None:
-        self.error = error
+_refused: list[ConfigError | RunError] = []
+"""The error of a single run, kept from Hydra, which prints a line of its own about each exception."""
 
 
 def _jobs() -> None:
-    refused = None
-    try:
-        _job()
-    except _Refused as stop:
-        refused = stop.error
-    # Not raised above, where it would be given another context than it had.
-    if refused is not None:
-        raise refused
+    _job()
+    if _refused:
+        raise _refused.pop()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
@@ -139,8 +132,7 @@ def _job(composed: DictConfig) -> float | None:
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     started = job_started()
     try:
-        with run_directory(run_dir), ExitStack() as stack:
-            check_unused(run_dir, value_of(composed, "resume"))
+        with run_directory(run_dir, composed), ExitStack() as stack:
             if is_sweep:
                 stack.enter_context(recorded(run_dir, given_overrides()))
                 _name_group(composed)
@@ -153,8 +145,9 @@ def _job(composed: DictConfig) -> float | None:
         # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
         if is_sweep:
             raise
-        raise _Refused(error) from error
-    return job_return(run_dir)
+        _refused.append(error)
+        return None
+    return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
 
 
 def _callbacks(composed: DictConfig) -> list[Callback]:

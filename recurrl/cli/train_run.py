@@ -1,6 +1,5 @@
 """Training from Python."""
 
-import json
 import logging
 import re
 import time
@@ -10,28 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.errors import HydraException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, open_dict, read_write
 
 from recurrl.agent import Agent
-from recurrl.cli.directories import BeforeRun, check_unused, run_directory
+from recurrl.cli.directories import BeforeRun, run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
-from recurrl.cli.messages import message
-from recurrl.cli.overrides import check_overrides, prepared
-from recurrl.config.composed import as_schema, value_of
+from recurrl.cli.overrides import check_overrides, compose
+from recurrl.config.composed import as_schema
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_own, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size
-from recurrl.runtime.run_directory import SUMMARY, read_text
+from recurrl.runtime.report import read_summary
 from recurrl.training import Callback
 
 _SAFE = re.compile(r"[A-Za-z_][\w./-]*")
@@ -92,13 +88,12 @@ def train(
         HydraConfig.instance().set_config(composed)
         with open_dict(composed):
             del composed["hydra"]
-        with run_directory(directory), _log_in(directory / "recurrl.log"):
-            check_unused(directory, value_of(composed, "resume"))
+        with run_directory(directory, composed), _log_in(directory / "recurrl.log"):
             as_schema(composed)
             # A mapping may be a whole configuration, with values that have no effect.
             strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
             run_job(composed, strict, directory, started, record_refusals=False, callbacks=callbacks)
-    return Run(directory, json.loads(read_text(directory / SUMMARY)))
+    return Run(directory, read_summary(directory))
 
 
 def overrides_of(config: Mapping[str, Any]) -> list[str]:
@@ -143,12 +138,7 @@ def _text(value: Any) -> str:
 
 def _composed(overrides: list[str], run_dir: str | Path | None, config_dir: str | Path | None) -> DictConfig:
     check_overrides(overrides if config_dir is None else ["--config-dir", str(config_dir), *overrides])
-    search = [] if config_dir is None else [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
-    try:
-        with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            composed = hydra.compose("train", [*prepared(overrides), *search], return_hydra_config=True)
-    except HydraException as error:
-        raise ConfigError(message(error)) from error
+    composed = compose(overrides, config_dir, with_hydra=True)
     if run_dir is not None:
         with read_write(composed), open_dict(composed):
             composed.hydra.run.dir = str(run_dir)
@@ -159,14 +149,13 @@ def _composed(overrides: list[str], run_dir: str | Path | None, config_dir: str 
 def _hydra_apart() -> Iterator[None]:
     """Hydra as if this process had not used it before, nor afterwards."""
     kinds: tuple[Any, ...] = (GlobalHydra, HydraConfig, VersionBase)
-    kept = {kind: Singleton._instances.pop(kind, None) for kind in kinds}
+    kept = {kind: Singleton._instances.pop(kind) for kind in kinds if kind in Singleton._instances}
     try:
         yield
     finally:
-        for kind, instance in kept.items():
+        for kind in kinds:
             Singleton._instances.pop(kind, None)
-            if instance is not None:
-                Singleton._instances[kind] = instance
+        Singleton._instances.update(kept)
 
 
 @contextmanager

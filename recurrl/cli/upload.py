@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
-from recurrl.errors import ConfigError, RunError
 
 
 def upload_main() -> None:
@@ -22,10 +22,8 @@ def upload_main() -> None:
     )
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
-    try:
+    with errors_as_messages():
         from recurrl.cli.upload_run import upload_run  # with torch, which help and typos do not wait for
 
         kinds, where = upload_run(arguments.run, arguments.kind, arguments.trust_packages)
-    except (ConfigError, RunError) as error:
-        sys.exit(f"error: {error}")
     sys.stdout.write(f"{', '.join(kinds)}: artifacts of the run's wandb run. {where}\n")

@@ -1,6 +1,5 @@
 """Adding a run's files to its wandb run."""
 
-import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from recurrl.cli.run_config import config_of, source_of, trusted
 from recurrl.config import WandbConfig
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
+from recurrl.runtime.report import read_summary
 from recurrl.runtime.resources import resource_errors_as_messages
-from recurrl.runtime.run_directory import EXPORTS, SUMMARY, VIDEOS, read_text, run_directory_of
+from recurrl.runtime.run_directory import EXPORTS, VIDEOS, run_directory_of
 from recurrl.runtime.run_lock import locked
 from recurrl.tracking.wandb import upload
 from recurrl.tracking.wandb_artifacts import CHECKPOINT
@@ -40,7 +40,9 @@ def upload_run(run: Path, kinds: Collection[str] = (), trust_packages: bool = Fa
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with locked(run_dir):
         artifacts = _artifacts(run_dir, kinds)
-        where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code=_exit_code(run_dir))
+        # That with which the training run ended, which wandb shows as the state of its run.
+        exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
+        where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code)
     return list(artifacts), where
 
 
@@ -53,10 +55,3 @@ def _artifacts(run_dir: Path, kinds: Collection[str]) -> dict[str, tuple[Path, M
         require(exists, f"{run_dir} has no folder {kind}. Make it with: {_MADE_BY.get(kind, '').format(run_dir)}")
     wanted = kinds or (CHECKPOINT, *(kind for kind in _MADE_BY if (run_dir / kind).is_dir()))
     return {kind: checkpoint.best(run_dir) if kind == CHECKPOINT else (run_dir / kind, {}) for kind in wanted}
-
-
-def _exit_code(run_dir: Path) -> int:
-    """That with which the training run ended, which wandb shows as the state of its run."""
-    summary = run_dir / SUMMARY
-    status = json.loads(read_text(summary)).get("status") if summary.exists() else None
-    return 0 if status in ("completed", "stopped") else 1

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recurrl.config.keys import WRAPPERS, check_keys, key_paths, typed_value
+from recurrl.config.keys import WRAPPERS, check_key, key_paths, paths_of, typed_value
 from recurrl.config.plugins import GROUPS, default_name, key_of, options_class
 from recurrl.config.plugins import values as values_of_choice
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
@@ -59,7 +59,9 @@ def with_defaults(config: DictConfig, chosen: Mapping[str, type]) -> DictConfig:
     Raises:
         ConfigError: a key that does not exist, or a value of the wrong type.
     """
-    check_keys(plain(config, resolve=False), chosen)
+    known = set(key_paths(chosen=chosen))
+    for path in paths_of(plain(config, resolve=False), known):
+        check_key(path, known)
     schema = OmegaConf.structured(TrainConfig)
     for group, options in chosen.items():
         try:

@@ -105,21 +105,6 @@ def typed_value(config: TrainConfig, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
 
 
-def check_keys(values: Mapping[str, Any], chosen: Mapping[str, type]) -> None:
-    """Rejects keys that are not in the schema, and suggests the nearest ones.
-
-    Args:
-        values: nested dictionaries.
-        chosen: the options of each group's choice.
-
-    Raises:
-        ConfigError: such a key.
-    """
-    known = set(key_paths(chosen=chosen))
-    for path in paths_of(values, known):
-        check_key(path, known)
-
-
 def check_key(path: str, known: Collection[str]) -> None:
     """Rejects a dotted key that is not among the known ones, and suggests the nearest of them.
 

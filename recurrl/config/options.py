@@ -129,8 +129,7 @@ def option(
 
 def meaning_of(of: Field[Any]) -> Meaning:
     """The metadata of a field; empty for one declared without :func:`option`."""
-    found: Meaning = of.metadata.get("meaning", Meaning())
-    return found
+    return of.metadata.get("meaning", Meaning())
 
 
 def check_values(options: Any, prefix: str = "") -> None:
@@ -185,8 +184,7 @@ def _values(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]
 
 
 def _check_choice(key: str, value: str, meaning: Meaning) -> None:
-    if value in meaning.removed:
-        require(False, f"{key}={value} was removed. Choose {meaning.removed[value]}.")
+    require(value not in meaning.removed, f"{key}={value} was removed. Choose {meaning.removed.get(value)}.")
     known = not meaning.choices or value in meaning.choices
     require(known, f"{key}={value} does not exist. Choose one of: {', '.join(meaning.choices)}.")
 

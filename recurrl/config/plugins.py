@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -75,8 +76,7 @@ def _stems(folder: str, suffix: str) -> tuple[str, ...]:
 def default_name(group: str) -> str:
     """The choice of a group that a run has by default."""
     entries = yaml.safe_load((_CONFIGS / "train.yaml").read_text(encoding="utf-8"))["defaults"]
-    found: str = next(entry[group] for entry in entries if isinstance(entry, dict) and group in entry)
-    return found
+    return next(entry[group] for entry in entries if isinstance(entry, dict) and group in entry)
 
 
 def values(group: str, name: str) -> dict[str, Any]:
@@ -167,12 +167,10 @@ def load(target: str, asked: str) -> Any:
         raise ConfigError(f"{asked} is not of the form package.module:Name, such as my_package.elman:Elman.")
     module_name, _, name = target.partition(":")
     module = import_own(module_name, asked)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise ConfigError(f"{asked}: the module {module_name} has no {name}. It is at {module.__file__}.")
-    return found
+    try:
+        return attrgetter(name)(module)
+    except AttributeError as error:
+        raise ConfigError(f"{asked}: the module {module_name} has no {name}. It is at {module.__file__}.") from error
 
 
 def import_own(module_name: str, asked: str) -> ModuleType:
@@ -212,8 +210,7 @@ def import_own(module_name: str, asked: str) -> ModuleType:
 
 def base_options(group: str) -> type:
     """The dataclass from which the options of a group's choices derive."""
-    hint: type = get_type_hints(TrainConfig)[group]
-    return hint
+    return get_type_hints(TrainConfig)[group]
 
 
 def options_class(group: str, name: str) -> type:

@@ -38,7 +38,7 @@ class Card:
         algorithm: that trained it.
         frames: of training.
         seed: of training.
-        found: the statistics of its evaluation, see :func:`recurrl.evaluation.summarized`.
+        found: the statistics of its evaluation, see :func:`recurrl.returns.summarized`.
         evaluation_seed: of the evaluation.
         command: that repeats the training; None if it is not known.
         version: of recurrl.

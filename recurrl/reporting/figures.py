@@ -1,15 +1,14 @@
 """The figures of a report, by plotly."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from statistics import fmean
 
 import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from recurrl.reporting.runs import Curve, ReportedRun
-
-Groups = Mapping[str, Sequence[ReportedRun]]
+from recurrl.reporting.runs import Group
+from recurrl.tracking.csv import Curve
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
@@ -27,15 +26,15 @@ _MEMORY = (
 )
 
 
-def learning_curves(groups: Groups, metric: str) -> go.Figure | None:
+def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
     """The mean of a metric over seeds and its range, by group; None if no run has it."""
     figure = _figure("frames (environment steps)", "return")
-    for color, (name, runs) in zip(cycle(_COLORS), groups.items(), strict=False):
-        curves = [curve for run in runs if (curve := run.curve(metric))]
+    for color, group in zip(cycle(_COLORS), groups, strict=False):
+        curves = [curve for run in group.runs if (curve := run.curve(metric))]
         if not curves:
             continue
         frames, values = _aligned(curves)
-        label = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
+        label = f"{group.name} ({len(curves)} seeds)" if len(curves) > 1 else group.name
         if len(curves) > 1:
             low, high = np.nanmin(values, 0), np.nanmax(values, 0)
             band = go.Scatter(
@@ -46,7 +45,7 @@ def learning_curves(groups: Groups, metric: str) -> go.Figure | None:
                 opacity=0.2,
                 line={"width": 0},
                 hoverinfo="skip",
-                legendgroup=name,
+                legendgroup=group.name,
                 showlegend=False,
             )
             figure.add_trace(band)
@@ -56,18 +55,18 @@ def learning_curves(groups: Groups, metric: str) -> go.Figure | None:
             mode="lines+markers" if len(frames) < 40 else "lines",
             line={"color": color, "width": 2},
             name=label,
-            legendgroup=name,
+            legendgroup=group.name,
             hovertemplate="%{x:,} frames: %{y:.2f}",
         )
         figure.add_trace(line)
     return figure if figure.data else None
 
 
-def memory_bars(groups: Groups) -> go.Figure | None:
+def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
     """The return as trained, without memory and with random actions; None if no run was evaluated so."""
     figure = _figure(None, "evaluation return")
     for color, (key, label) in zip(_COLORS, _MEMORY, strict=False):
-        values = {name: _numbers(runs, key) for name, runs in groups.items()}
+        values = {group.name: group.numbers(key) for group in groups}
         if any(values.values()):
             means = [fmean(found) if found else None for found in values.values()]
             spreads = [float(np.std(found)) if found else 0.0 for found in values.values()]
@@ -76,13 +75,13 @@ def memory_bars(groups: Groups) -> go.Figure | None:
     return figure if len(figure.data) > 1 else None
 
 
-def time_bars(groups: Groups) -> go.Figure | None:
+def time_bars(groups: Sequence[Group]) -> go.Figure | None:
     """Seconds by phase, means over a group's runs; None if no run has times."""
     figure = _figure("seconds", None)
-    walls = {name: _numbers(runs, "wall_time_s") for name, runs in groups.items()}
+    walls = {group.name: group.numbers("wall_time_s") for group in groups}
     rest = {name: fmean(found) if found else 0.0 for name, found in walls.items()}
     for color, (key, label) in zip(_COLORS, _TIMES, strict=False):
-        values = {name: fmean(_numbers(runs, key) or [0.0]) for name, runs in groups.items()}
+        values = {group.name: fmean(group.numbers(key) or [0.0]) for group in groups}
         rest = {name: rest[name] - value for name, value in values.items()}
         if any(values.values()):
             figure.add_trace(_horizontal(values, label, color))
@@ -123,7 +122,3 @@ def _aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
         at, value = np.array(curve).T
         values.append(np.interp(frames, at, value, left=np.nan, right=np.nan))
     return frames, np.array(values)
-
-
-def _numbers(runs: Iterable[ReportedRun], key: str) -> list[float]:
-    return [number for run in runs if (number := run.number(key)) is not None]

@@ -1,23 +1,26 @@
 """The page of a report: HTML without any request to another file or host."""
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
-from recurrl.reporting.runs import ReportedRun, grouped
-from recurrl.returns import summarized
+from recurrl.reporting.runs import Group, Result, grouped, interval_95, text_of
+from recurrl.returns import interquartile_mean
+from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
 
 _CONFIG = {"displayModeBar": False, "responsive": True}
 _LARGEST_VIDEO = 20 << 20
+_RETURN = "eval_return_mean"
 _VIDEOS = {".mp4": "video", ".gif": "image"}
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --line: #d1d9e0; --back: #fff; --box: #f6f8fa;
@@ -42,14 +45,35 @@ video, img { max-width: 100%; border-radius: 8px; }
 """
 
 
-def page(runs: Sequence[ReportedRun], title: str) -> str:
-    """The report as HTML.
+def write_report(runs: Sequence[Result], paths: Sequence[Path], output: Path | None = None) -> Path:
+    """Writes the report, and returns its path.
 
     Args:
-        runs: at least one.
-        title: of the page.
+        runs: at least one, with their whole configurations.
+        paths: in which they were found; a run in the only one is named by its place there.
+        output: the file; None for ``report.html`` in the first of ``paths``.
+
+    Raises:
+        ConfigError: a run's metrics are malformed.
+        OSError: the file cannot be written.
     """
+    is_only = len(paths) == 1
+    title = paths[0].resolve().name if is_only else f"{len(runs)} runs"
+    target = output or paths[0] / "report.html"
+    named = [replace(run, name=_name(run.directory, paths[0] if is_only else run.directory)) for run in runs]
+    with atomic_write(target) as file:
+        file.write(_page(named, f"recurrl: {title}"))
+    return target
+
+
+def _name(run_dir: Path, path: Path) -> str:
+    within = run_dir.relative_to(path).as_posix()
+    return str(run_dir) if within == "." else within
+
+
+def _page(runs: Sequence[Result], title: str) -> str:
     groups = grouped(runs)
+    settings = {run.directory: text_of(group.settings) for group in groups for run in group.runs}
     figures = {
         "Evaluation return": _if_several_points(learning_curves(groups, "eval/return_mean")),
         "Return of training, last 100 episodes": learning_curves(groups, "train/return_mean"),
@@ -63,9 +87,9 @@ def page(runs: Sequence[ReportedRun], title: str) -> str:
         *_warnings(runs),
         *(f"<h2>{escape(name)}</h2>{_drawn(figure)}" for name, figure in figures.items() if figure is not None),
         "<h2>Groups</h2>",
-        _table(("settings", *_GROUP_COLUMNS), [(name, *_of_group(of)) for name, of in groups.items()]),
+        _table(("settings", *_GROUP_COLUMNS), [_of_group(group) for group in groups]),
         "<h2>Runs</h2>",
-        _table(("run", "settings", *_RUN_COLUMNS), [_of_run(run) for run in runs]),
+        _table(("run", "settings", *_RUN_COLUMNS), [_of_run(run, settings[run.directory]) for run in runs]),
         *_videos(runs),
     ]
     return (
@@ -85,21 +109,23 @@ def _if_several_points(curves: Figure | None) -> Figure | None:
     return curves if curves is not None and any(len(set(trace.x)) > 1 for trace in curves.data) else None
 
 
-def _task(runs: Sequence[ReportedRun]) -> str:
+def _task(runs: Sequence[Result]) -> str:
     """What all runs have in common, as far as a reader looks for it first."""
     keys = ("env.id", "cell", "algorithm", "backend", "total_frames")
     common = ((key, {run.settings.get(key, "") for run in runs}) for key in keys)
     return ", ".join(f"{key}={next(iter(values))}" for key, values in common if len(values) == 1 and "" not in values)
 
 
-def _tiles(runs: Sequence[ReportedRun], groups: Mapping[str, Sequence[ReportedRun]]) -> Iterator[str]:
-    ended = sum(run.status in ("completed", "stopped") for run in runs)
-    seconds = sum(run.number("wall_time_s") or 0.0 for run in runs)
-    speeds = [speed for run in runs if (speed := run.number("frames_per_s")) is not None]
-    tiles = [(f"{ended} of {len(runs)}", "runs completed"), (_duration(seconds), "time of all runs")]
+def _tiles(runs: Sequence[Result], groups: Sequence[Group]) -> Iterator[str]:
+    whole = Group({}, runs)
+    ended, speeds = sum(run.has_ended_well for run in runs), whole.numbers("frames_per_s")
+    tiles = [
+        (f"{ended} of {len(runs)}", "runs completed"),
+        (_duration(sum(whole.numbers("wall_time_s"))), "time of all runs"),
+    ]
     if speeds:
         tiles.append((f"{fmean(speeds):,.0f}", "frames/s"))
-    best = max(((_mean(of), name) for name, of in groups.items() if _returns(of)), default=None)
+    best = max(((fmean(found), group.name) for group in groups if (found := group.numbers(_RETURN))), default=None)
     if best is not None:
         label = "evaluation return" if len(groups) == 1 else f"best evaluation return: {best[1]}"
         tiles.insert(0, (f"{best[0]:.1f}", label))
@@ -107,7 +133,7 @@ def _tiles(runs: Sequence[ReportedRun], groups: Mapping[str, Sequence[ReportedRu
     yield f'<div class="tiles">{inner}</div>'
 
 
-def _warnings(runs: Sequence[ReportedRun]) -> Iterator[str]:
+def _warnings(runs: Sequence[Result]) -> Iterator[str]:
     found = [(run.name, "bad", f"{run.status}: {run.summary['error']}") for run in runs if run.summary.get("error")]
     found += [(run.name, "bad", "unfinished: it wrote no summary") for run in runs if not run.summary]
     for run in runs:
@@ -122,22 +148,16 @@ _GROUP_COLUMNS = ("runs", "mean return", "95% interval", "interquartile mean", "
 _RUN_COLUMNS = ("seed", "return", "± std over episodes", "memory zeroed", "frames", "time", "status")
 
 
-def _of_group(runs: Sequence[ReportedRun]) -> tuple[str, ...]:
-    returns = _returns(runs)
-    seconds, speeds, frames = (
-        [number for run in runs if (number := run.number(key)) is not None]
-        for key in ("wall_time_s", "frames_per_s", "frames")
-    )
-    mean = interval = middle = ""
-    if returns:
-        found = summarized(returns)
-        mean = f"{found['mean']:.2f}"
-        if len(returns) > 1:
-            interval = " to ".join(f"{end:.2f}" for end in found["interval_95"])
-            middle = f"{found['interquartile_mean']:.2f}"
+def _of_group(group: Group) -> tuple[str, ...]:
+    returns, frames, speeds, seconds = map(group.numbers, (_RETURN, "frames", "frames_per_s", "wall_time_s"))
+    interval = middle = ""
+    if len(returns) > 1:
+        interval = " to ".join(f"{end:.2f}" for end in interval_95(fmean(returns), stdev(returns), len(returns)))
+        middle = f"{interquartile_mean(returns):.2f}"
     return (
-        str(len(runs)),
-        mean,
+        group.name,
+        str(len(group.runs)),
+        f"{fmean(returns):.2f}" if returns else "",
         interval,
         middle,
         f"{fmean(frames):,.0f}" if frames else "",
@@ -146,15 +166,14 @@ def _of_group(runs: Sequence[ReportedRun]) -> tuple[str, ...]:
     )
 
 
-def _of_run(run: ReportedRun) -> tuple[str, ...]:
-    keys = ("eval_return_mean", "eval_return_std", "eval_return_mean_zeroed_state")
-    numbers = ["" if run.number(key) is None else f"{run.number(key):.2f}" for key in keys]
-    seconds, frames = run.number("wall_time_s"), run.number("frames")
+def _of_run(run: Result, settings: str) -> tuple[str, ...]:
+    keys = (_RETURN, "eval_return_std", "eval_return_mean_zeroed_state")
+    found, seconds, frames = map(run.summary.get, keys), run.summary.get("wall_time_s"), run.summary.get("frames")
     return (
         run.name,
-        ", ".join(f"{key}={value}" for key, value in run.differing.items()),
+        settings,
         run.settings.get("seed", ""),
-        *numbers,
+        *("" if number is None else f"{number:.2f}" for number in found),
         "" if frames is None else f"{frames:,.0f}",
         "" if seconds is None else _duration(seconds),
         run.status,
@@ -167,7 +186,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _videos(runs: Sequence[ReportedRun]) -> Iterator[str]:
+def _videos(runs: Sequence[Result]) -> Iterator[str]:
     """The first of each run's videos, inside the page."""
     for run in runs:
         found = sorted(path for path in (run.directory / VIDEOS).glob("*") if path.suffix in _VIDEOS and path.is_file())
@@ -179,14 +198,6 @@ def _embedded(path: Path) -> str:
     kind = _VIDEOS[path.suffix]
     source = f"data:{kind}/{path.suffix[1:]};base64,{base64.b64encode(path.read_bytes()).decode()}"
     return f'<video controls loop muted src="{source}"></video>' if kind == "video" else f'<img src="{source}" alt="">'
-
-
-def _returns(runs: Sequence[ReportedRun]) -> list[float]:
-    return [number for run in runs if (number := run.number("eval_return_mean")) is not None]
-
-
-def _mean(runs: Sequence[ReportedRun]) -> float:
-    return fmean(_returns(runs))
 
 
 def _duration(seconds: float) -> str:

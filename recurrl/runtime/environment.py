@@ -12,10 +12,6 @@ def rnn_precision() -> str | None:
     return None if name in ("", "auto") else name
 
 
-def _hide_from_torchrl() -> str:
-    """Removes a value that TorchRL does not know from the environment: its import would fail. Returns it."""
-    known = os.environ.get(RNN_PRECISION, "").strip().lower() in _KNOWN_TO_TORCHRL
-    return "" if known else os.environ.pop(RNN_PRECISION)
-
-
-_hidden = _hide_from_torchrl()
+_is_known = os.environ.get(RNN_PRECISION, "").strip().lower() in _KNOWN_TO_TORCHRL
+_hidden = "" if _is_known else os.environ.pop(RNN_PRECISION)
+"""A value that TorchRL does not know, which would make its import fail."""

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from recurrl.errors import ConfigError
 from recurrl.runtime.atomic import atomic_write
-from recurrl.runtime.run_directory import SUMMARY
+from recurrl.runtime.run_directory import SUMMARY, read_text
 
 
 @dataclass
@@ -160,3 +161,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The content of ``summary.json``; empty for a run that runs still, or was killed.
+
+    Raises:
+        ConfigError: no run wrote the file.
+    """
+    path = run_dir / SUMMARY
+    try:
+        return json.loads(read_text(path)) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path} was not written by a run: {error}. Delete it.") from error

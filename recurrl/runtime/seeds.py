@@ -17,18 +17,15 @@ def seeds(seed: int, count: int) -> list[int]:
 
 def seed_after(seed: int, frames: int) -> int:
     """The seed after ``frames`` frames of a run: ``seed`` at its start, and later an unused one."""
-    if frames == 0:
-        return seed
-    sequence = np.random.SeedSequence(seed, spawn_key=(frames,))
-    # 31 bits, because some environments keep their seed in a signed integer.
-    return int(sequence.generate_state(1)[0] >> 1)
+    return seed_of_rank(seed, frames, 0)
 
 
 def seed_of_rank(seed: int, frames: int, rank: int) -> int:
     """The seed of a rank's own random numbers after ``frames`` frames of a run; rank 0's is that of a run alone."""
-    if rank == 0:
-        return seed_after(seed, frames)
-    sequence = np.random.SeedSequence(seed, spawn_key=(frames, rank))
+    if frames == rank == 0:
+        return seed
+    sequence = np.random.SeedSequence(seed, spawn_key=(frames, rank) if rank else (frames,))
+    # 31 bits, because some environments keep their seed in a signed integer.
     return int(sequence.generate_state(1)[0] >> 1)
 
 

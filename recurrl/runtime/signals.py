@@ -31,10 +31,13 @@ class StopRequest:
 
     A signal raises :class:`Interrupted`, except within :meth:`held`: there the first one is only recorded, so that the
     current work can finish; the second one raises. To a process that torchrun started each signal may come twice.
+
+    Attributes:
+        number: of the signal that was recorded; None before.
     """
 
     def __init__(self) -> None:
-        self._number: int | None = None
+        self.number: int | None = None
         self._held = False
         self._notice = ""
         self._same_until = 0.0
@@ -42,18 +45,13 @@ class StopRequest:
     @property
     def made(self) -> bool:
         """True once a signal was recorded."""
-        return self._number is not None
-
-    @property
-    def number(self) -> int | None:
-        """The signal that was recorded."""
-        return self._number
+        return self.number is not None
 
     def record(self, number: int) -> None:
         """Records a signal, also one that another process of the run received, unless there was one before."""
         if self.made:
             return
-        self._number = number
+        self.number = number
         if _is_rank():
             self._same_until = time.monotonic() + _SAME_S
         if self._notice:
@@ -74,8 +72,8 @@ class StopRequest:
             yield
         finally:
             self._held = False
-        if self._number is not None:
-            raise Interrupted(self._number)
+        if self.number is not None:
+            raise Interrupted(self.number)
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal."""

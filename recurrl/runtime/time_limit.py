@@ -50,13 +50,6 @@ class _Limit:
             self.running = True
             signal.setitimer(signal.ITIMER_REAL, self.seconds)
 
-    def end(self) -> None:
-        self.due = math.inf
-
-    def stop(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        self.seconds, self.noticed, self.running = 0.0, None, False
-
     def alarm(self, number: int, frame: FrameType | None) -> None:
         if self.noticed is not None:
             self.noticed()
@@ -104,7 +97,8 @@ def time_limit(seconds: float | None, noticed: Callable[[], object] | None = Non
     try:
         yield
     finally:
-        _limit.stop()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        _limit.seconds, _limit.noticed, _limit.running = 0.0, None, False
         signal.signal(signal.SIGALRM, before)
 
 
@@ -119,6 +113,6 @@ def limited(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         try:
             return call(*args, **kwargs)
         finally:
-            _limit.end()
+            _limit.due = math.inf
 
     return within

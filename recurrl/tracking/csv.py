@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from recurrl.runtime.run_directory import METRICS, read_text
 from recurrl.tracking.trackers import FRAMES, Resumed
 
 Row = dict[str, str]
+Curve = list[tuple[int, float]]
+"""Frames and values."""
 
 _FRAME_COUNT = re.compile("[0-9]{1,18}")
 
@@ -39,8 +42,14 @@ class CsvTracker:
         if resumes:
             # Rejects a damaged file before training.
             _read(path)
-        else:
-            _create(path)
+            return
+        try:
+            path.open("x", encoding="utf-8").close()
+        except FileExistsError as error:
+            raise ConfigError(
+                f"{path} already exists, and the rows of two runs must not mix. Give this run a directory of its own "
+                f"with hydra.run.dir=..., or continue that run with resume={path.parent}."
+            ) from error
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a row, and columns for new metrics."""
@@ -81,9 +90,24 @@ def make(
     return CsvTracker(path, resumes=_points_into(settings.get("resume"), run_dir) and path.exists())
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file of metrics, without one that is cut off.
+
+    Raises:
+        ConfigError: the file is missing or malformed.
+    """
+    return _read(path)[1]
+
+
+def curve_of(rows: Iterable[Row], metric: str) -> Curve:
+    """The finite values of a metric over frames."""
+    found = ((int(row[FRAMES]), float(row.get(metric) or math.nan)) for row in rows)
+    return [(frames, value) for frames, value in found if math.isfinite(value)]
+
+
 def last_frames(path: Path) -> int:
     """The frames of the last row of a file of metrics; 0 if it has none."""
-    rows = _read(path)[1]
+    rows = read_rows(path)
     return int(rows[-1][FRAMES]) if rows else 0
 
 
@@ -91,16 +115,6 @@ def _points_into(resume: str | None, run_dir: Path) -> bool:
     if resume is None:
         return False
     return resume == "auto" or Path(resume).resolve().is_relative_to(run_dir.resolve())
-
-
-def _create(path: Path) -> None:
-    try:
-        path.open("x", encoding="utf-8").close()
-    except FileExistsError as error:
-        raise ConfigError(
-            f"{path} already exists, and the rows of two runs must not mix. Give this run a directory of its own with "
-            f"hydra.run.dir=..., or continue that run with resume={path.parent}."
-        ) from error
 
 
 def _writer(file: TextIO, columns: list[str]) -> csv.DictWriter[str]:

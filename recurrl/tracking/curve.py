@@ -1,6 +1,5 @@
 """The learning curve of a run as an image, drawn from its ``metrics.csv``."""
 
-import csv
 import math
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from recurrl.runtime.atomic import replacing
+from recurrl.tracking.csv import Row, curve_of, read_rows
 from recurrl.tracking.trackers import FRAMES
 
 TRAIN_MEAN = "train/return_mean"
@@ -22,10 +22,10 @@ def plot_learning_curve(metrics_csv: Path, png: Path) -> None:
     Without a finished episode, the axes are empty and say so.
 
     Raises:
-        FileNotFoundError: the CSV file or the image's directory does not exist.
+        ConfigError: the CSV file does not exist, or is malformed.
+        FileNotFoundError: the image's directory does not exist.
     """
-    with metrics_csv.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(metrics_csv)
     # Without pyplot, which would need a display or change the process's backend.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
@@ -40,28 +40,18 @@ def plot_learning_curve(metrics_csv: Path, png: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-def _draw(axes: Axes, rows: list[dict[str, str]]) -> None:
-    train, evaluation = _series(rows, TRAIN_MEAN), _series(rows, EVAL_MEAN)
+def _draw(axes: Axes, rows: list[Row]) -> None:
+    train, evaluation = curve_of(rows, TRAIN_MEAN), curve_of(rows, EVAL_MEAN)
     if not train and not evaluation:
         axes.text(0.5, 0.5, "no finished episode yet", transform=axes.transAxes, ha="center", va="center", color="gray")
         axes.set_yticks([])
         return
     if train:
-        frames, returns, _ = zip(*train, strict=True)
-        axes.plot(frames, returns, color="C0", marker="." if len(train) == 1 else "", label="training")
+        axes.plot(*zip(*train, strict=True), color="C0", marker="." if len(train) == 1 else "", label="training")
     if evaluation:
-        frames, returns, deviations = zip(*evaluation, strict=True)
+        frames, returns = zip(*evaluation, strict=True)
+        found = dict(curve_of(rows, EVAL_STD))
+        deviations = [found.get(at, math.nan) for at in frames]
         label = "evaluation (mean ± standard deviation)"
         axes.errorbar(frames, returns, yerr=deviations, fmt="o", color="C1", capsize=4, zorder=3, label=label)
     axes.legend(frameon=False, loc="best")
-
-
-def _series(rows: list[dict[str, str]], column: str) -> list[tuple[int, float, float]]:
-    """Frames, value and standard deviation of the rows in which a metric is finite; NaN without a deviation."""
-    series = ((int(row[FRAMES]), _number(row.get(column)), _number(row.get(EVAL_STD))) for row in rows)
-    return [each for each in series if math.isfinite(each[1])]
-
-
-def _number(cell: str | None) -> float:
-    """The value of a cell; NaN for an empty or missing one."""
-    return float(cell) if cell else math.nan

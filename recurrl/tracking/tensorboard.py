@@ -1,7 +1,7 @@
 """Metrics as TensorBoard events in the run directory's ``tensorboard/``."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ class TensorboardTracker:
 
     id = None
 
-    def __init__(self, open_writer: Callable[[int], SummaryWriter]) -> None:
-        """``open_writer`` opens a writer, given the first frame count."""
-        self._open_writer = open_writer
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._writer: SummaryWriter | None = None
         self._print_exception = threading.excepthook
         threading.excepthook = self._print_unless_raised_here
@@ -32,7 +31,7 @@ class TensorboardTracker:
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Writes one event per metric."""
         if self._writer is None:
-            self._writer = self._open_writer(frames)
+            self._writer = SummaryWriter(str(self._directory), purge_step=frames)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, global_step=frames)
         self._writer.flush()
@@ -55,5 +54,4 @@ def make(
     options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> TensorboardTracker:
     """Creates the tracker of a run in ``run_dir``."""
-    directory = str(run_dir / DIRECTORY)
-    return TensorboardTracker(lambda first_frames: SummaryWriter(directory, purge_step=first_frames))
+    return TensorboardTracker(run_dir / DIRECTORY)

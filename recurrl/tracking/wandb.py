@@ -15,7 +15,7 @@ from recurrl.runtime.run_directory import CHECKPOINTS, METRICS
 from recurrl.tracking.csv import last_frames
 from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed
 from recurrl.tracking.wandb_artifacts import CHECKPOINT, FAILURES, log_artifact
-from recurrl.tracking.wandb_mode import Mode, choose_mode
+from recurrl.tracking.wandb_mode import choose_mode
 
 NAME = "wandb"
 FINISH_TIMEOUT_S = 60.0
@@ -191,10 +191,39 @@ def upload(
 def _begin(
     options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any], resources: ExitStack
 ) -> wandb.Run:
-    wandb_settings = _process_settings()
-    mode = choose_mode(options.mode, wandb_settings)
-    resources.enter_context(_process_mode(mode.name, wandb_settings.mode))
-    run = _start(mode, options, run_id, run_dir, settings)
+    asked = _process_settings()
+    mode = choose_mode(options.mode, asked)
+    resources.enter_context(_process_mode(mode.name, asked.mode))
+    try:
+        run = wandb.init(
+            project=options.project,
+            dir=run_dir,
+            # A resumed run keeps its name.
+            name="/".join(run_dir.resolve().parts[-2:]) if run_id is None else None,
+            group=options.group,
+            job_type=options.job_type,
+            tags=options.tags,
+            id=run_id,
+            # Offline, this makes the files upload as a continuation.
+            resume=None if run_id is None else "allow",
+            config=dict(settings),
+            mode=mode.name,  # type: ignore[arg-type]
+            force=mode.name == "online",
+            reinit="create_new",
+            settings=wandb.Settings(
+                console="off",
+                quiet=True,
+                finish_timeout=asked.finish_timeout or FINISH_TIMEOUT_S,
+                finish_timeout_raises=True,
+            ),
+        )
+    except wandb.Error as error:
+        raise ConfigError(
+            f"logger=wandb could not start a run with mode {mode.name} ({mode.reason}). Log in with `wandb login` or "
+            "WANDB_API_KEY and check the connection (WANDB_INIT_TIMEOUT limits its seconds), or choose "
+            "logger.mode=offline, which records in the run directory for a later `wandb sync`, or logger=csv. wandb "
+            f"says: {' '.join(str(error).split())}"
+        ) from error
     logger.info("wandb run %s is %s (%s). %s", run.id, mode.name, mode.reason, _where(run))
     return run
 
@@ -225,42 +254,6 @@ def _process_settings() -> wandb.Settings:
         raise ConfigError(
             "logger=wandb cannot be used with wandb's settings from its files and the environment (WANDB_...). "
             f"Correct them, or choose logger=csv. wandb says: {' '.join(str(error).split())}"
-        ) from error
-
-
-def _start(
-    mode: Mode, options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any]
-) -> wandb.Run:
-    asked = wandb.setup().settings
-    try:
-        return wandb.init(
-            project=options.project,
-            dir=run_dir,
-            # A resumed run keeps its name.
-            name="/".join(run_dir.resolve().parts[-2:]) if run_id is None else None,
-            group=options.group,
-            job_type=options.job_type,
-            tags=options.tags,
-            id=run_id,
-            # Offline, this makes the files upload as a continuation.
-            resume=None if run_id is None else "allow",
-            config=dict(settings),
-            mode=mode.name,  # type: ignore[arg-type]
-            force=mode.name == "online",
-            reinit="create_new",
-            settings=wandb.Settings(
-                console="off",
-                quiet=True,
-                finish_timeout=asked.finish_timeout or FINISH_TIMEOUT_S,
-                finish_timeout_raises=True,
-            ),
-        )
-    except wandb.Error as error:
-        raise ConfigError(
-            f"logger=wandb could not start a run with mode {mode.name} ({mode.reason}). Log in with `wandb login` or "
-            "WANDB_API_KEY and check the connection (WANDB_INIT_TIMEOUT limits its seconds), or choose "
-            "logger.mode=offline, which records in the run directory for a later `wandb sync`, or logger=csv. wandb "
-            f"says: {' '.join(str(error).split())}"
         ) from error
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import returns
-from benchmarks.returns import Job, Result, Task, interval, report, result, suite
+from benchmarks.returns import Job, Result, Task, report, result, suite
 from recurrl.config import TrainConfig
-from recurrl.returns import interquartile_mean
+from recurrl.returns import bootstrap_95, interquartile_mean
 
 LEARNING = {"env.reward_scale", "env.normalize_reward", "env.num_envs", "frames_per_batch", "epochs", "lr", "slice_len"}
 
@@ -39,9 +39,9 @@ def test_a_task_says_what_its_environment_is_and_nothing_about_learning(task: Ta
 def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
     assert interquartile_mean([0, 1, 2, 3, 4, 5, 6, 1000]) == 3.5
     assert interquartile_mean([7, 8]) == 7.5
-    low, high = interval([1.0, 2.0, 3.0, 4.0, 100.0])
+    low, high = bootstrap_95([1.0, 2.0, 3.0, 4.0, 100.0], interquartile_mean)
     assert 1.0 <= low < 3.0 < high <= 100.0
-    assert interval([5.0, 5.0]) == (5.0, 5.0)
+    assert bootstrap_95([5.0, 5.0], interquartile_mean) == (5.0, 5.0)
 
 
 def test_the_time_to_a_threshold_is_that_of_the_first_evaluation_that_reaches_it():

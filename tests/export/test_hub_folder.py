@@ -187,10 +187,10 @@ def test_without_the_package_there_is_no_video_and_the_reason(
 ) -> None:
     not_installed("imageio_ffmpeg")
     (tmp_path / "made").mkdir()  # an empty folder is as good as none
-    made = write_hub_folder(finished_run, tmp_path / "made", formats=["pt2"])
-    assert "imageio-ffmpeg" in str(made.without_video)
-    assert made.files == ["README.md", "config.yaml", "policy.json", "policy.pt2"]
-    header, body = header_of(made.path)
+    files, without_video = write_hub_folder(finished_run, tmp_path / "made", formats=["pt2"])
+    assert "imageio-ffmpeg" in str(without_video)
+    assert files == ["README.md", "config.yaml", "policy.json", "policy.pt2"]
+    header, body = header_of(tmp_path / "made")
     assert "license" not in header
     assert "No license was given" in body
     assert "replay" not in body

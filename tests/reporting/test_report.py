@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from recurrl.cli.report_run import write_report
+from recurrl.cli.results import results_of
 from recurrl.errors import ConfigError
-from recurrl.reporting.runs import ReportedRun, metrics_rows
+from recurrl.reporting.page import write_report
+from recurrl.reporting.runs import Result, interval_95
 
 HEADER = "frames,train/return_mean,eval/return_mean"
 TITLES = ("Evaluation return", "Return of training", "What the memory is worth", "Where the time went", "Runs")
@@ -53,13 +54,17 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
+def report(path: Path, output: Path | None = None) -> Path:
+    return write_report(results_of(path), [path], output)
+
+
 def text_of(page: Path) -> str:
     """The page without its script."""
     return re.sub(r"<script.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep: Path) -> None:
-    page = write_report([sweep])
+    page = report(sweep)
     assert page == sweep / "report.html"
     text = text_of(page)
     assert all(title in text for title in TITLES)
@@ -67,18 +72,25 @@ def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep: Path) -> None:
     assert "5 of 6" in text
     assert "cell=gru" in text
     # The mean over the seeds, its interval and the interquartile mean.
-    assert re.search(r"<td>cell=gru</td><td>3</td><td>150.00</td><td>50.00 to 250.00</td><td>150.00</td>", text)
+    assert re.search(r"<td>cell=gru</td><td>3</td><td>150.00</td><td>-98.43 to 398.43</td><td>150.00</td>", text)
+
+
+# By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)).
+@pytest.mark.parametrize(("count", "half"), [(2, 8.9846), (3, 2.4841), (11, 0.67181), (12, 0.63537), (20, 0.46801)])
+def test_the_interval_of_a_mean_is_students(count: int, half: float) -> None:
+    low, high = interval_95(10.0, 1.0, count)
+    assert (10 - low, high - 10) == (pytest.approx(half, rel=2e-3), pytest.approx(half, rel=2e-3))
 
 
 def test_names_and_errors_are_escaped(sweep: Path) -> None:
-    text = text_of(write_report([sweep]))
+    text = text_of(report(sweep))
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in text
     assert "<b>bold</b>" not in text
     assert "Entropy gone: 0.0001 nats" in text
 
 
 def test_a_run_that_was_evaluated_once_has_no_evaluation_curve(finished_run: Path, tmp_path: Path) -> None:
-    text = text_of(write_report([finished_run], tmp_path / "page.html"))
+    text = text_of(report(finished_run, tmp_path / "page.html"))
     assert "<h2>Evaluation return</h2>" not in text
     assert "<h2>Return of training" in text
     assert not (finished_run / "report.html").exists()
@@ -87,12 +99,12 @@ def test_a_run_that_was_evaluated_once_has_no_evaluation_curve(finished_run: Pat
 def test_a_run_that_wrote_nothing_is_named(sweep: Path) -> None:
     (sweep / "2/summary.json").unlink()
     (sweep / "2/metrics.csv").unlink()
-    assert "2: unfinished: it wrote no summary" in text_of(write_report([sweep]))
+    assert "2: unfinished: it wrote no summary" in text_of(report(sweep))
 
 
 def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(f"{HEADER}\n100,1.0,2.0\n200,nan,3.0\n300,1")
-    run = ReportedRun("r", tmp_path, {}, {}, {}, metrics_rows(tmp_path))
+    run = Result("r", tmp_path, {}, {})
     assert run.curve("train/return_mean") == [(100, 1.0)]
     assert run.curve("eval/return_mean") == [(100, 2.0), (200, 3.0)]
 
@@ -100,12 +112,12 @@ def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_video_is_inside_the_page(sweep: Path) -> None:
     (sweep / "0/video").mkdir()
     (sweep / "0/video/replay.gif").write_bytes(b"GIF89a")
-    assert f'src="data:image/gif;base64,{base64.b64encode(b"GIF89a").decode()}"' in text_of(write_report([sweep]))
+    assert f'src="data:image/gif;base64,{base64.b64encode(b"GIF89a").decode()}"' in text_of(report(sweep))
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a run nor"):
-        write_report([tmp_path])
+        report(tmp_path)
 
 
 @pytest.mark.slow
@@ -113,7 +125,7 @@ def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1040, 390])
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
 def test_a_browser_draws_it(scheme: int, width: int, sweep: Path, tmp_path: Path) -> None:
-    page, shot = write_report([sweep]), tmp_path / "shot.png"
+    page, shot = report(sweep), tmp_path / "shot.png"
     command = [
         *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
         *(f"--user-data-dir={tmp_path / 'profile'}", f"--blink-settings=preferredColorScheme={scheme}"),
