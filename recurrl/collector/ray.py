@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster, on any of its machines, that collect in parallel and alternate with learning.
+"""Actors of a Ray cluster, on any of its machines, that collect in parallel, in turns with learning or during it.
 
 Shape legend: N environments, T steps, W workers.
 """
@@ -7,14 +7,16 @@ import logging
 import signal
 import sys
 import threading
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from math import ceil
+from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -89,8 +91,22 @@ class Worker:
         self._collector.shutdown(raise_on_error=False)
 
 
+class Call(NamedTuple):
+    """A rollout that an actor was asked for.
+
+    Attributes:
+        rows: Ray's reference to what it returns.
+        update: the number of updates in its weights, counted by batches.
+    """
+
+    rows: Any
+    update: int
+
+
 class RayCollector:
-    """Rollouts ``[N, T]``, each collected with the newest weights by actors that share the environments evenly.
+    """Rollouts ``[N, T]``, collected by actors that share the environments evenly.
+
+    They have the newest weights, or those of ``collector.ahead`` updates before.
 
     Environments have the same seeds as in a single process, and actors the random numbers of the workers of
     ``collector=multi_sync``.
@@ -108,7 +124,8 @@ class RayCollector:
         self._options, self._rollouts = options, rollouts
         self._rows: dict[int, Arrays] = {}
         self._actors: dict[int, Any] = {}
-        self._batches = 0
+        self._calls: defaultdict[int, deque[Call]] = defaultdict(deque)
+        self._batches, self._staleness = 0, 0.0
         self._connection = ExitStack()
         try:
             self._connection.enter_context(_connected(options))
@@ -122,17 +139,23 @@ class RayCollector:
         while True:
             # Each machine gets them once, whatever the number of its actors.
             weights = ray.put(written(self._rollouts.policy.state_dict()))
-            missing = {worker: actor for worker, actor in self._actors.items() if worker not in self._rows}
-            self._wait({worker: actor.rollout.remote(weights) for worker, actor in missing.items()}, self._rows)
+            for worker, actor in self._actors.items():
+                calls = self._calls[worker]
+                while len(calls) + (worker in self._rows) <= self._options.ahead:
+                    calls.append(Call(actor.rollout.remote(weights), self._batches))
+            taken = {worker: calls.popleft() for worker, calls in self._calls.items() if worker not in self._rows}
+            self._staleness = self._batches - fmean(call.update for call in taken.values())
+            self._wait({worker: call.rows for worker, call in taken.items()}, self._rows)
             self._batches += 1
             yield self._batch()
 
     def _batch(self) -> TensorDictBase:
         """The rows of all workers, in their order, which are forgotten here: until then they fill the object store."""
         rows = [self._rows.pop(worker) for worker in range(self._options.num_workers)]
-        entries = {key: torch.from_numpy(np.concatenate([part[key] for part in rows])) for key in rows[0]}
         num_envs = self._rollouts.env.num_envs
-        return TensorDict(entries, [num_envs, self._rollouts.frames // num_envs]).to(self._rollouts.policy.device)
+        return TensorDict(_tensors(rows), [num_envs, self._rollouts.frames // num_envs]).to(
+            self._rollouts.policy.device
+        )
 
     def replace_failed(self, restarts: int) -> None:
         """Replaces the actors that failed; the others keep their episodes, and their rows of the unfinished batch.
@@ -178,6 +201,7 @@ class RayCollector:
                 except RayError as error:
                     faults.append(self._fault(worker, error))
                     ray.kill(self._actors.pop(worker))
+                    self._calls.pop(worker, None)
         for other in faults[1:]:
             logger.warning("%s", other)
         if faults:
@@ -199,18 +223,27 @@ class RayCollector:
         )
 
     def metrics(self) -> dict[str, float]:
-        """No metrics."""
-        return {}
+        """With ``collector.ahead``, the mean number of updates since the weights of the last rollout."""
+        return {"collect/staleness": self._staleness} if self._options.ahead else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each worker, as with ``collector=multi_sync``.
+        """The state of each worker, as with ``collector=multi_sync``, and the rows that are ahead of it.
 
         Raises:
             RunError: a worker failed.
         """
         saved: dict[int, bytes] = {}
         self._wait({worker: actor.saved.remote() for worker, actor in self._actors.items()}, saved)
-        return collector_state.of_workers([saved[worker] for worker in range(self._options.num_workers)])
+        workers = range(self._options.num_workers)
+        state = collector_state.of_workers([saved[worker] for worker in workers])
+        if self._options.ahead:
+            state["ahead"] = []
+            for calls in zip(*(self._calls[worker] for worker in workers), strict=True):
+                rows: dict[int, Arrays] = {}
+                self._wait({worker: call.rows for worker, call in enumerate(calls)}, rows)
+                ages = [self._batches - call.update for call in calls]
+                state["ahead"].append([(_tensors([rows[worker]]), age) for worker, age in enumerate(ages)])
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores it. Episodes that could not be saved are restarted, and the log says why.
@@ -221,11 +254,17 @@ class RayCollector:
         """
         saved = collector_state.to_workers(state)
         self._wait({worker: self._actors[worker].restore.remote(each) for worker, each in enumerate(saved)}, {})
+        self._calls.clear()
+        for of_workers in state.get("ahead", ()):
+            for worker, (rows, age) in enumerate(of_workers):
+                arrays = {key: value.numpy() for key, value in rows.items()}
+                self._calls[worker].append(Call(ray.put(arrays), self._batches - age))
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:
         """Ends the actors, and the cluster if it was started here."""
         actors, self._actors = list(self._actors.values()), {}
         self._rows.clear()
+        self._calls.clear()
         if actors:
             ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=_CLOSING_S)
         for actor in actors:
@@ -274,6 +313,11 @@ def _connected(options: RayConfig) -> Iterator[None]:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         yield
+
+
+def _tensors(parts: list[Arrays]) -> dict[NestedKey, torch.Tensor]:
+    """The entries of all parts, joined."""
+    return {key: torch.from_numpy(np.concatenate([part[key] for part in parts])) for key in parts[0]}
 
 
 def _no_room(options: RayConfig) -> str:

@@ -130,8 +130,8 @@ class PPOConfig(ClippedConfig):
     )
     advantage: str = option(
         "gae (generalised advantage estimation, with the values of collection), vtrace (with the newest weights' "
-        "values; corrects for what older ones collected) or auto (vtrace with collector=multi_async or buffer=replay, "
-        "else gae)",
+        "values; corrects for what older ones collected) or auto (vtrace with collector=multi_async, "
+        "collector.ahead or buffer=replay, else gae)",
         choices=("auto", "gae", "vtrace"),
     )
     lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)

@@ -22,6 +22,11 @@ class CollectorConfig:
         choices=("raise", "restart"),
     )
 
+    @property
+    def is_behind(self) -> bool:
+        """True if rollouts may be collected with older weights."""
+        return False
+
 
 @dataclass
 class WorkersConfig(CollectorConfig):
@@ -39,17 +44,26 @@ class MultiSyncConfig(WorkersConfig):
 class MultiAsyncConfig(WorkersConfig):
     """Workers that collect during learning."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Always."""
+        return True
+
 
 OWN_CLUSTER = Condition("collector.address=null", lambda config: getattr(config.collector, "address", None) is None)
 
 
 @dataclass
 class RayConfig(WorkersConfig):
-    """Workers on the machines of a Ray cluster that alternate with learning."""
+    """Workers on the machines of a Ray cluster."""
 
     address: str | None = option(
         "the cluster: auto (the one that this machine belongs to), its host:port, or ray://host:port (Ray Client); "
         "null: one of this machine alone, for the run"
+    )
+    ahead: int = option(
+        "rollouts that workers are ahead of learning, with weights that many updates old; 0: they wait while it learns",
+        Range(0, 16, integers=True),
     )
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
     gpus_per_worker: float = option(
@@ -63,6 +77,11 @@ class RayConfig(WorkersConfig):
         Range(80, 10**6, integers=True),
         only_with=OWN_CLUSTER,
     )
+
+    @property
+    def is_behind(self) -> bool:
+        """If workers are ahead."""
+        return self.ahead > 0
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recurrl.config.algorithm import AlgorithmConfig
 from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, PrecisionConfig, RecomputeConfig
-from recurrl.config.collector import BufferConfig, CollectorConfig, MultiAsyncConfig
+from recurrl.config.collector import BufferConfig, CollectorConfig
 from recurrl.config.encoder import EncoderConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.logger import LoggerConfig
@@ -205,7 +205,7 @@ class TrainConfig:
     @property
     def is_off_policy(self) -> bool:
         """True if batches may hold frames that older weights collected."""
-        return self.buffer.replays or isinstance(self.collector, MultiAsyncConfig)
+        return self.buffer.replays or self.collector.is_behind
 
     def progress(self, frames: int) -> float:
         """The progress of schedules after ``frames``; constant from their last iteration on."""
