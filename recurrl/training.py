@@ -98,7 +98,7 @@ def train(
     policy = make_policy_for(share, given)
     if start is None:
         # Before the learner is made, because an algorithm may keep a copy of the first policy.
-        warm_start(config, policy, given, report)
+        report.pretrain_log_likelihood = warm_start(config, policy, given)
     learner, episodes, diagnosis = make_learner(share, policy), EpisodeStatistics(), make_diagnosis(config, policy)
     logger.info(describe(config, policy))
     report.has_begun = True
@@ -178,8 +178,11 @@ def conclude(run_dir: Path, trackers: Trackers, is_interrupted: bool) -> None:
         trackers.log_checkpoint(lambda: checkpoint.best(run_dir))
 
 
-def warm_start(config: TrainConfig, policy: Policy, given: Collection[str], report: Report) -> None:
+def warm_start(config: TrainConfig, policy: Policy, given: Collection[str]) -> float | None:
     """Gives the policy of a new run what the configuration asks for: another run's weights, what recordings teach.
+
+    Returns:
+        The mean log-likelihood of recorded actions after pretraining, if there was any.
 
     Raises:
         ConfigError: there is no such run or recording, or it does not fit.
@@ -187,9 +190,10 @@ def warm_start(config: TrainConfig, policy: Policy, given: Collection[str], repo
     if config.init_from is not None:
         for line in checkpoint.warm_start(policy, Path(config.init_from), "policy.initial_std" in given):
             logger.info(line)
-    if config.pretrain.folder is not None:
-        found = pretrain(policy, config.env, config.pretrain, config.slice_len, config.minibatch_slices)
-        report.pretrain_log_likelihood = found["log_likelihood"]
+    if config.pretrain.folder is None:
+        return None
+    found = pretrain(policy, config.env, config.pretrain, config.slice_len, config.minibatch_slices)
+    return found["log_likelihood"]
 
 
 def stops(callbacks: Sequence[Callback], metrics: Mapping[str, float], frames: int, policy: Agent | None) -> bool:

@@ -16,6 +16,7 @@ from recurrl.errors import ConfigError
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.runtime.time_limit import time_limit
+from recurrl.training import warm_start
 from recurrl.validation import check_config
 
 
@@ -36,6 +37,8 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     set_process_state(config)
     with time_limit(config.collector.timeout_s):
         policy = make_policy_for(config, given)
+        # One epoch reads all recordings.
+        warm_start(replace(config, pretrain=replace(config.pretrain, epochs=1)), policy, given)
         collector = make_collector(config, policy)
         try:
             line = make_replay_check(config, policy)(next(iter(collector)))

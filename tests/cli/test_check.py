@@ -41,6 +41,13 @@ def test_a_users_own_folder_of_yamls_is_heeded(check, tiny, tmp_path):
     assert outcome.out.startswith("replay check: 16 frames "), outcome.err
 
 
+@pytest.mark.parametrize("override", ["init_from=nowhere", "pretrain.folder=nowhere"])
+def test_what_a_run_is_to_start_from_is_read(check, tiny, override):
+    outcome = check(*tiny, override)
+    assert outcome.code == 1
+    assert re.match(r"(pretrain.folder=)?nowhere (does not exist|is not a folder)\.", outcome.error), outcome.err
+
+
 def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale):
     outcome = check(*tiny, *stale)
     assert outcome.code == 1
