@@ -19,7 +19,7 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, require
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
@@ -146,6 +146,12 @@ def load(path: Path, components: Mapping[str, Any], changes: Mapping[str, tuple[
         ConfigError: the checkpoint does not fit the configuration.
         RunError: a component raised it.
     """
+    names = [folder.name for folder in (path / "components").iterdir()]
+    require(
+        names != ["0000-policy"] or list(components) == ["policy"],
+        f"{path} holds a policy alone, as a folder for a model hub does, which cannot be resumed. Start a new run with "
+        f"its weights: init_from={path}.",
+    )
     try:
         _checkpoint(components).load(path)
     except CheckpointError as error:

@@ -106,6 +106,13 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written: Path, fin
     assert [path.parent.name for path in written.rglob("state.pt")] == ["0000-policy"]
 
 
+def test_a_folder_starts_a_new_run_and_is_not_resumed(written: Path, recurrl_train: Any, tmp_path: Path) -> None:
+    refused = recurrl_train(f"resume={written}", "total_frames=96", cwd=tmp_path)
+    assert refused.code == 1
+    assert "holds a policy alone" in refused.error
+    assert f"init_from={written}" in refused.error
+
+
 def replace_state(folder: Path, marker: Path) -> None:
     """Puts a pickle with code in place of the policy, with checksums that fit."""
     (path,) = folder.rglob("state.pt")
