@@ -53,6 +53,21 @@ from recurrl.validation import check_config
 sys.path.append(str(Path(__file__).parent / "policy"))  # its module of tiny tasks, which configurations name
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips the tests of backend native where it cannot be compiled, and says why."""
+    of_native = [item for item in items if item.get_closest_marker("native") or "native" in _choices(item)]
+    problem = library.problem() if of_native else None
+    if problem is not None:
+        for item in of_native:
+            item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def _choices(item: pytest.Item) -> list[str]:
+    """The strings among a test's parameters."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [value for value in parameters if isinstance(value, str)]
+
+
 class Outcome(NamedTuple):
     """The exit code and the output of a command."""
 

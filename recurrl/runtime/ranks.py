@@ -176,12 +176,13 @@ class World:
     def _who(self, error: Exception) -> str:
         deadline = time.monotonic() + _GONE_S
         while hasattr(self, "_processes") and time.monotonic() < deadline:
-            if (said := self._told(_LOST)) is not None:
-                return said
             for rank in range(self.size):
                 if rank != self.rank and (end := self._end_of(rank)) is not None:
                     host, process = self._processes[rank]
-                    return f"Rank {rank} of {self.size} (process {process} on {host}) {end}"
+                    # A rank that ended because it lost another one has said so before.
+                    return self._told(_LOST) or f"Rank {rank} of {self.size} (process {process} on {host}) {end}"
+            if (said := self._told(_LOST)) is not None:
+                return said
             time.sleep(0.1)
         reason = (str(error).splitlines() or ["no reason given"])[0]
         return (

@@ -40,6 +40,7 @@ def resumed(first: RecurrentModule, second: RecurrentModule) -> None:
     auto.Choices([second.chooser]).load_state_dict(auto.Choices([first.chooser]).state_dict())
 
 
+@pytest.mark.native
 def test_the_first_that_can_do_what_is_asked_is_chosen() -> None:
     assert run(make()) == "native"
     assert run(recomputing("full")) == "native"

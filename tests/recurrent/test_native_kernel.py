@@ -53,6 +53,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> str:
     return caplog.text
 
 
+@pytest.mark.native
 def test_it_is_built_once_in_a_private_folder(folder: Path) -> None:
     built = build()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -62,6 +63,7 @@ def test_it_is_built_once_in_a_private_folder(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [built.name]
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("changed", ["_FLAGS", "_processor", "CC"])
 def test_another_compiler_processor_or_flag_is_another_kernel(
     folder: Path, monkeypatch: pytest.MonkeyPatch, changed: str
@@ -79,6 +81,7 @@ def test_another_compiler_processor_or_flag_is_another_kernel(
     assert first.exists()
 
 
+@pytest.mark.native
 @pytest.mark.parametrize(("of_file", "mode"), [(True, 0o666), (True, 0o770), (False, 0o777), (False, 0o770)])
 def test_a_kernel_that_others_could_have_written_is_not_loaded(
     folder: Path, caplog: pytest.LogCaptureFixture, of_file: bool, mode: int
@@ -92,6 +95,7 @@ def test_a_kernel_that_others_could_have_written_is_not_loaded(
     assert built.read_bytes() == b"anything"
 
 
+@pytest.mark.native
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_kernel_of_another_user_is_not_loaded(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     built = build()
@@ -99,6 +103,7 @@ def test_a_kernel_of_another_user_is_not_loaded(folder: Path, caplog: pytest.Log
     assert "belongs to another user" in messages(caplog)
 
 
+@pytest.mark.native
 def test_a_cache_that_cannot_be_written_to_costs_a_build_in_each_process(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,6 +114,7 @@ def test_a_cache_that_cannot_be_written_to_costs_a_build_in_each_process(
     assert {path.name for path in Path(library.tempfile.gettempdir()).glob("recurrl-native-*")} == temporary
 
 
+@pytest.mark.native
 def test_a_damaged_kernel_is_not_used(
     tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +126,7 @@ def test_a_damaged_kernel_is_not_used(
     assert "compiled again in each process" in messages(caplog)
 
 
+@pytest.mark.native
 def test_processes_that_build_at_once_both_get_it(tmp_path: Path) -> None:
     environment = os.environ | {"RECURRL_CACHE_DIR": str(tmp_path)}
     building = [
@@ -173,6 +180,7 @@ def test_auto_takes_it_and_another_without_a_compiler(folder: Path, no_compiler:
     assert other.backend_in_use == "native"
 
 
+@pytest.mark.native
 def test_auto_leaves_dtypes_that_it_does_not_have_to_others() -> None:
     module = GRUModule(3, 5, in_key="x", out_key="y").bfloat16()
     outputs_and_gradients(module, batch(module, resets("none", 2, 3)))
@@ -195,6 +203,7 @@ def test_what_it_has_no_kernel_for_is_refused(cell: str, options: dict[str, Any]
         RecurrentModule(cell, 3, 5, recurrent_backend="native", in_key="x", out_key="y", **options)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 31, 33, 70])
 def test_rows_do_not_depend_on_one_another_or_on_threads(cell: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +226,7 @@ def test_rows_do_not_depend_on_one_another_or_on_threads(cell: str, rows: int, m
     torch.testing.assert_close(one["y"], whole["y"][-1:], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell: str, bad: float) -> None:
@@ -232,6 +242,7 @@ def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell: str, bad: fl
     assert found[1, 2:6].isnan().any() == (bad != bad or expected[1, 2:6].isnan().any())
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell: str, recompute: str) -> None:
@@ -244,6 +255,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell: str, recomput
         assert torch.equal(before, after)
 
 
+@pytest.mark.native
 def test_extreme_gates_are_exact_enough() -> None:
     module, reference = (
         layers_of("lstm", backend, "none", (2, 4, 3, 17)).float() for backend in ("native", "reference")
