@@ -49,7 +49,7 @@ def test_a_peer_that_is_not_installed_is_named_with_what_to_install(
 def test_parts_of_an_iteration_are_no_more_than_the_whole_and_nothing_stays_patched(compose: Compose) -> None:
     threads, backward = torch.get_num_threads(), torch.Tensor.backward
     config = compose(*SMALL)
-    times = profile(config, 2)
+    times = profile(config, 5)
     torch.set_num_threads(threads)
     for whole in ("collect", "learn"):
         parts = [seconds for name, seconds in times.items() if name.count("/") == 1 and name.startswith(f"{whole}/")]
