@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from recurrl.returns import interquartile_mean
+
 Console = Callable[..., Any]
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +72,12 @@ def test_without_memory_it_is_not_solved(console: Console, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_the_pendulum_swings_up_without_its_velocity(seed: int, console: Console, tmp_path: Path) -> None:
-    summary = train(console, tmp_path, "env=pendulum_no_velocity", "total_frames=100_000", f"seed={seed}")
-    assert summary["eval_return_mean"] >= -300
+def test_the_pendulum_swings_up_without_its_velocity(console: Console, tmp_path: Path) -> None:
+    found = []
+    for seed in range(5):
+        where = tmp_path / str(seed)
+        where.mkdir()
+        overrides = ("env=pendulum_no_velocity", "total_frames=100_000", f"seed={seed}")
+        found.append(train(console, where, *overrides)["eval_return_mean"])
+    # What sb3-contrib has in as many frames. One seed of five may be late.
+    assert interquartile_mean(found) >= -217.9
