@@ -48,6 +48,16 @@ def test_a_compiled_scan_takes_its_options(options: dict[str, object]) -> None:
 
 
 @pytest.mark.slow
+def test_a_compiled_scan_that_recomputes_takes_rows_of_any_length() -> None:
+    module = make("lstm", recurrent_recompute="full")
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    for steps in (9, 16, 25, 7):
+        data = batch(module, resets("random", 2, steps)).select("x", "is_init")
+        with set_recurrent_mode(True):
+            assert torch.equal(compiled(data.copy())["y"], module(data.copy())["y"])
+
+
+@pytest.mark.slow
 def test_a_compiled_scan_that_recomputes_keeps_less() -> None:
     kept = {}
     for way in ("none", "full"):

@@ -7,8 +7,6 @@ are differentiated by autograd; those with a parallel form have no loop.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -32,6 +30,14 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     return None
 
 
+def _root(steps: int) -> int:
+    """√T, rounded up. By a loop, because the compiler has no ``math.isqrt`` for rows whose length changes."""
+    root = 1
+    while root * root < steps:
+        root += 1
+    return root
+
+
 def sequence(
     cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
 ) -> tuple[Tensor, States]:
@@ -39,7 +45,7 @@ def sequence(
     steps = x_BTI.shape[1]
     if options.recompute == "none" or steps == 0:
         return _sequence(cell, x_BTI, segments.starts_BT, stored_states, weights)
-    at_once = options.chunk_len if options.recompute == "chunk" else math.isqrt(steps - 1) + 1
+    at_once = options.chunk_len if options.recompute == "chunk" else _root(steps)
     carried: States = tuple(stored[:, 0] for stored in stored_states)
     pieces = []
     for first in range(0, steps, at_once):
