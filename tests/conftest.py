@@ -86,6 +86,12 @@ class EnvironmentMadeError(Exception):
     """An environment was made where none may be."""
 
 
+@pytest.fixture
+def fresh_compiler() -> None:
+    """The compiler without what earlier tests compiled: it counts recompilations over the whole process."""
+    torch.compiler.reset()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keeps compiled kernels out of the user's cache, also in subprocesses."""

@@ -224,6 +224,7 @@ COMPILED = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(("cell", "backend", "recompute"), COMPILED)
 def test_a_compiled_module_equals_eager(cell: str, backend: str, recompute: str) -> None:
     size = (3, 6, 2, 4)
@@ -235,6 +236,7 @@ def test_a_compiled_module_equals_eager(cell: str, backend: str, recompute: str)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(("cell", "backend", "recompute"), COMPILED)
 def test_a_compiled_module_runs_without_gradients(cell: str, backend: str, recompute: str) -> None:
     size = (3, 6, 2, 4)

@@ -37,6 +37,7 @@ def test_gradients_of_biases_do_not_share_memory(cell: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("options", [{"proj_size": 3}, {"recurrent_recompute": "full"}], ids=str)
 def test_a_compiled_scan_takes_its_options(options: dict[str, object]) -> None:
     module = make("lstm", **options).double()
@@ -48,6 +49,7 @@ def test_a_compiled_scan_takes_its_options(options: dict[str, object]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_scan_that_recomputes_takes_rows_of_any_length() -> None:
     module = make("lstm", recurrent_recompute="full")
     compiled = torch.compile(module, fullgraph=True, backend="eager")
@@ -58,6 +60,7 @@ def test_a_compiled_scan_that_recomputes_takes_rows_of_any_length() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_scan_that_recomputes_keeps_less() -> None:
     kept = {}
     for way in ("none", "full"):
