@@ -1,8 +1,7 @@
 """One layer of a cell with a hand-written derivative, in one direction, differentiable once.
 
-torch computes the matmuls over all steps (input projection, gradients of inputs and weights), a backend's loop the
-steps. For ``torch.compile``, which then takes the layer whole, both passes are also custom operators; eager calls skip
-their dispatch.
+A backend's loop computes both passes. For ``torch.compile``, which then takes the layer whole, they are also custom
+operators; eager calls skip their dispatch.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, O output size (H, or that of the
 projection), G gate rows, A columns that memory is kept for (see :class:`~recurrl.recurrent.gated.HandWritten`): the
@@ -53,32 +52,25 @@ class Layer(NamedTuple):
 
 
 class Loop(Protocol):
-    """A backend's loop over the steps, in an order of its own."""
+    """Both passes of a layer by one backend."""
 
-    def order(self, segments: Segments) -> Tensor | None:
-        """The flat index of the row step at each place of its order; None if that is the rows' own."""
-        ...
-
-    def forward(self, layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
-        """Writes each state at the segments' last steps (zero elsewhere), each after every step, and the gates, whose
-        last G of the A columns hold the input projections.
+    def forward(self, layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
+        """Writes each state at the segments' last steps (zero elsewhere), each after every step, and, unless it is
+        empty, ``gates`` for the backward pass.
         """
         ...
 
     def backward(
         self,
         layer: Layer,
+        x_BTI: Tensor,
         states: list[Tensor],
         gates_PA: Tensor,
-        grads: list[Tensor | None],
-        grad_stored: list[Tensor],
-        overwrite: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """From the gradients of the output and of each state at the segments' last steps.
-
-        Returns the gradients of the gates ``[P, A]``, the first state before each step, and the projection's
-        gradient; writes those of the stored states unless the list is empty. May use ``gates`` for the result with
-        ``overwrite``.
+        incoming: list[Tensor | None],
+        grads: list[Tensor],
+    ) -> None:
+        """Writes ``grads``, those of x, the weights and the stored states, except where they are empty, from
+        ``incoming``, those of the output and of each state at the segments' last steps.
         """
         ...
 
@@ -87,16 +79,9 @@ def forward(layer: Layer, x_BTI: Tensor, keep: bool) -> list[Tensor]:
     """Each state at the segments' last steps, each after every step, and the gates for the backward pass, which are
     empty unless ``keep``.
     """
-    loop, count, (w_ih, _, b_ih, *_) = _loop(layer.backend), len(layer.stored), layer.weights
-    outputs = _outputs(layer, x_BTI, True)
-    ends, states, gates_PA = outputs[:count], outputs[count:-1], outputs[-1]
-    x_PI, projected_PG = _in_order(x_BTI, loop.order(layer.segments)), gates_PA[:, layer.inputs]
-    if b_ih is None:
-        torch.mm(x_PI, w_ih.t(), out=projected_PG)
-    else:
-        torch.addmm(b_ih, x_PI, w_ih.t(), out=projected_PG)
-    loop.forward(layer, ends, states, gates_PA)
-    return outputs if keep else [*outputs[:-1], gates_PA[:0].clone()]
+    outputs, count = _outputs(layer, x_BTI, keep), len(layer.stored)
+    _loop(layer.backend).forward(layer, x_BTI, outputs[:count], outputs[count:-1], outputs[-1])
+    return outputs
 
 
 def backward(
@@ -107,40 +92,19 @@ def backward(
     incoming: list[Tensor | None],
     states: list[Tensor],
     gates_PA: Tensor,
-    overwrite: bool = False,
 ) -> list[Tensor]:
     """Gradients of x, the weights and the stored states; empty where there are none or none is wanted.
 
     Args as for :func:`forward`, and ``incoming``: the gradients of the output and of each state at the segments' ends.
     """
-    loop, stored, (w_ih, _, b_ih, *_) = _loop(layer.backend), layer.stored, layer.weights
-    rows, order = len(w_ih), loop.order(layer.segments)
     grads = _gradients(layer, x_BTI, wants_x, wants_stored)
-    grad_stored = grads[-len(stored) :] if wants_stored else []
-    grad_PA, entered_PO, grad_w_hr = loop.backward(layer, states, gates_PA, incoming, grad_stored, overwrite)
-    x_PI, grad_x_PG, split = _in_order(x_BTI, order), grad_PA[:, layer.inputs], layer.split
-    if wants_x and order is None:
-        torch.mm(grad_x_PG, w_ih, out=grads[0].flatten(0, 1))
-    elif wants_x and order is not None:
-        grads[0].flatten(0, 1).index_copy_(0, order, grad_x_PG @ w_ih)
-    torch.mm(grad_x_PG.t(), x_PI, out=grads[1])
-    grad_w_hh, grad_bias_A = grad_PA[:, :rows].t() @ entered_PO, grad_PA.sum(0)
-    torch.cat((grad_w_hh[split:], grad_w_hh[:split]), out=grads[2])
-    if b_ih is not None:
-        grads[3].copy_(grad_bias_A[layer.inputs])
-        torch.cat((grad_bias_A[split:rows], grad_bias_A[:split]), out=grads[4])
-    if grad_w_hr is not None:
-        grads[5].copy_(grad_w_hr)
+    _loop(layer.backend).backward(layer, x_BTI, states, gates_PA, incoming, grads)
     return grads
 
 
 @cache
 def _loop(backend: str) -> Loop:
     return cast(Loop, import_module(f"recurrl.recurrent.backends.{backend}.loop"))
-
-
-def _in_order(x_BTI: Tensor, order: Tensor | None) -> Tensor:
-    return x_BTI.flatten(0, 1) if order is None else x_BTI.flatten(0, 1).index_select(0, order)
 
 
 def _outputs(layer: Layer, x_BTI: Tensor, keep: bool) -> list[Tensor]:
@@ -247,7 +211,7 @@ class _Differentiable(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         weights, stored = given[: len(WEIGHTS)], list(given[len(WEIGHTS) :])
         found = _forward(backend, cell, weights, starts_BT, stored, x_BTI, not recompute)
-        ctx.backend, ctx.cell, ctx.is_kept = backend, cell, not recompute
+        ctx.backend, ctx.cell, ctx.recompute = backend, cell, recompute
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_BTI, starts_BT, *given, *([] if recompute else found[len(stored) :]))
         return found[len(stored)], *found[: len(stored)]
@@ -259,7 +223,7 @@ class _Differentiable(torch.autograd.Function):
         x_BTI, starts_BT, *rest = ctx.saved_tensors
         weights, rest = rest[: len(WEIGHTS)], rest[len(WEIGHTS) :]
         stored, kept = rest[:count], rest[count:]
-        if not ctx.is_kept:
+        if ctx.recompute:
             kept = _forward(ctx.backend, ctx.cell, weights, starts_BT, stored, x_BTI, True)[count:]
         wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
         others = (x_BTI, wants_x, wants_stored, list(grads), kept[:-1], kept[-1])
@@ -267,9 +231,7 @@ class _Differentiable(torch.autograd.Function):
             operator = torch.ops.recurrl.layer_backward.default
             found = operator(ctx.backend, ctx.cell.name, weights, starts_BT, stored, *others)
         else:
-            ctx.is_kept = False  # for a second call, with retain_graph
-            layer = Layer(ctx.backend, ctx.cell, weights, Segments(starts_BT), stored)
-            found = backward(layer, *others, overwrite=True)
+            found = backward(Layer(ctx.backend, ctx.cell, weights, Segments(starts_BT), stored), *others)
         wanted = [wants_x, *(weight is not None for weight in weights), *[wants_stored] * count]
         grad_x, *grad_others = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
         return None, None, None, grad_x, None, *grad_others

@@ -227,6 +227,30 @@ def test_rows_do_not_depend_on_one_another_or_on_threads(cell: str, rows: int, m
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (33, 9, 40, 70), (70, 3, 33, 32), (5, 140, 1, 16)], ids=str)
+def test_sizes_around_its_tiles_and_panels(cell: str, sizes: tuple[int, int, int, int]) -> None:
+    module, reference = (layers_of(cell, backend, "none", sizes) for backend in ("native", "reference"))
+    data = batch(module, resets("random", *sizes[:2]))
+    found, expected = (outputs_and_gradients(each, data) for each in (module, reference))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-10, msg=name)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_what_does_not_fit_the_weights_is_refused(cell: str) -> None:
+    module = layers_of(cell, "native", "none", (2, 3, 4, 5)).float()
+    data = batch(module, resets("none", 2, 3))
+    for wrong, said in (
+        (torch.randn(2, 3, 6), "inputs have 4 features; these have 6"),
+        (data["x"].double(), "float64"),
+    ):
+        with pytest.raises(ValueError, match=said), set_recurrent_mode(True):
+            module(data.clone().set("x", wrong))
+
+
+@pytest.mark.native
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell: str, bad: float) -> None:

@@ -11,21 +11,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.recurrent.operators import Layer
-from recurrl.recurrent.segments import Segments
 
 
-def order(segments: Segments) -> Tensor:
-    """That of :class:`~recurrl.recurrent.segments.Packing`."""
-    return segments.packing.positions_P
-
-
-def forward(layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
+def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    _, cell, (_, w_hh, _, b_hh, w_hr), segments, stored = layer
+    _, cell, (w_ih, w_hh, b_ih, b_hh, w_hr), segments, stored = layer
     packing, sizes = segments.packing, segments.packing.batch_sizes
+    x_PI = x_BTI.flatten(0, 1).index_select(0, packing.positions_P)
+    if not len(gates_PA):
+        gates_PA = x_PI.new_empty(len(x_PI), gates_PA.shape[1])
     split, projection = layer.split, layer.split + len(w_hh)
     gates_PA[:, :split] = 0.0
-    if b_hh is not None:
+    if b_ih is None:
+        torch.mm(x_PI, w_ih.t(), out=gates_PA[:, layer.inputs])
+    else:
+        torch.addmm(b_ih, x_PI, w_ih.t(), out=gates_PA[:, layer.inputs])
         gates_PA[:, : len(b_hh)] += _split_first(b_hh, split)
     memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in stored]
     states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
@@ -47,14 +47,14 @@ def forward(layer: Layer, ends: list[Tensor], states: list[Tensor], gates_PA: Te
 
 def backward(
     layer: Layer,
+    x_BTI: Tensor,
     states: list[Tensor],
     gates_PA: Tensor,
-    grads: list[Tensor | None],
-    grad_stored: list[Tensor],
-    overwrite: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As :meth:`~recurrl.recurrent.operators.Loop.backward`; nothing is overwritten."""
-    _, cell, (_, w_hh, _, _, w_hr), segments, stored = layer
+    incoming: list[Tensor | None],
+    grads: list[Tensor],
+) -> None:
+    """As :meth:`~recurrl.recurrent.operators.Loop.backward`."""
+    _, cell, (w_ih, w_hh, b_ih, _, w_hr), segments, stored = layer
     packing, sizes = segments.packing, segments.packing.batch_sizes
     count, w_hh = sizes[0], _split_first(w_hh, layer.split)
     after_PX = [state.flatten(0, 1) for state in states]
@@ -67,7 +67,7 @@ def backward(
     gates_PA, produced_PH = gates_PA[:, : layer.split + len(w_hh)], gates_PA[:, -hidden:]
     factors_PAH, others_P1H = cell.derivatives(gates_PA, before_PX, after_PX)
     grad_PA = factors_PAH.flatten(1)
-    grad_output, grad_end, *grad_further = grads
+    grad_output, grad_end, *grad_further = incoming
     total_BTO = torch.zeros_like(states[0]) if grad_output is None else grad_output
     if grad_end is not None:
         total_BTO = total_BTO + segments.only_ends(grad_end)
@@ -85,11 +85,27 @@ def backward(
         grads_N1X = [(grad if w_hr is None else grad @ w_hr).unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
         cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
         before.addmm_(recurrent_of[t], w_hh)
-    for grad, found in zip(grad_stored, (grads_RO[:count], *carried_N1X), strict=False):
-        grad.zero_().flatten(0, 1)[packing.starts_N] = found.reshape(count, -1)
-    return grad_PA, before_PX[0], None if w_hr is None else grads_RO[count:].t() @ produced_PH
+    grad_x, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, grad_w_hr, *grad_stored = grads
+    for grad, found in zip(grad_stored, (grads_RO[:count], *carried_N1X), strict=True):
+        if len(grad):
+            grad.zero_().flatten(0, 1)[packing.starts_N] = found.reshape(count, -1)
+    grad_input_PG, split, rows = grad_PA[:, layer.inputs], layer.split, len(w_ih)
+    if len(grad_x):
+        grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_input_PG @ w_ih)
+    torch.mm(grad_input_PG.t(), x_BTI.flatten(0, 1).index_select(0, packing.positions_P), out=grad_w_ih)
+    grad_w_hh.copy_(_split_last(grad_PA[:, :rows].t() @ before_PX[0], split))
+    if b_ih is not None:
+        grad_bias_A = grad_PA.sum(0)
+        grad_b_ih.copy_(grad_bias_A[layer.inputs])
+        grad_b_hh.copy_(_split_last(grad_bias_A[:rows], split))
+    if w_hr is not None:
+        torch.mm(grads_RO[count:].t(), produced_PH, out=grad_w_hr)
 
 
 def _split_first(rows_GX: Tensor, split: int) -> Tensor:
     """The rows of a recurrent weight in the cell's memory order: split gates first."""
     return torch.cat((rows_GX[-split:], rows_GX[:-split])) if split else rows_GX
+
+
+def _split_last(rows_GX: Tensor, split: int) -> Tensor:
+    return torch.cat((rows_GX[split:], rows_GX[:split])) if split else rows_GX
