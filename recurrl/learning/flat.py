@@ -1,7 +1,10 @@
 """The parameters of a policy in one vector, so that clipping and the optimizer take one operation for all of them."""
 
+from collections.abc import Sequence
+from functools import reduce
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def flattened(module: nn.Module) -> list[nn.Parameter]:
@@ -25,3 +28,65 @@ def _vector(parameters: list[nn.Parameter]) -> nn.Parameter:
     for parameter, values, gradient in views:
         parameter.data, parameter.grad = values.view_as(parameter), gradient.view_as(parameter)
     return vector
+
+
+@torch.no_grad()
+def clip_gradients(vectors: Sequence[nn.Parameter], limit: float | None) -> Tensor:
+    """Scales gradients so that their norm is at most ``limit``, and returns the norm that they had.
+
+    The same as ``torch.nn.utils.clip_grad_norm_``, in half the time for one vector.
+    """
+    gradients = [vector.grad for vector in vectors if vector.grad is not None]
+    norm = reduce(torch.hypot, [torch.linalg.vector_norm(gradient) for gradient in gradients])
+    if limit is not None:
+        scale = (limit / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return norm
+
+
+class Adam(torch.optim.Adam):
+    """torch's fused Adam, without the grouping of tensors in its ``step``, which takes longer than updating a vector.
+
+    Args:
+        vectors: as :func:`flattened` returns them.
+        lr: learning rate.
+        eps: added to the denominator.
+
+    Attributes:
+        found_inf: 1 to skip a step, 0 to make it.
+    """
+
+    found_inf: Tensor
+
+    def __init__(self, vectors: list[nn.Parameter], lr: float, eps: float) -> None:
+        super().__init__(vectors, lr=lr, eps=eps, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for vector in group["params"]:
+                state = self.state[vector]
+                if not state:
+                    state["step"] = torch.zeros((), device=vector.device)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(vector), torch.zeros_like(vector)
+                state["step"].add_(1)
+                torch._fused_adam_(
+                    [vector],
+                    [vector.grad],
+                    [state["exp_avg"]],
+                    [state["exp_avg_sq"]],
+                    [],
+                    [state["step"]],
+                    lr=group["lr"],
+                    beta1=beta1,
+                    beta2=beta2,
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    amsgrad=False,
+                    maximize=False,
+                    found_inf=self.found_inf,
+                )
+                state["step"].sub_(self.found_inf)

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from recurrl.errors import require
+from recurrl.errors import ConfigError
 
 Value = TypeVar("Value", float, Tensor)
 
@@ -22,9 +22,11 @@ def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
     Raises:
         ConfigError: two parts have a metric of the same name.
     """
-    twice = sorted(name for name, count in Counter(name for part in parts for name in part).items() if count > 1)
-    require(not twice, f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
-    return {name: value for part in parts for name, value in part.items()}
+    together = {name: value for part in parts for name, value in part.items()}
+    if len(together) < sum(map(len, parts)):
+        twice = sorted(name for name, count in Counter(name for part in parts for name in part).items() if count > 1)
+        raise ConfigError(f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
+    return together
 
 
 def means(steps: list[dict[str, Tensor]]) -> dict[str, float]:
