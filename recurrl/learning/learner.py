@@ -15,11 +15,12 @@ from recurrl.keys import OBSERVATION
 from recurrl.learning.compiling import Loss, compiled
 from recurrl.learning.flat import clip_gradients
 from recurrl.learning.learning_rate import LearningRate
-from recurrl.learning.metrics import SKIPPED, means, merged
+from recurrl.learning.metrics import SKIPPED, Step, means, merged
 from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
 from recurrl.losses import Losses
 from recurrl.losses.advantage import LOSS_MASK
+from recurrl.losses.deferred import of_minibatches
 from recurrl.policy import Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.ranks import world
@@ -129,7 +130,7 @@ class Learner:
         self.buffer.fill(batch_NT, self.algorithm.keys)
 
     def _update(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        steps: list[dict[str, Tensor]] = []
+        steps: list[Step] = []
         target_kl = self.algorithm.options.target_kl
         for epoch in range(self.epochs):
             if epoch > 0 and self.states.refreshes:
@@ -146,17 +147,16 @@ class Learner:
         return merged(means(steps), self.states.drift(minibatch), optim)
 
     @staticmethod
-    def _mean_of(metric: str, steps: list[dict[str, Tensor]]) -> float:
-        return world().averaged({metric: means(steps)[metric]})[metric]
+    def _mean_of(metric: str, steps: list[Step]) -> float:
+        read: list[Step] = [{name: step[name] for name in (metric, SKIPPED)} for step in steps]
+        return world().averaged({metric: means(read)[metric]})[metric]
 
-    def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
+    def _step(self, minibatch: TensorDictBase, first: bool) -> Step:
         losses, total = self._gradient(minibatch)
-        values = losses.logged()
-        if world().size > 1:
-            values = self._average(losses, total)
+        values: Step = losses.kept() if world().size == 1 else self._average(losses, total)
         # The KL of the first minibatch is zero: the policy is still the one that collected it.
         if self.learning_rate.is_adaptive and not first:
-            self.learning_rate.adapt(float(values[KL]))
+            self.learning_rate.adapt(float(of_minibatches([values[KL]])))
         norm = clip_gradients(self._vectors, self.algorithm.options.max_grad_norm)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
@@ -234,8 +234,8 @@ class Learner:
             gradients = {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
             yield Trial(terms, [name for name, gradient in gradients.items() if not gradient.isfinite().all()])
 
-    def _refuse_endless_skipping(self, steps: list[dict[str, Tensor]]) -> None:
-        for skipped in torch.stack([step[SKIPPED] for step in steps]).tolist():
+    def _refuse_endless_skipping(self, steps: list[Step]) -> None:
+        for skipped in of_minibatches([step[SKIPPED] for step in steps]).tolist():
             self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         if self._skipped_in_a_row >= self.max_skipped_steps:
             raise NonFiniteError(

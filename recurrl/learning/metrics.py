@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from recurrl.errors import ConfigError
+from recurrl.losses.deferred import Deferred, of_minibatches
 
-Value = TypeVar("Value", float, Tensor)
+Value = TypeVar("Value")
+Step = Mapping[str, Tensor | Deferred]
+"""The metrics of a gradient step."""
 
 SKIPPED = "optim/skipped_steps"
 WINDOW = 100
@@ -29,13 +32,13 @@ def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
     return together
 
 
-def means(steps: list[dict[str, Tensor]]) -> dict[str, float]:
+def means(steps: list[Step]) -> dict[str, float]:
     """The mean metrics of gradient steps without the skipped ones, and the number of skipped ones.
 
     Shape legend: S steps, M metrics.
     """
     names = list(steps[0])
-    table_SM = torch.stack([step[name] for step in steps for name in names]).view(len(steps), -1)
+    table_SM = torch.stack([of_minibatches([step[name] for step in steps]) for name in names], 1)
     skipped_S1 = table_SM[:, names.index(SKIPPED)].unsqueeze(1)
     skipped = float(skipped_S1.sum())
     sums_M = table_SM.masked_fill(skipped_S1 > 0, 0.0).sum(0)
