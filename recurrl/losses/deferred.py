@@ -48,7 +48,11 @@ class Metrics(Mapping[str, Tensor]):
 @torch.no_grad()
 def of_minibatches(values: Sequence[Any]) -> Tensor:
     """One metric ``[M]`` of M minibatches, given as scalars or deferred."""
-    if isinstance(values[0], Deferred):
-        tensors = zip(*(value.tensors for value in values), strict=True)
-        return values[0].function(*map(torch.stack, tensors))
-    return torch.stack(list(values))
+    kinds = {
+        (value.function, *[tensor.shape for tensor in value.tensors]) for value in values if type(value) is Deferred
+    }
+    if not kinds:
+        return torch.stack(list(values))
+    if len(kinds) == 1 and all(type(value) is Deferred for value in values):
+        return values[0].function(*map(torch.stack, zip(*(value.tensors for value in values), strict=True)))
+    return torch.cat([of_minibatches([value]) for value in values])

@@ -46,3 +46,8 @@ def test_a_metric_is_computed_when_it_is_read_and_not_before() -> None:
     assert calls == []
     assert {**metrics, "own": 2.0} == {"now": 1.0, "later": 3.0, "own": 2.0}
     assert calls == [(1, 3)]
+
+
+def test_minibatches_may_have_different_sizes_and_some_metrics_may_be_computed_already() -> None:
+    values = [Deferred(lambda t: t.sum(1), (torch.ones(size),)) for size in (3, 3, 2)]
+    assert of_minibatches([*values, torch.tensor(7.0)]).tolist() == [3, 3, 2, 7]
