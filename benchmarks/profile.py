@@ -22,6 +22,7 @@ from benchmarks.measuring import machine
 from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
+from recurrl.learning import learner as learning
 from recurrl.learning.learner import Learner
 from recurrl.losses import advantage
 
@@ -72,7 +73,7 @@ def _parts(collector: LeanCollector, learner: Learner) -> list[tuple[Any, str, s
         (learner.states, "drift", "learn/state drift"),
         (learner, "_loss", "learn/forward"),
         (torch.Tensor, "backward", "learn/backward"),
-        (torch.nn.utils, "clip_grad_norm_", "learn/gradient clipping"),
+        (learning, "clip_gradients", "learn/gradient clipping"),
         (learner.optimizer, "step", "learn/optimizer"),
         (learner.policy, "observe", "learn/observation statistics"),
     ]

@@ -18,7 +18,7 @@ from recurrl.config.plugins import factory
 from recurrl.envs import make_env
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.learning.diagnosis import Diagnosis
-from recurrl.learning.flat import flattened
+from recurrl.learning.flat import Adam, flattened
 from recurrl.learning.learner import Learner
 from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.reward_scale import RewardScaler
@@ -87,7 +87,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
 def make_learner(config: TrainConfig, policy: Policy) -> Learner:
     """The learner with the configured algorithm and buffer."""
     make_buffer, env = factory("buffer", config.buffer.name), config.env
-    optimizer = torch.optim.Adam(flattened(policy), lr=config.lr, eps=1e-5, fused=True)
+    optimizer = Adam(flattened(policy), lr=config.lr, eps=1e-5)
     scaler = RewardScaler(env.num_envs, config.algorithm.gamma, env.reward_scale, env.normalize_reward)
     return Learner(
         policy,

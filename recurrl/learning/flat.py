@@ -1,7 +1,13 @@
 """The parameters of a policy in one vector, so that clipping and the optimizer take one operation for all of them."""
 
+from collections.abc import Sequence
+from functools import reduce
+from itertools import chain
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 
 def flattened(module: nn.Module) -> list[nn.Parameter]:
@@ -25,3 +31,73 @@ def _vector(parameters: list[nn.Parameter]) -> nn.Parameter:
     for parameter, values, gradient in views:
         parameter.data, parameter.grad = values.view_as(parameter), gradient.view_as(parameter)
     return vector
+
+
+def clip_gradients(vectors: Sequence[nn.Parameter], limit: float | None) -> Tensor:
+    """Scales gradients so that their norm is at most ``limit``, and returns the norm that they had.
+
+    The same as ``torch.nn.utils.clip_grad_norm_``, in half the time for one vector.
+    """
+    gradients = [vector.grad for vector in vectors if vector.grad is not None]
+    norm = reduce(torch.hypot, [torch.linalg.vector_norm(gradient) for gradient in gradients])
+    if limit is not None:
+        scale = (norm + 1e-6).reciprocal_().mul_(limit).clamp_(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return norm
+
+
+class Adam(torch.optim.Adam):
+    """torch's fused Adam, without what surrounds the update of a vector in its ``step``, which takes longer than that.
+
+    Args:
+        vectors: as :func:`flattened` returns them.
+        lr: learning rate.
+        eps: added to the denominator.
+
+    Attributes:
+        found_inf: 1 to skip a step, 0 to make it.
+    """
+
+    found_inf: Tensor
+
+    def __init__(self, vectors: list[nn.Parameter], lr: float, eps: float) -> None:
+        super().__init__(vectors, lr=lr, eps=eps, fused=True)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update."""
+        for hook in chain(_global_optimizer_pre_hooks.values(), self._optimizer_step_pre_hooks.values()):
+            hook(self, (), {})
+        for group in self.param_groups:
+            for vector in group["params"]:
+                self._update(vector, group)
+        for hook in chain(self._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
+            hook(self, (), {})
+
+    # Otherwise torch wraps it to call the hooks, and records it for its profiler.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _update(self, vector: nn.Parameter, group: dict[str, Any]) -> None:
+        state, gradient = self.state[vector], vector.grad
+        assert gradient is not None
+        if not state:
+            state["step"] = torch.zeros((), device=vector.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        state["step"].add_(1)
+        torch._fused_adam_(
+            [vector.detach()],
+            [gradient],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [state["step"]],
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+            found_inf=self.found_inf,
+        )
+        state["step"].sub_(self.found_inf)

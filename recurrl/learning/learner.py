@@ -7,18 +7,20 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from recurrl.algorithms.algorithm import KL, KL_APPROX, Algorithm, check_losses
 from recurrl.errors import ConfigError, NonFiniteError, require
 from recurrl.keys import OBSERVATION
 from recurrl.learning.compiling import Loss, compiled
+from recurrl.learning.flat import clip_gradients
 from recurrl.learning.learning_rate import LearningRate
-from recurrl.learning.metrics import SKIPPED, means, merged
+from recurrl.learning.metrics import SKIPPED, Step, means, merged
 from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
 from recurrl.losses import Losses
 from recurrl.losses.advantage import LOSS_MASK
+from recurrl.losses.deferred import of_minibatches
 from recurrl.policy import Policy
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.ranks import world
@@ -69,7 +71,7 @@ class Learner:
         self._loss: Loss = compiled(loss) if self.compiles else loss
         self._vectors = [vector for group in self.optimizer.param_groups for vector in group["params"]]
         self._names: set[str] | None = None
-        self._skipped_in_a_row = torch.zeros((), device=self.policy.device)
+        self._skipped_in_a_row = 0
 
     def learn(self, batch_NT: TensorDictBase, progress: float) -> dict[str, float]:
         """Improves the policy by one batch of rows, and returns metrics.
@@ -102,11 +104,11 @@ class Learner:
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint: the state that none of the parts has."""
-        return {"skipped_in_a_row": self._skipped_in_a_row}
+        return {"skipped_in_a_row": torch.tensor(float(self._skipped_in_a_row))}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """From a checkpoint."""
-        self._skipped_in_a_row.copy_(state["skipped_in_a_row"])
+        self._skipped_in_a_row = int(state["skipped_in_a_row"])
 
     def _prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Prepares a batch for an epoch."""
@@ -128,7 +130,7 @@ class Learner:
         self.buffer.fill(batch_NT, self.algorithm.keys)
 
     def _update(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        steps: list[dict[str, Tensor]] = []
+        steps: list[Step] = []
         target_kl = self.algorithm.options.target_kl
         for epoch in range(self.epochs):
             if epoch > 0 and self.states.refreshes:
@@ -137,7 +139,7 @@ class Learner:
             for minibatch in self.buffer.epoch():
                 self.states.enter(minibatch)
                 steps.append(self._step(minibatch, first=not steps))
-            self._refuse_endless_skipping()
+            self._refuse_endless_skipping(steps[before:])
             if target_kl is not None and self._mean_of(KL_APPROX, steps[before:]) > target_kl:
                 break
         self.algorithm.end_iteration(self._mean_of(KL, steps[before:]))
@@ -145,25 +147,22 @@ class Learner:
         return merged(means(steps), self.states.drift(minibatch), optim)
 
     @staticmethod
-    def _mean_of(metric: str, steps: list[dict[str, Tensor]]) -> float:
-        return world().averaged({metric: means(steps)[metric]})[metric]
+    def _mean_of(metric: str, steps: list[Step]) -> float:
+        read: list[Step] = [{name: step[name] for name in (metric, SKIPPED)} for step in steps]
+        return world().averaged({metric: means(read)[metric]})[metric]
 
-    def _step(self, minibatch: TensorDictBase, first: bool) -> dict[str, Tensor]:
+    def _step(self, minibatch: TensorDictBase, first: bool) -> Step:
         losses, total = self._gradient(minibatch)
-        values = losses.logged()
-        if world().size > 1:
-            values = self._average(losses, total)
+        values: Step = losses.kept() if world().size == 1 else self._average(losses, total)
         # The KL of the first minibatch is zero: the policy is still the one that collected it.
         if self.learning_rate.is_adaptive and not first:
-            self.learning_rate.adapt(float(values[KL]))
-        limit = self.algorithm.options.max_grad_norm
-        norm = nn.utils.clip_grad_norm_(self._vectors, float("inf") if limit is None else limit)
+            self.learning_rate.adapt(float(of_minibatches([values[KL]])))
+        norm = clip_gradients(self._vectors, self.algorithm.options.max_grad_norm)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
-        skipped = ((total + norm) * 0.0 != 0.0).float()
+        skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
         # With found_inf the fused optimizer skips the step, without waiting for the device.
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
-        self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skipped
         return merged(values, {"optim/grad_norm": norm, SKIPPED: skipped})
 
     def _average(self, losses: Losses, total: Tensor) -> dict[str, Tensor]:
@@ -235,11 +234,12 @@ class Learner:
             gradients = {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
             yield Trial(terms, [name for name, gradient in gradients.items() if not gradient.isfinite().all()])
 
-    def _refuse_endless_skipping(self) -> None:
-        skipped = int(self._skipped_in_a_row)
-        if skipped >= self.max_skipped_steps:
+    def _refuse_endless_skipping(self, steps: list[Step]) -> None:
+        for skipped in of_minibatches([step[SKIPPED] for step in steps]).tolist():
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row >= self.max_skipped_steps:
             raise NonFiniteError(
-                f"Training produced NaN or Inf: the last {skipped} gradient steps had a non-finite loss or gradient "
-                "and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped "
-                "observations and rewards."
+                f"Training produced NaN or Inf: the last {self._skipped_in_a_row} gradient steps had a non-finite loss "
+                "or gradient and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or "
+                "clipped observations and rewards."
             )

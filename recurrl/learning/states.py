@@ -85,7 +85,6 @@ class SliceStates:
         if values:
             batch_NT.set(VALUE, torch.cat(values, 1))
 
-    @torch.no_grad()
     def enter(self, slices_SK: TensorDictBase) -> None:
         """Writes the states that sampled slices start from into their first step.
 
@@ -100,7 +99,8 @@ class SliceStates:
             # The preceding slice has the preceding index. First slices of rows are run too, which keeps the shape the
             # same from call to call.
             before_SB = self._slices_SK[(index_S - 1).clamp_min(0)][:, -self._burn_in_len :]
-            _, _, state_SB = self._policy.sequence(*self._policy.inputs(before_SB))
+            with torch.no_grad():
+                _, _, state_SB = self._policy.sequence(*self._policy.inputs(before_SB))
             warmed_S = {key: state[:, -1] for key, state in state_SB.items()}
             self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 

@@ -17,7 +17,8 @@ from torch.distributions import Distribution
 from recurrl.errors import require
 from recurrl.keys import ACTION, LOG_PROB
 from recurrl.losses.advantage import ADVANTAGE, EPISODE_LOSS_STEPS, LOSS_MASK
-from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
+from recurrl.losses.deferred import Deferred, Metrics
+from recurrl.losses.importance import check_one_a_step, clipped_surrogate, kl_from_log_ratio, mean, ratio_metrics
 from recurrl.losses.policy_loss import Losses, add_coefficients
 
 REF_LOG_PROB = "ref_log_prob"
@@ -109,13 +110,12 @@ class GRPOTerms(nn.Module):
         mask = data[LOSS_MASK] if LOSS_MASK in data else torch.ones_like(advantage, dtype=torch.bool)
         weight = self._weight(log_ratio, mask, data)
         gain, outside = clipped_surrogate(log_ratio, advantage, self.clip_epsilon_low, self.clip_epsilon_high)
-        terms, metrics = {"objective": self._aggregated(-gain, weight)}, {}
+        terms = {"objective": self._aggregated(-gain, weight)}
+        metrics = ratio_metrics(log_ratio.detach(), outside, mask)
         if self.entropy_bonus:
             entropy = entropy_of(distribution, self._samples_mc_entropy).unsqueeze(-1)
             terms["entropy"] = self._aggregated(-self.entropy_coeff * entropy, weight)
-            metrics["policy/entropy"] = _mean(entropy, mask)
-        metrics["policy/kl_approx"] = _mean(-log_ratio, mask)
-        metrics["policy/kl"] = _mean(kl_from_log_ratio(log_ratio), mask)
+            metrics["policy/entropy"] = Deferred(mean, (entropy.detach(), mask))
         kls = {}
         if self.kl_to_ref_coeff:
             kls["kl_to_ref"] = kl_from_log_ratio(data[REF_LOG_PROB].view_as(old) - (old + log_ratio))
@@ -123,12 +123,10 @@ class GRPOTerms(nn.Module):
             kls["kl_to_inference"] = kl_from_log_ratio(-log_ratio)
         for name, kl in kls.items():
             terms[name] = self._aggregated(getattr(self, f"{name}_coeff") * kl, weight)
-            metrics[f"policy/{name}"] = _mean(kl, mask)
-        metrics["policy/clip_fraction"] = _mean(outside.to(log_ratio.dtype), mask)
-        metrics["policy/effective_sample_size"] = effective_sample_fraction(log_ratio.detach(), mask)
+            metrics[f"policy/{name}"] = Deferred(mean, (kl.detach(), mask))
         counted = weight.sum()
         of_terms = torch.full_like(counted, len(weight)) if self.aggregation == "prompt_mean" else counted
-        return Losses(terms, metrics, (of_terms, mask.sum().to(counted)))
+        return Losses(terms, Metrics(metrics), (of_terms, mask.sum().to(counted)))
 
     def _weight(self, log_ratio: Tensor, mask: Tensor, data: Mapping[str, Any] | TensorDictBase) -> Tensor:
         """The weight of each step in the terms."""
@@ -162,8 +160,3 @@ def entropy_of(distribution: Distribution, samples: int) -> Tensor:
         drawn = distribution.rsample(shape) if distribution.has_rsample else distribution.sample(shape)
         entropy = -distribution.log_prob(drawn).mean(0)
     return entropy
-
-
-def _mean(value: Tensor, mask: Tensor) -> Tensor:
-    """The mean over unmasked steps, without gradient; zero if there are none."""
-    return torch.where(mask, value.detach(), 0.0).sum() / mask.sum().clamp(min=1)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recurrl.losses.deferred import Deferred
+
 
 def check_one_a_step(log_ratio: Tensor, shape: Sequence[int]) -> None:
     """Rejects a policy that returns several log-probabilities per action, one for each of its parts.
@@ -33,12 +35,12 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, low: Tensor, high: T
     Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation 7; with two bounds, Yu et al. 2025,
     https://arxiv.org/abs/2503.14476.
     """
-    floor, ceiling = (-low).log1p().to(log_ratio), high.log1p().to(log_ratio)
+    now = log_ratio.detach()
+    clipped = now.clamp((-low).log1p(), high.log1p())
+    outside = clipped != now
     # The minimum is clipped from above only where the advantage is positive, and from below where it is negative.
-    is_positive = advantage > 0
-    bounds = torch.where(is_positive, -torch.inf, floor), torch.where(is_positive, ceiling, torch.inf)
-    gain = log_ratio.clamp(*bounds).exp() * advantage
-    return gain, log_ratio.detach().clamp(floor, ceiling) != log_ratio
+    gain = torch.where(outside & (now * advantage > 0), clipped, log_ratio).exp() * advantage
+    return gain, outside
 
 
 def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -49,16 +51,50 @@ def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def effective_sample_fraction(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(Σρ)² / (n Σρ²) over the n ratios: 1 if all are equal, 1/n if one outweighs all others.
+def ratio_metrics(log_ratio: Tensor, outside: Tensor | None = None, mask: Tensor | None = None) -> dict[str, Deferred]:
+    """Metrics of a minibatch's ratios.
+
+    ``kl_approx`` is the mean of −log ρ. ``kl``, the mean of ρ − 1 − log ρ, has less variance and is never negative.
 
     Args:
-        log_ratio: without gradient.
-        mask: of the ratios that count; None for all.
+        log_ratio: ``[B, T, 1]``, without gradient.
+        outside: true where the clipped objective clips; None for other objectives.
+        mask: of the steps that count; None for all.
     """
+    masked = () if mask is None else (mask,)
+    metrics = {"kl_approx": Deferred(_kl_approx, (log_ratio, *masked)), "kl": Deferred(_kl, (log_ratio, *masked))}
+    if outside is not None:
+        metrics["clip_fraction"] = Deferred(_fraction, (outside, log_ratio, *masked))
+    metrics["effective_sample_size"] = Deferred(effective_sample_fraction, (log_ratio, *masked))
+    return {f"policy/{name}": metric for name, metric in metrics.items()}
+
+
+def mean(value_MBT1: Tensor, mask_MBT1: Tensor | None = None) -> Tensor:
+    """The mean ``[M]`` over each minibatch's unmasked steps; zero if there are none."""
+    if mask_MBT1 is None:
+        return value_MBT1.flatten(1).mean(1)
+    return torch.where(mask_MBT1, value_MBT1, 0.0).flatten(1).sum(1) / mask_MBT1.flatten(1).sum(1).clamp(min=1)
+
+
+def _kl_approx(log_ratio: Tensor, *mask: Tensor) -> Tensor:
+    return -mean(log_ratio, *mask)
+
+
+def _kl(log_ratio: Tensor, *mask: Tensor) -> Tensor:
+    return mean(kl_from_log_ratio(log_ratio), *mask)
+
+
+def _fraction(outside: Tensor, log_ratio: Tensor, *mask: Tensor) -> Tensor:
+    return mean(outside.to(log_ratio.dtype), *mask)
+
+
+def effective_sample_fraction(log_ratio_MBT1: Tensor, mask_MBT1: Tensor | None = None) -> Tensor:
+    """(Σρ)² / (n Σρ²) over the n ratios of each minibatch: 1 if all are equal, 1/n if one outweighs all others."""
+    log_ratio = log_ratio_MBT1.flatten(1)
     # Dividing by the largest ratio cancels out, and keeps exponentials from overflowing.
-    weight = (log_ratio - log_ratio.max()).exp()
-    count: int | Tensor = weight.numel()
-    if mask is not None:
-        weight, count = weight.masked_fill(~mask, 0.0), mask.sum()
-    return weight.sum().square() / (weight.square().sum() * count).clamp(min=torch.finfo(weight.dtype).tiny)
+    weight = (log_ratio - log_ratio.amax(1, keepdim=True)).exp()
+    count: int | Tensor = weight.shape[1]
+    if mask_MBT1 is not None:
+        mask = mask_MBT1.flatten(1)
+        weight, count = weight.masked_fill(~mask, 0.0), mask.sum(1)
+    return weight.sum(1).square() / (weight.square().sum(1) * count).clamp(min=torch.finfo(weight.dtype).tiny)

@@ -3,6 +3,7 @@
 Shape legend: S slices, K steps of a slice.
 """
 
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from recurrl.config import ClippedConfig
 from recurrl.errors import require
+from recurrl.losses.deferred import Deferred, Metrics
 from recurrl.policy import Policy
 
 
@@ -20,12 +22,13 @@ class Losses(NamedTuple):
 
     Attributes:
         terms: scalars whose sum is minimised, by name; they are logged as ``loss/<name>``.
-        metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
+        metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``. Those of
+            :class:`~recurrl.losses.deferred.Metrics` may be deferred.
         weights: of this minibatch's terms and of its metrics, where ranks average theirs; None if all steps count.
     """
 
     terms: dict[str, Tensor]
-    metrics: dict[str, Tensor]
+    metrics: Mapping[str, Tensor]
     weights: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -36,7 +39,14 @@ class Losses(NamedTuple):
 
     def logged(self) -> dict[str, Tensor]:
         """Terms and metrics, by the name of their column."""
-        return {**{f"loss/{name}": term.detach() for name, term in self.terms.items()}, **self.metrics}
+        return {**self._columns(), **self.metrics}
+
+    def kept(self) -> dict[str, Tensor | Deferred]:
+        """The same, without computing what is deferred."""
+        return {**self._columns(), **(self.metrics.entries if isinstance(self.metrics, Metrics) else self.metrics)}
+
+    def _columns(self) -> dict[str, Tensor]:
+        return {f"loss/{name}": term.detach() for name, term in self.terms.items()}
 
 
 def add_coefficients(terms: nn.Module, clip_epsilon: float | tuple[float, float], **others: float) -> None:

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from recurrl.keys import ACTION, LOG_PROB, VALUE
 from recurrl.losses.advantage import ADVANTAGE, VALUE_TARGET, standardized
-from recurrl.losses.importance import check_one_a_step, clipped_surrogate, effective_sample_fraction, kl_from_log_ratio
+from recurrl.losses.deferred import Metrics
+from recurrl.losses.importance import check_one_a_step, clipped_surrogate, kl_from_log_ratio, ratio_metrics
 from recurrl.losses.policy_loss import Losses, add_coefficients
 
 DISTANCES = {"l2": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
@@ -94,7 +95,7 @@ class PPOTerms(nn.Module):
             advantage = standardized(advantage)
         log_ratio = (distribution.log_prob(data[ACTION]) - data[LOG_PROB]).unsqueeze(-1)
         check_one_a_step(log_ratio, advantage.shape)
-        objective, clipped = self._objective(log_ratio, advantage)
+        objective, outside = self._objective(log_ratio, advantage)
         kl = {"kl": self.kl_coeff * kl_from_log_ratio(log_ratio).mean()} if self.objective == "kl" else {}
         # With weight zero the entropy is only logged, and needs no backward pass.
         with torch.set_grad_enabled(self._has_entropy_bonus and torch.is_grad_enabled()):
@@ -102,14 +103,14 @@ class PPOTerms(nn.Module):
         critic, of_critic = self._critic(value, data)
         return Losses(
             {"objective": objective, "critic": critic, "entropy": -self.entropy_coeff * entropy, **kl},
-            {"policy/entropy": entropy.detach(), **_diagnostics(log_ratio.detach(), clipped), **of_critic},
+            Metrics({"policy/entropy": entropy.detach(), **ratio_metrics(log_ratio.detach(), outside), **of_critic}),
         )
 
-    def _objective(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _objective(self, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.objective != "clip":
-            return -(log_ratio.exp() * advantage).mean(), {}
+            return -(log_ratio.exp() * advantage).mean(), None
         gain, outside = clipped_surrogate(log_ratio, advantage, self.clip_epsilon_low, self.clip_epsilon_high)
-        return -gain.mean(), {"policy/clip_fraction": outside.to(gain.dtype).mean()}
+        return -gain.mean(), outside
 
     def _critic(self, value: Tensor, data: Mapping[str, Any] | TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         target, limit = data[VALUE_TARGET], self.clip_value
@@ -123,17 +124,3 @@ class PPOTerms(nn.Module):
         )
         fraction = (clipped != moved).to(value.dtype).mean()
         return self.critic_coeff * distance.mean(), {"value/clip_fraction": fraction}
-
-
-@torch.no_grad()
-def _diagnostics(log_ratio: Tensor, clipped: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``kl_approx`` is the mean of −log ρ. ``kl``, the mean of ρ − 1 − log ρ, has less variance and is never negative.
-
-    Schulman 2020, http://joschu.net/blog/kl-approx.html.
-    """
-    return {
-        "policy/kl_approx": -log_ratio.mean(),
-        "policy/kl": kl_from_log_ratio(log_ratio).mean(),
-        **clipped,
-        "policy/effective_sample_size": effective_sample_fraction(log_ratio),
-    }

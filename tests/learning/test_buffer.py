@@ -77,3 +77,12 @@ def test_what_does_not_divide_is_refused() -> None:
         SliceBuffer(OPTIONS, 4, 4).fill(rows_of_episodes([5], 5, 8), ("frame",))
     with pytest.raises(ValueError, match="2 rows of 6 steps cannot be cut into slices of 4 steps"):
         SliceBuffer(OPTIONS, 4, 1).fill(rows_of_episodes([5], 2, 6), ("frame",))
+
+
+def test_an_order_may_leave_out_and_repeat_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = SliceBuffer(OPTIONS, 4, 2)
+    buffer.fill(rows_of_episodes([3], 2, 16), ("frame", "is_init"))
+    monkeypatch.setattr(buffer, "order", lambda: torch.tensor([5, 1, 1, 7]))
+    found = torch.cat(list(buffer.epoch()))
+    assert found["index"][:, 0].tolist() == [5, 1, 1, 7]
+    assert torch.equal(found["frame"] // 4, found["index"])

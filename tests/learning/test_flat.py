@@ -1,10 +1,12 @@
 import copy
 import pickle
 
+import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from recurrl.learning.flat import flattened
+from recurrl.learning.flat import Adam, clip_gradients, flattened
 
 
 def mixed() -> nn.Module:
@@ -47,3 +49,47 @@ def test_copies_do_not_share_the_vector() -> None:
             for parameter in other.parameters():
                 parameter.zero_()
     torch.testing.assert_close(dict(module.named_parameters()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6, None])
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_gradients_are_clipped_as_by_torch(vectors: int, limit: float | None) -> None:
+    torch.manual_seed(0)
+    dtypes = [torch.float32, torch.float64][:vectors]
+    ours, theirs = ([nn.Parameter(torch.zeros(50, dtype=dtype)) for dtype in dtypes] for _ in range(2))
+    for mine, other in zip(ours, theirs, strict=True):
+        mine.grad = torch.randn_like(mine)
+        other.grad = mine.grad.clone()
+    expected = nn.utils.clip_grad_norm_(theirs, torch.inf if limit is None else limit)
+    torch.testing.assert_close(clip_gradients(ours, limit).to(expected), expected)
+    torch.testing.assert_close([mine.grad for mine in ours], [other.grad for other in theirs])
+
+
+def test_our_adam_is_torchs_bit_for_bit_and_takes_its_state() -> None:
+    torch.manual_seed(0)
+    start = torch.randn(300)
+    mine, other = (nn.Parameter(start.clone()) for _ in range(2))
+    optimizers = [Adam([mine], lr=0.1, eps=1e-5), torch.optim.Adam([other], lr=0.1, eps=1e-5, fused=True)]
+    hooked: list[str] = []
+    of_all = register_optimizer_step_pre_hook(lambda optimizer, *_: hooked.append(type(optimizer).__module__))
+    optimizers[0].register_step_pre_hook(lambda *_: hooked.append("before"))
+    optimizers[0].register_step_post_hook(lambda *_: hooked.append("after"))
+    for step in range(6):
+        gradient = torch.randn_like(start)
+        if step == 3:  # what a checkpoint does
+            first, second = (copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers)
+            assert first["state"][0].keys() == second["state"][0].keys()
+            optimizers[0].load_state_dict(second)
+            optimizers[1].load_state_dict(first)
+        for parameter, optimizer in zip((mine, other), optimizers, strict=True):
+            parameter.grad = gradient.clone()
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+            optimizer.found_inf = torch.tensor(float(step in (0, 4)))
+            optimizer.step()
+        assert torch.equal(mine, other)
+        assert torch.equal(mine, start) == (step == 0)
+    states = [next(iter(optimizer.state.values())) for optimizer in optimizers]
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+    assert states[0]["step"] == 4
+    of_all.remove()
+    assert hooked == [Adam.__module__, "before", "after", torch.optim.Adam.__module__] * 6

@@ -45,7 +45,9 @@ class SliceBuffer:
                 f"{rows} rows of {steps} steps cannot be cut into slices of {self.slice_len} steps and minibatches of "
                 f"{self.minibatch_slices} slices."
             )
-        self.slices_SK = batch_NT.select(*keys).reshape(-1, self.slice_len)
+        slices_SK = batch_NT.select(*keys).reshape(-1, self.slice_len)
+        index_S = torch.arange(len(slices_SK), device=slices_SK.device)
+        self.slices_SK = slices_SK.set("index", index_S.unsqueeze(1).expand(slices_SK.batch_size))
 
     def order(self) -> Tensor:
         """The indices of an epoch's slices, in their order."""
@@ -57,10 +59,11 @@ class SliceBuffer:
         They are copies, which may be changed. Their entry ``index`` is the index of each step's slice.
         """
         order_S = self.order()
-        # One gather per epoch; the minibatches are views of it.
-        minibatches = self.slices_SK[order_S].split(self.minibatch_slices)
-        for index, minibatch in zip(order_S.split(self.minibatch_slices), minibatches, strict=True):
-            yield minibatch.set("index", index.unsqueeze(1).expand(minibatch.batch_size))
+        # One gather per epoch; the minibatches are views of it. Indexing the TensorDict takes twice as long.
+        gathered_SK = self.slices_SK.apply(
+            lambda entry_SK: entry_SK.index_select(0, order_S), batch_size=[len(order_S), self.slice_len]
+        )
+        yield from gathered_SK.split(self.minibatch_slices)
 
 
 make = SliceBuffer
