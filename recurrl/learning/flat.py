@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 
 def flattened(module: nn.Module) -> list[nn.Parameter]:
@@ -66,16 +64,9 @@ class Adam(torch.optim.Adam):
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update."""
-        for hook in chain(_global_optimizer_pre_hooks.values(), self._optimizer_step_pre_hooks.values()):
-            hook(self, (), {})
         for group in self.param_groups:
             for vector in group["params"]:
                 self._update(vector, group)
-        for hook in chain(self._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
-            hook(self, (), {})
-
-    # Otherwise torch wraps it to call the hooks, and records it for its profiler.
-    step.hooked = True  # type: ignore[attr-defined]
 
     def _update(self, vector: nn.Parameter, group: dict[str, Any]) -> None:
         state, gradient = self.state[vector], vector.grad
