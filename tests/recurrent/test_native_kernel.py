@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from found import layers_of
-from parity import batch, outputs_and_gradients, resets
+from parity import batch, outputs_and_gradients, relative_errors, resets
 
 from recurrl.recurrent import GRUModule, RecurrentModule, set_recurrent_mode
 from recurrl.recurrent.backends.native import library, loop
@@ -235,6 +235,15 @@ def test_sizes_around_its_tiles_and_panels(cell: str, sizes: tuple[int, int, int
     found, expected = (outputs_and_gradients(each, data) for each in (module, reference))
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-10, msg=name)
+
+
+@pytest.mark.native
+def test_large_memory_of_which_it_asks_for_large_pages() -> None:
+    sizes = (70, 128, 8, 256)
+    module, other = (layers_of("gru", backend, "none", sizes).float() for backend in ("native", "scan"))
+    data = batch(module, resets("random", *sizes[:2]))
+    found, expected = (outputs_and_gradients(each, data) for each in (module, other))
+    assert all(error < 1e-5 for error in relative_errors(found, expected).values())
 
 
 @pytest.mark.native

@@ -16,7 +16,7 @@ from recurrl.recurrent.operators import Layer
 
 _COLUMNS = 4  # A / H, of either cell
 # Fewer multiplications take less time than starting a thread.
-_WORK_OF_A_THREAD = 4 << 20
+_WORK_OF_A_THREAD = 16 << 20
 _WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
 _States = ctypes.c_void_p * 2
 
