@@ -211,6 +211,29 @@ def test_workers_have_the_newest_weights_or_those_asked_for_and_a_killed_one_is_
     assert all_gone("ray::Worker", before)
 
 
+def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_through_a_fault(
+    small: Compose, cluster: Any
+) -> None:
+    before = of_ray("ray::Worker")
+    there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_fault=restart")
+    config = small(*RAY, *there)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    value_everything(policy, 0.0)
+    collector = make_collector(config, policy)
+    staleness = []
+    try:
+        for iteration, batch in enumerate(islice(collector, 8)):
+            staleness.append(collector.metrics()["collect/staleness"])
+            assert staleness[-1] == iteration - batch[VALUE].mean()
+            if iteration == 3:
+                os.kill(min(of_ray("ray::Worker") - before), signal.SIGKILL)
+            value_everything(policy, iteration + 1.0)
+    finally:
+        collector.shutdown()
+    assert 1.0 in staleness[4:], staleness  # half of the rows kept, two updates old, and half of them collected again
+
+
 @pytest.mark.parametrize("by", ["raising", "hanging"])
 def test_an_environment_that_fails_is_named_and_replaced_if_asked(
     by: str, small: Compose, cluster: Any, tmp_path: Path
