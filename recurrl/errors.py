@@ -1,5 +1,8 @@
 """Errors addressed to the user."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ConfigError(ValueError):
     """A request that cannot be honoured. The message says what was asked, why it cannot be, and what to do instead.
@@ -16,6 +19,19 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise ConfigError(message)
+
+
+@contextmanager
+def naming(source: object) -> Iterator[None]:
+    """Puts what a value comes from, such as a file or a key, before the error that it causes.
+
+    Raises:
+        ConfigError: the error.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 class ReplayError(ConfigError):

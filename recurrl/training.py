@@ -27,6 +27,7 @@ from recurrl.collector.episodes import EpisodeStatistics
 from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.collector.rollouts import RolloutCollector
 from recurrl.config import TrainConfig
+from recurrl.errors import naming
 from recurrl.evaluation import Evaluator, random_numbers_restored
 from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.learner import Learner
@@ -188,7 +189,9 @@ def warm_start(config: TrainConfig, policy: Policy, given: Collection[str]) -> f
         ConfigError: there is no such run or recording, or it does not fit.
     """
     if config.init_from is not None:
-        for line in checkpoint.warm_start(policy, Path(config.init_from), "policy.initial_std" in given):
+        with naming(f"init_from={config.init_from}"):
+            lines = checkpoint.warm_start(policy, Path(config.init_from), "policy.initial_std" in given)
+        for line in lines:
             logger.info(line)
     if config.pretrain.folder is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl.checkpoint import files, ranks
-from recurrl.config.keys import differences
+from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError
 from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
@@ -118,6 +118,8 @@ class Checkpoint:
         if changes:
             told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             logger.warning("Unfinished episodes are restarted: %s.", told)
+            if flat(self.settings).get("collector.ahead"):
+                logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != ranks.EPISODES}
         if self.ranks == world().size == 1:
             files.load(self.path, into, self._shaping(settings))

@@ -143,6 +143,9 @@ def _divided_episodes(states: Sequence[State], size: int) -> list[State]:
         shares = _split([{"episodes": state["episodes"], "carrier": state["carrier"]} for state in states], size)
     elif why_not is None and workers % size == 0 and "workers" in states[0]:
         shares = _split([{"workers": state["workers"]} for state in states], size)
+        for ahead in zip(*(state.get("ahead", ()) for state in states), strict=True):
+            for share, rows in zip(shares, _split(ahead, size), strict=True):
+                share.setdefault("ahead", []).append(rows)
     elif why_not is None:
         why_not = f"those of {len(states)} ranks were saved together, and cannot be divided among {size}"
     return [{"why_not": why_not, "restarts": restarts * (i == 0), **share} for i, share in enumerate(shares)]

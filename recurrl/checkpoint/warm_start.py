@@ -51,7 +51,7 @@ def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
     unused = dict.fromkeys(_owner(name) for name in theirs if name not in ours)
     require(
         bool(taken),
-        f"init_from={path}: nothing of {saved.path} fits this run's policy. Layers that differ: "
+        f"nothing of {saved.path} fits this run's policy. Layers that differ: "
         f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(lacking) or 'none'}. Give a run with a "
         "network of the same sizes, or leave init_from out.",
     )
@@ -97,6 +97,6 @@ def _copy(names: list[str], theirs: Mapping[str, Tensor], ours: Mapping[str, Ten
     for name in names:
         require(
             bool(theirs[name].isfinite().all()),
-            f"init_from={path}: {name} holds NaN or Inf. Give an earlier checkpoint, or another run.",
+            f"{name} of {path} holds NaN or Inf. Give an earlier checkpoint, or another run.",
         )
         ours[name].copy_(theirs[name])

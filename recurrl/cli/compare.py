@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.results import results_of, text_of
+from recurrl.cli.results import comparison_table, results_of
 from recurrl.reporting.runs import over_seeds
 
 
@@ -31,4 +31,4 @@ def compare_main() -> None:
         }
         sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     else:
-        sys.stdout.write(text_of(results, "run"))
+        sys.stdout.write(comparison_table(results, "run"))

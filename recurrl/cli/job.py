@@ -77,8 +77,9 @@ def run(
                 if launched_size() > 1:
                     _lead(config, settings, 0 if start is None else start.frames)
                 train(config, run_dir, settings, report, request, start, given, callbacks)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         report.status = "interrupted"
+        logger.info(_stopped_line(stop, report, run_dir))
         raise
     except Exception as error:
         world().failed(error)
@@ -167,6 +168,13 @@ def _record(report: Report, run_dir: Path) -> None:
 
 def _is_completed(run_dir: Path) -> bool:
     return read_summary(run_dir).get("status") == "completed"
+
+
+def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str:
+    at = f"{str(stop) or 'interrupted'} at {report.frames} frames"
+    if report.checkpoint is None:
+        return f"{at}; this run has written no checkpoint to {run_dir}"
+    return f"{at}; last checkpoint: {run_dir / report.checkpoint}; to resume: recurrl-train resume={run_dir}"
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:

@@ -70,7 +70,7 @@ def _overrides(run_dir: Path) -> dict[str, str]:
     return {key.lstrip("+"): value for key, _, value in pairs}
 
 
-def text_of(results: Sequence[Result], heading: str) -> str:
+def comparison_table(results: Sequence[Result], heading: str) -> str:
     """A table of runs with the settings that differ, and one over seeds where there are several."""
     keys = differing(results)
     columns = {key: [result.settings.get(key, "") for result in results] for key in keys}

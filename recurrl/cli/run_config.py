@@ -13,13 +13,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.cli.overrides import given_overrides
-from recurrl.cli.saved_config import check_code, code_named, config_within, naming, saved_config
+from recurrl.cli.saved_config import check_code, code_named, config_within, saved_config
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, typed, value_of
 from recurrl.config.keys import differences
 from recurrl.config.options import check_values
 from recurrl.config.plugins import PRESETS
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, naming
 from recurrl.losses.schedule import annealed
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
@@ -33,7 +33,8 @@ def with_resumed(composed: DictConfig, run_dir: Path) -> tuple[DictConfig, check
     Of a run that begins it is ``composed``, and None.
     """
     resume = value_of(composed, "resume")
-    start = checkpoint.to_resume(resume, run_dir)
+    with naming(f"resume={resume}"):
+        start = checkpoint.to_resume(resume, run_dir)
     if resume == checkpoint.AUTO:
         what = f"resuming from {start.path}" if start else f"{run_dir} holds no checkpoint, starting a new run"
         logger.info("resume=auto: %s", what)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, check_key, flat, key_paths, packaged_keys, paths_of
 from recurrl.config.plugins import EXTRAS, ROOMS, is_own, key_of
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, naming
 from recurrl.runtime.run_directory import (
     CONFIG_FILE,
     CURVE,
@@ -67,15 +66,6 @@ def config_within(settings: Mapping[str, Any], path: Path) -> DictConfig:
         raise ConfigError(
             f"The checkpoint {path} holds no configuration written by a run: {_reason(error)}. Give another checkpoint."
         ) from error
-
-
-@contextmanager
-def naming(source: Path) -> Iterator[None]:
-    """Puts the file that a configuration comes from before the error that it causes."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
 
 
 def code_named(config: DictConfig) -> dict[str, set[str]]:

@@ -21,7 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED
-from recurrl.cli.results import OVERRIDES, configured, jobs_of, text_of
+from recurrl.cli.results import OVERRIDES, comparison_table, configured, jobs_of
 from recurrl.cli.sweep_display import display
 from recurrl.reporting.runs import Result, differing, over_seeds
 from recurrl.runtime.atomic import atomic_write
@@ -96,7 +96,7 @@ def _report(folder: Path) -> None:
     jobs = jobs_of(folder)
     if not jobs:
         return
-    sys.stdout.write(f"\n{text_of(jobs, 'job')}\n")
+    sys.stdout.write(f"\n{comparison_table(jobs, 'job')}\n")
     sys.stdout.flush()
     failed = [job for job in jobs if not job.has_ended_well]
     sys.stderr.write(f"{len(jobs) - len(failed)} of {len(jobs)} jobs completed\n")

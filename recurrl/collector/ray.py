@@ -123,6 +123,7 @@ class RayCollector:
     def __init__(self, options: RayConfig, rollouts: Rollouts) -> None:
         self._options, self._rollouts = options, rollouts
         self._rows: dict[int, Arrays] = {}
+        self._updates: dict[int, int] = {}
         self._actors: dict[int, Any] = {}
         self._calls: defaultdict[int, deque[Call]] = defaultdict(deque)
         self._batches, self._staleness = 0, 0.0
@@ -144,7 +145,9 @@ class RayCollector:
                 while len(calls) + (worker in self._rows) <= self._options.ahead:
                     calls.append(Call(actor.rollout.remote(weights), self._batches))
             taken = {worker: calls.popleft() for worker, calls in self._calls.items() if worker not in self._rows}
-            self._staleness = self._batches - fmean(call.update for call in taken.values())
+            # With those of rows that were kept through a fault, which are older than the ones collected again.
+            self._updates |= {worker: call.update for worker, call in taken.items()}
+            self._staleness = self._batches - fmean(self._updates.values())
             self._wait({worker: call.rows for worker, call in taken.items()}, self._rows)
             self._batches += 1
             yield self._batch()

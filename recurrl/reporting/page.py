@@ -13,7 +13,7 @@ from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
-from recurrl.reporting.runs import Group, Result, grouped, interval_95, text_of
+from recurrl.reporting.runs import Group, Result, grouped, interval_95, settings_line
 from recurrl.returns import interquartile_mean
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
@@ -73,7 +73,7 @@ def _name(run_dir: Path, path: Path) -> str:
 
 def _page(runs: Sequence[Result], title: str) -> str:
     groups = grouped(runs)
-    settings = {run.directory: text_of(group.settings) for group in groups for run in group.runs}
+    settings = {run.directory: settings_line(group.settings) for group in groups for run in group.runs}
     figures = {
         "Evaluation return": _if_several_points(learning_curves(groups, "eval/return_mean")),
         "Return of training, last 100 episodes": learning_curves(groups, "train/return_mean"),

@@ -96,7 +96,7 @@ class Group:
     @property
     def name(self) -> str:
         """Its settings as text."""
-        return text_of(self.settings) or "all runs"
+        return settings_line(self.settings) or "all runs"
 
     def numbers(self, key: str) -> list[float]:
         """The numbers that the runs' summaries have under a key."""
@@ -116,7 +116,7 @@ class Group:
         }
 
 
-def text_of(settings: Mapping[str, str]) -> str:
+def settings_line(settings: Mapping[str, str]) -> str:
     """Settings in a line."""
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 

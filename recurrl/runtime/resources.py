@@ -11,6 +11,8 @@ from recurrl.errors import RunError
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_KEYS = "hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay buffer.folder=..."
+"""Those of the directories that a run writes to."""
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
 """The beginning of torch's plain RuntimeError when memory runs out on the CPU."""
 
@@ -44,14 +46,9 @@ def os_error_message(error: OSError) -> str:
             "resume=auto in the same hydra.run.dir."
         )
     if error.errno in _FORBIDDEN:
-        return (
-            f"Permission denied by the operating system: {reason}{where}. Give a writable directory with "
-            "hydra.run.dir=..."
-        )
+        return f"Permission denied by the operating system: {reason}{where}. Give a writable directory with {_KEYS}"
     if error.errno in _IN_THE_WAY:
-        return (
-            f"Something is in the way: {reason}{where}. Move it away, or give another directory with hydra.run.dir=..."
-        )
+        return f"Something is in the way: {reason}{where}. Move it away, or give another directory with {_KEYS}"
     return f"The operating system reports {type(error).__name__}: {reason}{where}. HYDRA_FULL_ERROR=1 shows where."
 
 

@@ -37,6 +37,20 @@ def test_policies_that_are_no_longer_the_same_are_not_saved(small):
     assert nothing == []
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_rows_that_workers_are_ahead_are_divided_with_the_workers(size):
+    def of_a_rank(workers: list[int]) -> dict[str, object]:
+        ahead = [[(f"row {depth} of {worker}", depth) for worker in workers] for depth in (1, 2)]
+        episodes = {"why_not": None, "workers": [f"worker {each}" for each in workers], "ahead": ahead}
+        return {"reward_scaler": {"discounted_return": torch.zeros(2)}, "collector_state": episodes}
+
+    shares = ranks.divided([of_a_rank([0, 1]), of_a_rank([2, 3])], size, Path("frames_000000000096"))
+    for rank, share in enumerate(shares):
+        workers = list(range(4))[rank * 4 // size : (rank + 1) * 4 // size]
+        expected = of_a_rank(workers)["collector_state"]
+        assert share["collector_state"] == {**expected, "restarts": 0}
+
+
 def test_environments_that_do_not_divide_among_the_ranks_are_refused(small):
     scaler = {"reward_scaler": {"discounted_return": torch.zeros(4)}}
     with pytest.raises(ConfigError, match="is of 8 environments, which do not divide among 3 ranks"):

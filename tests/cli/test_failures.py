@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import gymnasium
@@ -9,12 +10,24 @@ import pytest
 from run_files import SUMMARY_KEYS, metrics, summary
 
 from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.config.keys import keys_of
+from recurrl.config.plugins import ROOMS, packaged
 from recurrl.learning.learner import Learner
 
 REFUSAL = (
     "recompute=full is not possible with backend=pad, whose fused kernels manage their own backward workspace. "
     "Choose backend=scan, or recompute=none."
 )
+
+PATHS = {
+    "resume": (),
+    "init_from": (),
+    "pretrain.folder": (),
+    "buffer.folder": ("buffer=replay",),
+    "hydra.run.dir": (),
+    "hydra.sweep.dir": ("-m",),
+}
+"""The keys that take a path, with what they need."""
 
 
 def fails_in_iteration(monkeypatch, number: int, error: BaseException) -> None:
@@ -35,6 +48,23 @@ def test_a_refused_run_prints_one_error_message(train):
     outcome = train("recompute=full", "backend=pad")
     assert outcome.code == 1
     assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
+
+
+def test_the_keys_that_take_a_path_are_known():
+    of_groups = (keys_of(options, f"{group}.") for group in ROOMS for options in packaged(group).values())
+    keys = (each for some in (keys_of(), *of_groups) for each in some)
+    takes_a_path = re.compile(r"\b(a folder of|this folder|a run directory)\b")
+    found = {key for key, _, meaning in keys if takes_a_path.search(meaning.text)}
+    assert found == {key for key in PATHS if not key.startswith("hydra.")}
+
+
+@pytest.mark.parametrize("path", ["file", "file/within"])
+@pytest.mark.parametrize("key", PATHS)
+def test_a_path_that_cannot_be_used_is_refused_with_its_key(train, tiny, tmp_path, key, path):
+    (tmp_path / "file").touch()
+    outcome = train(*PATHS[key], *tiny, f"{key}={path}")
+    assert outcome.code == 1
+    assert f"{key}=" in outcome.error, outcome.err
 
 
 @pytest.mark.slow

@@ -28,6 +28,10 @@ def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summa
     assert (found["status"], found["frames"], found["error"]) == ("interrupted", 32, None)
     assert found["checkpoint"] == "checkpoints/frames_000000000032"
     assert (run / "learning_curve.png").exists()
+    assert outcome.out.splitlines()[-1].endswith(
+        f"interrupted by {number.name} at 32 frames; last checkpoint: {run / found['checkpoint']}; to resume: "
+        f"recurrl-train resume={run}"
+    )
 
 
 def test_a_second_signal_ends_the_run_at_once(train, tiny, tmp_path, signalled):
@@ -36,6 +40,9 @@ def test_a_second_signal_ends_the_run_at_once(train, tiny, tmp_path, signalled):
     assert outcome.code == 143
     found = summary(tmp_path / "run")
     assert (found["status"], found["frames"], found["checkpoint"]) == ("interrupted", 0, None)
+    assert outcome.out.splitlines()[-1].endswith(
+        f"interrupted by SIGTERM at 0 frames; this run has written no checkpoint to {tmp_path / 'run'}"
+    )
 
 
 def test_a_run_with_resume_auto_starts_from_scratch_once_and_then_resumes(train, tiny, tmp_path, signalled):

@@ -256,26 +256,26 @@ def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
 
 def test_going_on_from_what_does_not_exist_is_refused(refused):
     assert refused("resume=nowhere") == (
-        "nowhere does not exist. Give a run directory (it holds config.yaml and checkpoints/), or one of its "
-        "checkpoints."
+        "resume=nowhere: nowhere does not exist. Give a run directory (it holds config.yaml and checkpoints/), or one "
+        "of its checkpoints."
     )
 
 
 def test_going_on_from_a_name_that_looks_like_a_number_is_refused(refused):
-    assert refused("resume=3").startswith("3 does not exist. Give a run directory")
+    assert refused("resume=3").startswith("resume=3: 3 does not exist. Give a run directory")
 
 
 def test_going_on_from_a_folder_that_is_no_run_is_refused(refused, tmp_path):
     assert refused(f"resume={tmp_path}").startswith(
-        f"{tmp_path} is neither a run directory nor a checkpoint in one. Give a run directory"
+        f"resume={tmp_path}: {tmp_path} is neither a run directory nor a checkpoint in one. Give a run directory"
     )
 
 
 def test_going_on_from_a_run_without_a_checkpoint_is_refused(refused, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     assert refused(f"resume={run}") == (
-        f"{run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one without "
-        "it."
+        f"resume={run}: {run} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a "
+        "new one without it."
     )
 
 

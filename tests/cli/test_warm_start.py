@@ -154,7 +154,8 @@ def test_a_path_that_is_not_a_run_is_rejected_with_what_was_looked_for(train, ti
     for path, why in (("nowhere", "does not exist"), ("empty", "is neither a run directory nor a checkpoint in one")):
         outcome = train(*tiny, f"init_from={path}")
         assert outcome.error == (
-            f"{path} {why}. Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
+            f"init_from={path}: {path} {why}. Give a run directory (it holds config.yaml and checkpoints/), or one of "
+            "its checkpoints."
         )
     assert not (tmp_path / "outputs").exists() or not list((tmp_path / "outputs").glob("*/*"))
 

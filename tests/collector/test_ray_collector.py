@@ -169,6 +169,16 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead: int, cluster: Any, s
     assert frames == list(range(32, 8_001, 32))
 
 
+def test_a_run_that_is_resumed_with_another_collector_says_that_rows_collected_ahead_are_dropped(
+    recurrl_train: Make, tiny: list[str], tmp_path: Path
+) -> None:
+    ahead = recurrl_train(*tiny, "collector=ray", "collector.ahead=1", "hydra.run.dir=run", cwd=tmp_path)
+    assert ahead.code == 0, ahead.err
+    resumed = recurrl_train("resume=run", "collector=single", "total_frames=96", cwd=tmp_path)
+    assert resumed.code == 0, resumed.err
+    assert "The rows that workers had collected ahead are dropped." in resumed.out
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_path: Path) -> None:
     before = of_ray()
@@ -209,6 +219,29 @@ def test_workers_have_the_newest_weights_or_those_asked_for_and_a_killed_one_is_
     finally:
         collector.shutdown()
     assert all_gone("ray::Worker", before)
+
+
+def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_through_a_fault(
+    small: Compose, cluster: Any
+) -> None:
+    before = of_ray("ray::Worker")
+    there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_fault=restart")
+    config = small(*RAY, *there)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    value_everything(policy, 0.0)
+    collector = make_collector(config, policy)
+    staleness = []
+    try:
+        for iteration, batch in enumerate(islice(collector, 8)):
+            staleness.append(collector.metrics()["collect/staleness"])
+            assert staleness[-1] == iteration - batch[VALUE].mean()
+            if iteration == 3:
+                os.kill(min(of_ray("ray::Worker") - before), signal.SIGKILL)
+            value_everything(policy, iteration + 1.0)
+    finally:
+        collector.shutdown()
+    assert 1.0 in staleness[4:], staleness  # half of the rows kept, two updates old, and half of them collected again
 
 
 @pytest.mark.parametrize("by", ["raising", "hanging"])
