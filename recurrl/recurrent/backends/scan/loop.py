@@ -2,6 +2,8 @@
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), N segments, R rows of memory (N + P: the initial states, then
 those after each packed step), H hidden size, O output size, G gate rows, A columns that memory is kept for.
+
+In memory the split gates come first, in weights last: ``roll`` turns one order into the other.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor
         torch.mm(x_PI, w_ih.t(), out=gates_PA[:, layer.inputs])
     else:
         torch.addmm(b_ih, x_PI, w_ih.t(), out=gates_PA[:, layer.inputs])
-        gates_PA[:, : len(b_hh)] += _split_first(b_hh, split)
+        gates_PA[:, : len(b_hh)] += b_hh.roll(split, 0)
     memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in stored]
     states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
     gates_of, produced_of = (gates.split_with_sizes(sizes) for gates in gates_PA.tensor_split([projection], 1))
     recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
-    w_hh_t = _split_first(w_hh, split).t()
+    w_hh_t = w_hh.roll(split, 0).t()
     for t, size in enumerate(sizes):
         before, after = [state[t][:size] for state in states_of], [state[t + 1] for state in states_of]
         recurrent_of[t].addmm_(before[0], w_hh_t)
@@ -56,7 +58,7 @@ def backward(
     """As :meth:`~recurrl.recurrent.operators.Loop.backward`."""
     _, cell, (w_ih, w_hh, b_ih, _, w_hr), segments, stored = layer
     packing, sizes = segments.packing, segments.packing.batch_sizes
-    count, w_hh = sizes[0], _split_first(w_hh, layer.split)
+    count, w_hh = sizes[0], w_hh.roll(layer.split, 0)
     after_PX = [state.flatten(0, 1) for state in states]
     before_PX = [
         torch.cat((packing.at_starts(initial), state)).index_select(0, packing.before_P)
@@ -93,19 +95,10 @@ def backward(
     if len(grad_x):
         grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_input_PG @ w_ih)
     torch.mm(grad_input_PG.t(), x_BTI.flatten(0, 1).index_select(0, packing.positions_P), out=grad_w_ih)
-    grad_w_hh.copy_(_split_last(grad_PA[:, :rows].t() @ before_PX[0], split))
+    grad_w_hh.copy_((grad_PA[:, :rows].t() @ before_PX[0]).roll(-split, 0))
     if b_ih is not None:
         grad_bias_A = grad_PA.sum(0)
         grad_b_ih.copy_(grad_bias_A[layer.inputs])
-        grad_b_hh.copy_(_split_last(grad_bias_A[:rows], split))
+        grad_b_hh.copy_(grad_bias_A[:rows].roll(-split, 0))
     if w_hr is not None:
         torch.mm(grads_RO[count:].t(), produced_PH, out=grad_w_hr)
-
-
-def _split_first(rows_GX: Tensor, split: int) -> Tensor:
-    """The rows of a recurrent weight in the cell's memory order: split gates first."""
-    return torch.cat((rows_GX[-split:], rows_GX[:-split])) if split else rows_GX
-
-
-def _split_last(rows_GX: Tensor, split: int) -> Tensor:
-    return torch.cat((rows_GX[split:], rows_GX[:split])) if split else rows_GX
