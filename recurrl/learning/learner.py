@@ -1,6 +1,5 @@
 """Updates the policy from one batch: advantages, epochs of minibatches, loss, gradient step."""
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,11 +8,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from recurrl.algorithms.algorithm import KL, KL_APPROX, Algorithm, check_losses
-from recurrl.errors import ConfigError, NonFiniteError, require
+from recurrl.algorithms.algorithm import KL, KL_APPROX, Algorithm
+from recurrl.errors import NonFiniteError, require
 from recurrl.keys import OBSERVATION
-from recurrl.learning.compiling import Loss, compiled
-from recurrl.learning.flat import clip_gradients
+from recurrl.learning.flat import Adam, clip_gradients
+from recurrl.learning.gradient import Gradient
 from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.metrics import SKIPPED, Step, means, merged
 from recurrl.learning.reward_scale import RewardScaler
@@ -49,8 +48,6 @@ class Learner:
         max_skipped_steps: consecutive gradient steps that may be non-finite.
         compiles: compile the loss.
         rows: those of the last iteration, as prepared for learning; None before it.
-        compile_time_s: seconds of the first gradient, nearly all of them the compiler's; None before it, and if
-            nothing is compiled.
     """
 
     policy: Policy
@@ -58,19 +55,16 @@ class Learner:
     buffer: Any
     states: SliceStates
     reward_scaler: RewardScaler
-    optimizer: torch.optim.Optimizer
+    optimizer: Adam
     learning_rate: LearningRate
     epochs: int
     max_skipped_steps: int
     compiles: bool = False
     rows: TensorDictBase | None = field(default=None, init=False)
-    compile_time_s: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        loss = self.algorithm.loss
-        self._loss: Loss = compiled(loss) if self.compiles else loss
         self._vectors = [vector for group in self.optimizer.param_groups for vector in group["params"]]
-        self._names: set[str] | None = None
+        self._gradient = Gradient(self.algorithm, self._vectors, self.compiles)
         self._skipped_in_a_row = 0
 
     def learn(self, batch_NT: TensorDictBase, progress: float) -> dict[str, float]:
@@ -101,6 +95,11 @@ class Learner:
         # Not earlier: rollout and update must normalise observations alike.
         self.policy.observe(observed)
         return world().averaged(merged(norms, prepared, metrics))
+
+    @property
+    def compile_time_s(self) -> float | None:
+        """Seconds of compiling; None before that, and if nothing is compiled."""
+        return self._gradient.compile_time_s
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint: the state that none of the parts has."""
@@ -152,7 +151,7 @@ class Learner:
         return world().averaged({metric: means(read)[metric]})[metric]
 
     def _step(self, minibatch: TensorDictBase, first: bool) -> Step:
-        losses, total = self._gradient(minibatch)
+        losses, total = self._gradient(minibatch, first)
         values: Step = losses.kept() if world().size == 1 else self._average(losses, total)
         # The KL of the first minibatch is zero: the policy is still the one that collected it.
         if self.learning_rate.is_adaptive and not first:
@@ -160,9 +159,7 @@ class Learner:
         norm = clip_gradients(self._vectors, self.algorithm.options.max_grad_norm)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
-        # With found_inf the fused optimizer skips the step, without waiting for the device.
-        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
-        self.optimizer.step()
+        self.optimizer.update(skipped)
         return merged(values, {"optim/grad_norm": norm, SKIPPED: skipped})
 
     def _average(self, losses: Losses, total: Tensor) -> dict[str, Tensor]:
@@ -186,39 +183,6 @@ class Learner:
             values[KL] = world().gathered(values[KL]).mean()
         return values
 
-    def _gradient(self, minibatch: TensorDictBase) -> tuple[Losses, Tensor]:
-        """The losses of a minibatch and their total, whose gradient is then in the parameters' ``grad``."""
-        began = time.perf_counter()
-        losses = self._losses(minibatch)
-        for vector in self._vectors:
-            vector.grad.zero_()
-        total = losses.total
-        total.backward()
-        if self.compiles and self.compile_time_s is None:
-            self.compile_time_s = time.perf_counter() - began
-        return losses, total.detach()
-
-    def _losses(self, minibatch: TensorDictBase) -> Losses:
-        """The losses of a minibatch; those of the first one are checked, and later ones must have the same names."""
-        name = self.algorithm.options.name
-        try:
-            losses: Losses = self._loss(minibatch)
-        except KeyError as error:
-            raise ConfigError(
-                f"The loss of algorithm={name} failed with KeyError: {error}. If it is an entry of the minibatch, name "
-                "it in the algorithm's keys, or in the reads of its terms."
-            ) from error
-        names = {*losses.terms, *losses.metrics}
-        if self._names is None:
-            check_losses(losses, name)
-            self._names = names
-        require(
-            names == self._names,
-            f"The loss of algorithm={name} returns {sorted(names ^ self._names)} for some minibatches only. Return the "
-            "same terms and metrics for each.",
-        )
-        return losses
-
     def trial(self, batch_NT: TensorDictBase) -> Iterator[Trial]:
         """Evaluates the losses and gradients of an epoch, without gradient steps.
 
@@ -229,7 +193,7 @@ class Learner:
         self._fill(batch_NT)
         for minibatch in self.buffer.epoch():
             self.states.enter(minibatch)
-            losses, _ = self._gradient(minibatch)
+            losses, _ = self._gradient.compute(minibatch)
             terms = {f"loss/{name}": float(term.detach()) for name, term in losses.terms.items()}
             gradients = {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
             yield Trial(terms, [name for name, gradient in gradients.items() if not gradient.isfinite().all()])

@@ -43,7 +43,12 @@ class Losses(NamedTuple):
 
     def kept(self) -> dict[str, Tensor | Deferred]:
         """The same, without computing what is deferred."""
-        return {**self._columns(), **(self.metrics.entries if isinstance(self.metrics, Metrics) else self.metrics)}
+        return {**self._columns(), **self.entries}
+
+    @property
+    def entries(self) -> Mapping[str, Tensor | Deferred]:
+        """The metrics, without computing what is deferred."""
+        return self.metrics.entries if isinstance(self.metrics, Metrics) else self.metrics
 
     def _columns(self) -> dict[str, Tensor]:
         return {f"loss/{name}": term.detach() for name, term in self.terms.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -200,8 +201,14 @@ def _log_slope_of_tanh(x: Tensor) -> Tensor:
 
 def _quadrature(like: Tensor) -> tuple[Tensor, Tensor]:
     """Points and weights for expectations under the standard normal distribution."""
-    points, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
+    points, weights = _hermite()
     return like.new_tensor(points), like.new_tensor(weights / math.sqrt(2 * math.pi))
+
+
+# Finding the points takes a millisecond.
+@cache
+def _hermite() -> tuple[Any, Any]:
+    return np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
 
 
 class Joint(Distribution):

@@ -15,7 +15,7 @@ def as_function(module: nn.Module) -> Callable[..., Any]:
     ``Module.__call__`` takes as long as a small module's own computation. A module with hooks is called as it is; one
     with a method ``as_function`` gives its own.
     """
-    if _has_hooks(module):
+    if has_hooks(module):
         return module
     own: Any = getattr(module, "as_function", None)
     if own is not None:
@@ -33,7 +33,7 @@ def as_function(module: nn.Module) -> Callable[..., Any]:
 def chain(modules: Iterable[nn.Module]) -> Callable[[Any], Any]:
     """A function that calls the modules one after the other, each on the output of the one before."""
     # Not those that return their input.
-    calls = [as_function(module) for module in modules if type(module) is not nn.Identity or _has_hooks(module)]
+    calls = [as_function(module) for module in modules if type(module) is not nn.Identity or has_hooks(module)]
 
     def run(value: Any) -> Any:
         for call in calls:
@@ -43,7 +43,7 @@ def chain(modules: Iterable[nn.Module]) -> Callable[[Any], Any]:
     return run
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """True for hooks, and for whatever else makes a call differ from the class's ``forward``."""
     own = (
         module._forward_pre_hooks,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from recurrl.recurrent.cell import States, Weights
 from recurrl.recurrent.cells import make_cell
@@ -150,6 +151,12 @@ for _name, _run, _shapes in (("layer_forward", forward, _outputs), ("layer_backw
     _operators.impl(_name, _operator(_run), "CompositeExplicitAutograd")
     torch.library.register_fake(f"recurrl::{_name}", _operator(_shapes))
 
+WITHOUT_DISPATCH: dict[Any, Callable[..., list[Tensor]]] = {
+    torch.ops.recurrl.layer_forward.default: _operator(forward),
+    torch.ops.recurrl.layer_backward.default: _operator(backward),
+}
+"""What an operator calls, by the operator."""
+
 
 def layer(
     backend: str,
@@ -180,10 +187,15 @@ def layer(
     return found[len(stored)], tuple(found[: len(stored)])
 
 
+def _is_traced(cell: Any) -> bool:
+    """True where the layer must be one operation: for the compiler, or for a ``TorchDispatchMode`` to see it."""
+    return torch.compiler.is_compiling() or (cell.TORCH is not None and _get_current_dispatch_mode() is not None)
+
+
 def _forward(
     backend: str, cell: Any, weights: Any, starts_BT: Tensor, stored: list[Tensor], *others: Any
 ) -> list[Tensor]:
-    if not torch.compiler.is_compiling():
+    if not _is_traced(cell):
         return forward(Layer(backend, cell, weights, Segments(starts_BT), stored), *others)
     operator = torch.ops.recurrl.layer_forward.default
     found: list[Tensor] = operator(backend, cell.name, weights, starts_BT, stored, *others)
@@ -227,7 +239,7 @@ class _Differentiable(torch.autograd.Function):
             kept = _forward(ctx.backend, ctx.cell, weights, starts_BT, stored, x_BTI, True)[count:]
         wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
         others = (x_BTI, wants_x, wants_stored, list(grads), kept[:-1], kept[-1])
-        if torch.compiler.is_compiling():
+        if _is_traced(ctx.cell):
             operator = torch.ops.recurrl.layer_backward.default
             found = operator(ctx.backend, ctx.cell.name, weights, starts_BT, stored, *others)
         else:

@@ -30,7 +30,7 @@ from recurrl.config.keys import keys_of
 from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, names, options_class, values
 from recurrl.errors import ConfigError
-from recurrl.learning import learner
+from recurrl.learning import gradient
 from recurrl.runtime import time_limit
 from recurrl.runtime.report import Report
 from recurrl.runtime.signals import StopRequest
@@ -191,11 +191,11 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
             loop, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
         )
 
-    def compiled(loss: Any, device: Any) -> Any:
+    def compiled(loss: Any) -> Any:
         seen["compiled"] = True
         return loss
 
-    patch.setattr(learner, "compiled", compiled)
+    patch.setattr(gradient, "compiled", compiled)
     patch.setattr(loop, "plot_learning_curve", lambda *_: None)
     patch.setattr(loop, "start_up_spared", nullcontext)
     patch.setattr(os, "fsync", lambda _: None)

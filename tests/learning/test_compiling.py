@@ -54,7 +54,7 @@ def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
 
 
 def outputs_and_gradients(learner: Learner, minibatch: TensorDictBase) -> tuple[dict[str, float], dict[str, Tensor]]:
-    losses, _ = learner._gradient(minibatch)
+    losses, _ = learner._gradient.compute(minibatch)
     gradients = {name: p.grad.clone() for name, p in learner.policy.named_parameters() if p.grad is not None}
     return {name: float(value.detach()) for name, value in losses.logged().items()}, gradients
 

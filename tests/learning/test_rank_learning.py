@@ -40,7 +40,13 @@ def learnt(learner: Learner, batches: list[TensorDictBase], order: Any) -> dict[
     """What becomes of a learner after two iterations, and its gradients as clipped."""
     learner.buffer.order = order
     gradients: list[torch.Tensor] = []
-    learner.optimizer.register_step_pre_hook(lambda *_: gradients.append(learner._vectors[0].grad.clone()))
+    update = learner.optimizer.update
+
+    def noting(skipped: torch.Tensor) -> None:
+        gradients.append(learner._vectors[0].grad.clone())
+        update(skipped)
+
+    learner.optimizer.update = noting
     metrics = [learner.learn(batch.clone(), progress=0.1 * number) for number, batch in enumerate(batches)]
     state = {name: value.clone() for name, value in learner.policy.state_dict().items()}
     scaler = learner.reward_scaler.state_dict()
@@ -104,13 +110,13 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small: Compose,
         before = _parameters(learner)
         gradient = learner._gradient
 
-        def broken(minibatch: TensorDictBase) -> Any:
-            losses, total = gradient(minibatch)
+        def broken(minibatch: TensorDictBase, first: bool) -> Any:
+            losses, total = gradient(minibatch, first)
             if world().rank == 1 and where == "gradient":
                 learner._vectors[0].grad[3] = torch.nan
             return losses, total * (torch.inf if world().rank == 1 and where == "loss" else 1.0)
 
-        learner._gradient = broken  # type: ignore[method-assign]
+        learner._gradient = broken  # type: ignore[assignment]
         metrics = learner.learn(batch, 0.0)
         collector.shutdown()
         return metrics["optim/skipped_steps"], before, _parameters(learner)

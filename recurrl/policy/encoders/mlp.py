@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torchrl.data import Categorical, TensorSpec
 
 from recurrl.config import MLPConfig
@@ -70,6 +69,10 @@ class OneHot(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """One at each observed index, zero elsewhere, ``[B, sum(sizes)]``."""
-        indices = observation.long().reshape(-1, len(self.sizes)).unbind(-1)
-        vectors = [functional.one_hot(index, size) for index, size in zip(indices, self.sizes, strict=True)]
-        return torch.cat(vectors, -1).to(torch.get_default_dtype())
+        indices = observation.long().reshape(-1, len(self.sizes)).split(1, -1)
+        # torch's one_hot first reads the indices from the device, to check them.
+        vectors = [
+            torch.zeros(index.shape[0], size, device=index.device).scatter_(-1, index, 1.0)
+            for index, size in zip(indices, self.sizes, strict=True)
+        ]
+        return torch.cat(vectors, -1)

@@ -64,19 +64,19 @@ enum {
 /* A layer's memory. Values [rows, steps, ...] are contiguous except the stored states; what is not wanted is NULL. */
 typedef struct {
     long rows, steps, inputs, hidden;
+    long stored_row, stored_step;                 /* strides of stored */
     const real *x;                                /* [rows, steps, inputs] */
     const real *w_ih, *w_hh, *b_ih, *b_hh;        /* [gates * hidden, inputs or hidden], [gates * hidden] */
     const unsigned char *starts;                  /* [rows, steps], 1 where the stored state enters */
     const real *stored[STATES];
-    long stored_row, stored_step;                 /* their strides */
     real *states[STATES];                         /* after each step */
-    real *ends[STATES];                           /* at the last step of a segment, zero elsewhere */
     real *gates;                                  /* [rows, steps, memory * hidden]: what backward reads */
+    real *ends[STATES];                           /* at the last step of a segment, zero elsewhere */
     const real *grad_output;
     const real *grad_ends[STATES];
     real *grad_x;
-    real *grad_stored[STATES];                    /* zero except at starts */
     real *grad_w_ih, *grad_w_hh, *grad_b_ih, *grad_b_hh;
+    real *grad_stored[STATES];                    /* zero except at starts */
     /* Set here. */
     const real *packed[2];                        /* weights: forwards in one; backwards of the state, of the input */
     real *sums;                                   /* gradients of the weights, of this thread's rows */
