@@ -146,7 +146,7 @@ class TrainConfig:
         "torch's threads; null: torch's default. Small networks are fastest with one", WORKERS
     )
     compile: bool = option(
-        "torch.compile the loss: ten seconds or more before the first update, then faster ones of cells without a kernel"
+        "torch.compile the loss: ten seconds or more before the first update, then faster for cells without a kernel"
     )
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
     schedule_frames: int | None = option(
