@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +286,34 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell: str, recomput
     first, second = (torch.autograd.grad(loss, list(module.parameters()), retain_graph=True) for _ in range(2))
     for before, after in zip(first, second, strict=True):
         assert torch.equal(before, after)
+
+
+GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of a sum": lambda g: g[:1, :1, :1].expand_as(g),
+    "one for all features of a step": lambda g: g[:, :, :1].expand_as(g),
+    "the same for all rows": lambda g: g[:1].expand_as(g),
+    "the same at all steps": lambda g: g[:, :1].expand_as(g),
+    "half of the features of a larger one": lambda g: torch.cat((g, g), 2)[:, :, : g.shape[2]],
+    "steps first": lambda g: g.transpose(0, 1).contiguous().transpose(0, 1),
+    "features first": lambda g: g.transpose(1, 2).contiguous().transpose(1, 2),
+    "every other step": lambda g: g.repeat_interleave(2, 1)[:, ::2],
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("layout", GRADIENTS.values(), ids=GRADIENTS.keys())
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_gradients_of_any_layout_give_the_same(cell: str, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    module = layers_of(cell, "native", "none", (3, 7, 4, 19))
+    data = batch(module, resets("random", 3, 7))
+    with set_recurrent_mode(True):
+        output = module(data)["y"]
+    given = layout(torch.randn_like(output))
+    found = [
+        torch.autograd.grad(output, list(module.parameters()), gradient, retain_graph=True)
+        for gradient in (given, given.contiguous())
+    ]
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.native

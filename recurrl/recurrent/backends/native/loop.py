@@ -29,7 +29,8 @@ class _Layer(ctypes.Structure):
     """The kernel's ``Layer``."""
 
     _fields_ = (
-        *((name, ctypes.c_long) for name in ("rows", "steps", "inputs", "hidden", "stored_row", "stored_step")),
+        *((name, ctypes.c_long) for name in ("rows", "steps", "inputs", "hidden")),
+        *((name, ctypes.c_long) for name in ("stored_row", "stored_step", "grad_row", "grad_step")),
         *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts")),
         *(field for name in ("stored", "states") for field in _pair(name)),
         ("gates", ctypes.c_void_p),
@@ -46,7 +47,7 @@ class _Layer(ctypes.Structure):
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    _run("forward", layer, x_BTI, states, gates_PA, *_two(ends))
+    _run("forward", layer, x_BTI, states, gates_PA, (0, 0), *_two(ends))
 
 
 def backward(
@@ -58,13 +59,29 @@ def backward(
     grads: list[Tensor],
 ) -> None:
     """As :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    grad_output, *grad_ends = [None if grad is None else grad.contiguous() for grad in incoming]
-    outgoing = *grads[: 1 + len(_WEIGHTS)], *_two(grads[-len(states) :])
-    _run("backward", layer, x_BTI, states, gates_PA, None, None, grad_output, *_two(grad_ends), *outgoing)
+    grad_output = None if incoming[0] is None else _with_rows(incoming[0])
+    grad_ends = [None if grad is None else grad.contiguous() for grad in incoming[1:]]
+    strides = (0, 0) if grad_output is None else grad_output.stride()[:2]
+    given = None, None, grad_output, *_two(grad_ends), *grads[: 1 + len(_WEIGHTS)], *_two(grads[-len(states) :])
+    _run("backward", layer, x_BTI, states, gates_PA, strides, *given)
+
+
+def _with_rows(grad_BTH: Tensor) -> Tensor:
+    """The same with the features of a step side by side, without copying rows or steps that are all alike."""
+    if grad_BTH.stride(2) == 1:
+        return grad_BTH
+    different = tuple(slice(1 if stride == 0 else None) for stride in grad_BTH.stride()[:2])
+    return grad_BTH[different].contiguous().expand_as(grad_BTH)
 
 
 def _run(
-    direction: str, layer: Layer, x_BTI: Tensor, states: list[Tensor], gates_PA: Tensor, *memory: Tensor | None
+    direction: str,
+    layer: Layer,
+    x_BTI: Tensor,
+    states: list[Tensor],
+    gates_PA: Tensor,
+    grad_strides: tuple[int, ...],
+    *memory: Tensor | None,
 ) -> None:
     """Runs the kernel forwards or backwards on a layer's memory.
 
@@ -74,6 +91,7 @@ def _run(
         x_BTI: its input.
         states: after every step.
         gates_PA: of every step.
+        grad_strides: of the output's gradient, by row and step.
         memory: what follows ``gates`` in the kernel's ``Layer``.
 
     Raises:
@@ -97,7 +115,7 @@ def _run(
     starts_BT = layer.segments.starts_BT.bool().contiguous()
     given = (*read, starts_BT, *_two(stored), *_two(states), gates_PA, *memory)
     pointers = [None if each is None else each.data_ptr() for each in given]
-    kernel_layer = _Layer(rows, steps, inputs, hidden, *stored[0].stride()[:2], *pointers)
+    kernel_layer = _Layer(rows, steps, inputs, hidden, *stored[0].stride()[:2], *grad_strides, *pointers)
     work = rows * steps * _COLUMNS * hidden * (inputs + hidden)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_OF_A_THREAD))
     kernel = library.kernel(dtype)
