@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class Gradient:
         self._names: set[str] | None = None
         self.compile_time_s: float | None = None
         self._recording: Recording | None = None
+        self._form: _Form | None = None
         self._is_checked = False
         self._is_recorded = not compiles
 
@@ -68,6 +70,7 @@ class Gradient:
             return self.compute(minibatch)
         if first or not self._is_checked:
             return self._check(minibatch, inputs)
+        assert self._form is not None
         return self._form.filled(self._recording(inputs))
 
     def compute(self, minibatch: TensorDictBase) -> tuple[Losses, Tensor]:
@@ -189,7 +192,8 @@ def _refusal(loss: Any) -> str | None:
             if module.recurrent_backend != AUTO:
                 parts.append(load_backend(module.recurrent_backend))
         for part in parts:
-            if type(part).__module__.partition(".")[0] not in ("torch", "recurrl", "builtins"):
+            origin = part.__name__ if isinstance(part, ModuleType) else type(part).__module__
+            if origin.partition(".")[0] not in ("torch", "recurrl"):
                 return f"{type(part).__qualname__} is neither torch's nor ours"
         if has_hooks(module):
             return f"a {type(module).__qualname__} has hooks"
