@@ -71,10 +71,10 @@ def _parts(collector: LeanCollector, learner: Learner) -> list[tuple[Any, str, s
         (learner.buffer, "fill", "learn/filling the buffer"),
         (learner.states, "enter", "learn/initial states of slices"),
         (learner.states, "drift", "learn/state drift"),
-        (learner, "_loss", "learn/forward"),
-        (torch.Tensor, "backward", "learn/backward"),
+        (learner._gradient, "compute", "learn/losses and gradients/by autograd"),
+        (learner, "_gradient", "learn/losses and gradients"),
         (learning, "clip_gradients", "learn/gradient clipping"),
-        (learner.optimizer, "step", "learn/optimizer"),
+        (learner.optimizer, "update", "learn/optimizer"),
         (learner.policy, "observe", "learn/observation statistics"),
     ]
     if collector.why_general is None:
