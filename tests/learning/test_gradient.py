@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         ("cell.num_layers=2",),
         ("cell=none",),
         ("encoder.layer_norm=true", "policy.layer_norm=true", "policy.residual=true"),
-        ("algorithm.critic=separate",),
+        *((f"algorithm.critic={critic}",) for critic in ("recurrent", "feedforward")),
         *((f"algorithm.objective={objective}",) for objective in ("clip", "kl", "plain")),
         *((f"algorithm.normalize_advantage={unit}",) for unit in ("none", "batch", "minibatch")),
         ("algorithm.critic_loss=smooth_l1", "algorithm.clip_value=0.2", "algorithm.max_grad_norm=null"),
