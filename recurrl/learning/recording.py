@@ -116,7 +116,7 @@ class _Recorder(TorchDispatchMode):
         self._alive += args, kwargs, found
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.refusal = f"{func} is random"
-        if func is aten.lift_fresh.default and (args[0].numel() == 1 or args[0].is_floating_point()):
+        if func is aten.lift_fresh.default and (args[0].ndim == 0 or args[0].is_floating_point()):
             self._constants[id(args[0])] = args[0]
         if func in _SAME:
             self._name_of[id(found)] = self._name(args[0])
