@@ -162,7 +162,7 @@ class Learner:
         self.optimizer.update(skipped)
         return merged(values, {"optim/grad_norm": norm, SKIPPED: skipped})
 
-    def _average(self, losses: Losses, total: Tensor) -> dict[str, Tensor]:
+    def _average(self, losses: Losses, total: Tensor) -> Step:
         """Replaces the gradient by the mean over ranks, weighted by the steps that count.
 
         Returns:
@@ -170,8 +170,9 @@ class Learner:
             the learning rate follows it.
         """
         fraction: Tensor | float = 1 / world().size
-        values = losses.logged()
+        values: dict[str, Any] = losses.kept()
         if losses.weights is not None:
+            values = losses.logged()
             weights = world().gathered(torch.stack(losses.weights).detach())
             fraction, of_metrics = weights[world().rank] / weights.sum(0).clamp(min=torch.finfo(weights.dtype).tiny)
             for name in values:
@@ -180,7 +181,7 @@ class Learner:
             # With a loss that is not finite neither is the sum, on any rank: all skip the step.
             world().sum_(vector.grad.mul_(fraction).add_(total * 0.0))
         if self.learning_rate.is_adaptive:
-            values[KL] = world().gathered(values[KL]).mean()
+            values[KL] = world().gathered(of_minibatches([values[KL]])).mean()
         return values
 
     def trial(self, batch_NT: TensorDictBase) -> Iterator[Trial]:
