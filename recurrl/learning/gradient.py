@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from recurrl.algorithms.algorithm import Algorithm, check_losses
@@ -63,7 +63,8 @@ class Gradient:
         """
         if not self._is_recorded or torch.is_anomaly_enabled() or (first and self._recording is None):
             return self.compute(minibatch)
-        inputs = list(minibatch.values(True, True))
+        # By name, because a TensorDict has the order in which its entries were written.
+        inputs = [entry for _, entry in sorted(minibatch.items(True, True), key=_name)]
         if self._recording is None:
             return self._record(minibatch, inputs)
         if not self._recording.fits(inputs):
@@ -176,6 +177,10 @@ def _tensors(losses: Losses, total: Tensor) -> list[Tensor]:
     for value in losses.entries.values():
         tensors += value.tensors if isinstance(value, Deferred) else [value]
     return [*tensors, *(losses.weights or ())]
+
+
+def _name(item: tuple[NestedKey, Tensor]) -> str:
+    return str(item[0])
 
 
 def _equal(ours: Tensor, theirs: Tensor) -> bool:

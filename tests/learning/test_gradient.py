@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tasks import ACTIONS, CUE, OBSERVATIONS
+from tensordict import TensorDict
 from torch import nn
 
 from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
@@ -208,6 +209,26 @@ def test_minibatches_of_other_shapes_are_left_to_autograd(learnt: Callable[..., 
         learner.buffer.minibatch_slices = 2 if iteration == 2 else 4
 
     check_equal(learnt(before=shorten), learnt(before=shorten, by_autograd=True))
+
+
+def test_entries_in_another_order_are_those_of_the_same_name(
+    learnt: Callable[..., Any], logged: Callable[[], list[str]]
+) -> None:
+    swapped = {"advantage": "value_target", "value_target": "advantage"}
+
+    def reorder(learner: Learner, iteration: int) -> None:
+        epoch = learner.buffer.epoch
+        if iteration == 1:
+            learner.buffer.epoch = lambda: (
+                TensorDict(
+                    {at: minibatch[at] for at in (swapped.get(key, key) for key, _ in minibatch.items())}, [4, 8]
+                )
+                for minibatch in epoch()
+            )
+
+    found = learnt(before=reorder)
+    assert logged() == [RECORDED]
+    check_equal(found, learnt(before=reorder, by_autograd=True))
 
 
 def test_gradients_that_are_not_finite_are_repeated_too(learnt: Callable[..., Any]) -> None:
