@@ -147,6 +147,9 @@ class Diagnosis:
         """From a checkpoint."""
         for name in _STATE:
             setattr(self, f"_{name}", state[name])
+        # A string that occurs twice is written once, if it is one object, so equal ones would give another file.
+        titles = {title: title for title in WARNINGS}
+        self._told = [titles.get(told, told) for told in state["told"]]
 
 
 def _no_better_than_random(metrics: Metrics) -> dict[str, str]:

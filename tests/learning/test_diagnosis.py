@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 from pathlib import Path
 
@@ -192,6 +193,8 @@ def test_a_resumed_run_warns_like_one_that_was_not_interrupted():
         resumed.load_state_dict(json.loads(json.dumps(of.state_dict())))
         of = resumed
         assert of.take(metrics) == due
+    # Its checkpoint is the same file, too.
+    assert pickle.dumps(of.state_dict()) == pickle.dumps(whole.state_dict())
 
 
 def test_the_documentation_has_every_warning():
