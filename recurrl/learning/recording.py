@@ -54,8 +54,8 @@ def record(
             indices, because those are usually of the inputs.
 
     Returns:
-        What the function returns, and the recording; or the reason why there is none: an operation is random, makes a
-        Python value of a tensor, or has another operand than these and what other operations return.
+        The function's results and the recording. If an operation is random, turns a tensor into a Python value, or
+        reads any other tensor, a message that says so takes the recording's place.
     """
     recorder = _Recorder(inputs, constants)
     with recorder:
