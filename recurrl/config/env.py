@@ -48,7 +48,7 @@ class EnvConfig:
         "is used automatically"
     )
     normalize_reward: bool = option(
-        "divide rewards for learning by the running standard deviation of the discounted return"
+        "divide rewards for learning by the running standard deviation of the discounted return, where that is above 1"
     )
     kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")
 

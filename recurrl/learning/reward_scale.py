@@ -9,6 +9,8 @@ from recurrl.policy.normalization import RunningMoments
 class RewardScaler(nn.Module):
     """Multiplies rewards by a constant; optionally divides by the running standard deviation of the discounted return.
 
+    Rewards are only ever made smaller: the divisor is at least 1.
+
     Dividing by the deviation of ``Σ γᵏ r`` rather than of ``r`` keeps the value target near unit scale for any
     discount (Engstrom et al. 2020, https://arxiv.org/abs/2005.12729, appendix A).
 
@@ -49,5 +51,5 @@ class RewardScaler(nn.Module):
         scaled = reward * self.scale
         if self.moments is None:
             return scaled
-        deviation = (self.moments.variance + 1e-8).sqrt().to(scaled.dtype)
-        return (scaled / deviation).clamp(-10, 10)
+        # Never below 1: rare rewards barely vary, so dividing would blow them up and swamp the shared trunk.
+        return (scaled / self.moments.variance.sqrt().clamp(min=1.0).to(scaled.dtype)).clamp(-10, 10)

@@ -80,6 +80,13 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     torch.testing.assert_close(scaler(rewards), rewards / deviation)
 
 
+def test_small_and_rare_rewards_are_not_amplified() -> None:
+    scaler = RewardScaler(2, 0.9, 1.0, running=True)
+    rewards = torch.tensor([[0.0, 0.0, 0.25], [0.0, 0.0, 0.0]])
+    scaler.observe(rewards, torch.zeros(2, 3, dtype=torch.bool))
+    torch.testing.assert_close(scaler(rewards), rewards)
+
+
 @pytest.mark.parametrize("module", [RunningMoments(2), ObservationNormalizer(2), RewardScaler(2, 0.9, 1.0, True)])
 def test_statistics_are_part_of_the_saved_state(module: torch.nn.Module) -> None:
     assert any("variance" in key for key in module.state_dict())
