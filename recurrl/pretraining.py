@@ -25,7 +25,7 @@ from recurrl.envs.spaces import dtype_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
-from recurrl.policy.distributions import deterministic
+from recurrl.policy.distributions import most_probable
 from recurrl.policy.heads import GaussianParameters
 from recurrl.recurrent.module.keys import IS_INIT
 
@@ -77,7 +77,7 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len:
     metrics: dict[str, float] = {}
     for epoch in range(options.epochs):
         rows_RT = _in_rows(episodes, min(rows, len(episodes)), slice_len).to(policy.device)
-        metrics = _epoch(policy, rows_RT, slice_len, optimizer, learned)
+        metrics = _epoch(policy.actor(), rows_RT, slice_len, optimizer, learned)
         figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
         logger.info("pretraining: epoch %d of %d: %s", epoch + 1, options.epochs, figures)
     policy.zero_grad()
@@ -108,16 +108,15 @@ def _epoch(
     learned: list[nn.Parameter],
 ) -> dict[str, float]:
     count, like = len(rows_RT), learned[0]
-    state = {key: like.new_zeros(count, *shape) for key, shape in policy.trunk.state_shapes.items()}
+    state = {key: like.new_zeros(count, *shape) for key, shape in policy.state_shapes.items()}
     sums: dict[str, Tensor] = {}
     for slices_RK in rows_RT.split(slice_len, 1):
         observation, is_init_RK, recorded_RK = (slices_RK[key] for key in (OBSERVATION, IS_INIT, RECORDED))
         # Only the first step's state is read, and those where an episode begins, which are zero.
         entering = {key: like.new_zeros(count, slice_len, *value.shape[1:]) for key, value in state.items()}
-        for key, value in state.items():
-            entering[key][:, 0] = value * (~is_init_RK[:, 0]).view(-1, *[1] * (value.ndim - 1))
-        features, states = policy.trunk.sequence(observation, entering, is_init_RK)
-        distribution = policy.actor_head(features, observation)
+        for key, value in policy.reset(state, is_init_RK[:, 0]).items():
+            entering[key][:, 0] = value
+        distribution, _, states, _ = policy.sequence(observation, entering, is_init_RK)
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
         require(
             bool(log_prob.isfinite().all()),
@@ -138,7 +137,7 @@ def _epoch(
 
 def _agreement(distribution: Distribution, action: Any, recorded_RK: Tensor) -> dict[str, Tensor]:
     """Of each recorded step: 1 if the most probable choices are the recorded ones; the squared error of numbers."""
-    chosen = deterministic(distribution)
+    chosen = most_probable(distribution)
     pairs = [(chosen, action)]
     if isinstance(action, TensorDictBase):
         pairs = [(chosen[key], action[key]) for key in action.keys(True, True)]

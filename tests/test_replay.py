@@ -62,7 +62,7 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: st
 
 def assert_replays(policy: Policy, minibatch: Any) -> None:
     with torch.no_grad():
-        distribution, value, _ = policy.sequence(*policy.inputs(minibatch))
+        distribution, value, _, _ = policy.sequence(*policy.inputs(minibatch))
     torch.testing.assert_close(distribution.log_prob(minibatch[ACTION]), minibatch[LOG_PROB], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
 

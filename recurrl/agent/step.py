@@ -7,7 +7,6 @@ action, and its units.
 Shape legend: B batch, Z numbers of noise, A entries of the flattened action.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,7 @@ from recurrl.envs.spaces import spec_of
 from recurrl.envs.wrappers import added_entries, half_range, seen_entries
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, name_of, nested, path_of
 from recurrl.policy import Policy
-from recurrl.policy.distributions import Binary, Joint, LazyCategorical, SquashedGaussian, deterministic, displaced
-from recurrl.policy.functions import as_function
+from recurrl.policy.distributions import Binary, Joint, LazyCategorical, SquashedGaussian
 from recurrl.policy.noise import NOISE
 
 IS_INIT = "is_init"
@@ -51,7 +49,8 @@ class Step(nn.Module):
 
     def __init__(self, policy: Policy, interface: Interface, sampled: bool = False) -> None:
         super().__init__()
-        self.policy, self.interface, self.sampled = policy, interface, sampled
+        self.policy, self.interface, self.sampled = policy.actor(), interface, sampled
+        self._critic_only = policy.critic_only
         env = interface.env
         self._observed = [(name, path, spec_of(leaf, 1)) for name, path, leaf in interface.observations()]
         self.parts = {path: _Part(name, leaf, interface.scales_actions) for name, path, leaf in interface.actions()}
@@ -63,35 +62,32 @@ class Step(nn.Module):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each state of one environment, by name. Episodes begin with zeros."""
-        found = {name_of(key): shape for key, shape in self.policy.trunk.state_shapes.items()}
+        found = {name_of(key): shape for key, shape in self.policy.state_shapes.items()}
         if PREVIOUS_ACTION in self.added:
             found[PREVIOUS_ACTION] = (sum(part.flat_size for part in self.parts.values()),)
         if self.policy.noise is not None and self.sampled:
-            found[NOISE] = (1, self.policy.noise.size)
+            found[NOISE] = (self.policy.noise.size,)
         return found
 
     def noise_size(self) -> int:
         """Z."""
-        return sum(part.noise_size for part in self.parts.values()) if self.sampled else 0
+        return self.policy.noise_size if self.sampled else 0
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Acts once in each of B environments."""
         begins_B = inputs[IS_INIT]
         observation = self.observation(inputs, begins_B)
-        trunk = self.policy.trunk
-        entering = {key: inputs[name_of(key)] for key in trunk.state_keys}
-        features, new_states = trunk.stepper()(observation, entering, begins_B)
-        distribution = as_function(self.policy.actor_head)(features, observation)
-        outputs = {NEXT + name_of(key): state for key, state in new_states.items()}
-        noise_BZ = self._noise(inputs, begins_B, outputs)
+        keys = [key for key in self.policy.carried_keys if self.sampled or key != NOISE]
+        state = {key: inputs[name_of(key)] for key in keys}
+        noise_BZ = inputs[NOISE_INPUT] if self.sampled else None
+        action, _, _, new_state, distribution = self.policy.step(observation, state, begins_B, noise_BZ)
+        outputs = {NEXT + name_of(key): value for key, value in new_state.items()}
         joint = distribution.parts if isinstance(distribution, Joint) else {(): distribution}
         parts = {path_of(key): part for key, part in joint.items()}
         actions: Tensors = {}
         flat_BA = []
-        # In the order of the environment's parts, which is that of the flattened action.
         for path, part in self.parts.items():
-            chosen = _chosen(parts[path], None if noise_BZ is None else noise_BZ[:, : part.noise_size])
-            noise_BZ = None if noise_BZ is None else noise_BZ[:, part.noise_size :]
+            chosen = action[path] if path else action
             actions[part.name] = part.to_env(chosen)
             if PREVIOUS_ACTION in self.added:
                 flat_BA.append(part.flat(chosen))
@@ -111,19 +107,8 @@ class Step(nn.Module):
             value = inputs[name]
             entries[name,] = value if name == ACTION_MASK else value.masked_fill(begins_B.unsqueeze(-1), 0.0)
         is_dict = isinstance(self.interface.observation_space, spaces.Dict | spaces.Tuple)
-        is_dict = is_dict or bool(self.added or self.policy.critic_only)
+        is_dict = is_dict or bool(self.added or self._critic_only)
         return nested(entries) if is_dict else entries[OBSERVATION,]
-
-    def _noise(self, inputs: Tensors, begins_B: Tensor, outputs: Tensors) -> Tensor | None:
-        """The noise of this step; if it is correlated, also written for the next one."""
-        if not self.sampled:
-            return None
-        drawn_BZ = inputs[NOISE_INPUT]
-        if self.policy.noise is None:
-            return drawn_BZ
-        last_B1Z = inputs[NOISE].masked_fill(begins_B.view(-1, 1, 1), 0.0)
-        outputs[NEXT + NOISE] = self.policy.noise(last_B1Z, drawn_BZ.unsqueeze(1))
-        return outputs[NEXT + NOISE].squeeze(1)
 
 
 class _Part(nn.Module):
@@ -138,9 +123,7 @@ class _Part(nn.Module):
     def __init__(self, name: str, space: Space, scales: bool) -> None:
         super().__init__()
         self.name, self.space = name, space
-        self.flat_size, self.noise_size = spaces.flatdim(space), spaces.flatdim(space)
-        if isinstance(space, spaces.MultiDiscrete):
-            self.noise_size = len(space.nvec) * int(space.nvec.max())
+        self.flat_size = spaces.flatdim(space)
         self.dtype = spec_of(space, 1).dtype
         self._scales = scales and isinstance(space, spaces.Box)
         self._scaling: Tensor
@@ -197,33 +180,17 @@ def decided(step: Step, name: str, outputs: Tensors, inputs: Tensors) -> Tensor:
         outputs: of any implementation of the step.
         inputs: of the same step.
     """
-    first = 0
-    for path, part in step.parts.items():
+    sizes = getattr(step.policy.actor_head, "noise_sizes", [step.policy.noise_size])
+    noises = inputs[NOISE_INPUT].split(sizes, -1) if step.sampled else [None] * len(sizes)
+    for (path, part), noise in zip(step.parts.items(), noises, strict=True):
         if part.name == name:
             logits = outputs[name_of(("distribution", *path, "logits"))]
             binary = isinstance(part.space, spaces.MultiBinary)
-            noise_BZ = inputs[NOISE_INPUT][:, first : first + part.noise_size] if step.sampled else None
-            return part.to_env(_chosen(Binary(logits) if binary else LazyCategorical(logits), noise_BZ))
-        first += part.noise_size
+            distribution: Any = Binary(logits) if binary else LazyCategorical(logits)
+            return part.to_env(distribution.mode if noise is None else distribution.action_from_noise(noise))
     raise KeyError(name)
 
 
 def _base(distribution: Distribution) -> Any:
     inner: Any = distribution.base if isinstance(distribution, SquashedGaussian) else distribution
     return inner.base_dist if isinstance(inner, Independent) else inner
-
-
-def _chosen(distribution: Distribution, noise_BZ: Tensor | None) -> Tensor:
-    """The most probable action, or the one that standard normal noise selects."""
-    if noise_BZ is None:
-        return deterministic(distribution)
-    base = _base(distribution)
-    if isinstance(base, Normal):
-        return displaced(distribution, noise_BZ)
-    logits = parameters_of(distribution)["logits"]
-    tiny = torch.finfo(noise_BZ.dtype).tiny
-    uniform = (0.5 * torch.erfc(-noise_BZ / math.sqrt(2))).clamp(tiny, 1 - torch.finfo(noise_BZ.dtype).eps)
-    if not isinstance(base, LazyCategorical):
-        return (uniform.view_as(logits) < logits.sigmoid()).to(torch.int8)
-    # Gumbel's trick: the largest of the logits plus such noise is a choice with their probabilities.
-    return (logits - (-uniform.log()).log().view_as(logits)).argmax(-1)

@@ -58,7 +58,7 @@ class GRPO(ClippedAlgorithm):
         if self._reference is not None:
             # Rows begin with a reset, so the reference has states of its own throughout, not the policy's.
             with torch.no_grad():
-                distribution, _, _ = self._reference.sequence(*self._reference.inputs(batch_NT))
+                distribution, _, _, _ = self._reference.sequence(*self._reference.inputs(batch_NT))
                 batch_NT.set(REF_LOG_PROB, distribution.log_prob(batch_NT[ACTION]))
         return {**metrics, **advantage_metrics(batch_NT[ADVANTAGE][batch_NT[LOSS_MASK]])}
 

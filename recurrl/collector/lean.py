@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torch.distributions import Distribution
 from torchrl.collectors import Collector
 from torchrl.envs import (
     Compose,
@@ -32,7 +31,6 @@ from recurrl.envs.episode_return import EpisodeReturn
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE, nested, path_of
 from recurrl.policy import Policy, PolicyModule
-from recurrl.policy.distributions import log_probs
 
 logger = logging.getLogger(__name__)
 _TRAJECTORY = ("collector", "traj_ids")
@@ -163,10 +161,10 @@ class TensorRollout:
             )
         observed = [*self.observation_keys, self.count_key, self.return_key]
         after = {_next(key) for key in (*observed, "reward", *self.env.done_keys)}
-        acted = {*self.env.full_action_spec.keys(True, True), VALUE, *map(_next, self.state_keys)}
+        acted = {*self.env.full_action_spec.keys(True, True), LOG_PROB, VALUE, *map(_next, self.state_keys)}
         given = {*observed, self.init_key, *self.state_keys, *acted, _TRAJECTORY}
         stored = set(self.batch_NT.keys(True, True))
-        unknown = stored - given - after - {LOG_PROB, _next(self.init_key), *self.env.done_keys}
+        unknown = stored - given - after - {_next(self.init_key), *self.env.done_keys}
         if unknown:
             raise _NeedsTensorDictsError(f"batches hold {sorted(map(str, unknown))}")
         return list(stored & given)
@@ -178,26 +176,22 @@ class TensorRollout:
             carrier: the input of the first step; afterwards, of the first step of the next batch.
             next_trajectories: numbers trajectories after some have ended; None to leave them unnumbered.
         """
-        # For each batch, because the policy's parameters may have been replaced.
-        self._step = self.policy.stepper()
         now = self._starting(carrier)
         if next_trajectories is not None:
             now[_TRAJECTORY] = carrier.get(_TRAJECTORY)
         steps: list[Tensors] = []
-        acted: list[tuple[Distribution, Any]] = []
         for _ in range(self.batch_NT.batch_size[-1]):
-            distribution, action = self.act(now)
+            noise_NZ = torch.randn(*self.env.batch_size, self.policy.noise_size, device=self.policy_device)
+            action = self.act(now, noise_NZ)
             after: Tensors = dict(self.env.step_tensors(action.to(self.env.device) if self._moves else action))
             after[self.count_key] = now[self.count_key] + 1
             after[self.return_key] = now[self.return_key] + after["reward"]
             # Only stored entries: memory that is freed at once is reused while still in the cache.
             steps.append({key: now[key] for key in self.kept_keys} | {_next(key): after[key] for key in after})
-            acted.append((distribution, action))
             now = self._following(now, after, next_trajectories)
         # Copies, because resetting the collector writes into the carrier.
         carrier.update({key: value.clone() for key, value in now.items()})
         self.store(steps)
-        self.batch_NT[LOG_PROB].copy_(log_probs(*zip(*acted, strict=True)))
         _check_log_probs(self.batch_NT)
 
     def _starting(self, carrier: TensorDictBase) -> Tensors:
@@ -205,14 +199,15 @@ class TensorRollout:
         now: Tensors = {key: carrier.get(key) for key in (*self.observation_keys, self.count_key, self.return_key)}
         self._to_policy(now)
         now[self.init_key] = is_init = carrier.get(self.init_key).to(self.policy_device)
-        for key in self.state_keys:
-            now[key] = _reset(carrier.get(key).to(self.policy_device), is_init)
-        return now
+        state = {key: carrier.get(key).to(self.policy_device) for key in self.state_keys}
+        return now | self.policy.reset(state, is_init)
 
-    def act(self, now: Tensors) -> tuple[Distribution, Any]:
+    def act(self, now: Tensors, noise_NZ: Tensor) -> Any:
         """Samples actions, and adds the policy's outputs to ``now``, whose states are already reset."""
-        distribution, value, state = self._step(_nested(now, self.observation_keys), now, None)
-        action, noise = self.policy.sample(distribution, now)
+        state = {key: now[key] for key in self.state_keys}
+        action, now[LOG_PROB], value, new_state, _ = self.policy.step(
+            _nested(now, self.observation_keys), state, None, noise_NZ
+        )
         if isinstance(action, Tensor):
             now[ACTION] = action
         else:
@@ -220,8 +215,8 @@ class TensorRollout:
         if value is not None:
             now[VALUE] = value
         for key in self.state_keys:
-            now["next", key] = noise[key] if key in noise else state[key]
-        return distribution, action
+            now["next", key] = new_state[key]
+        return action
 
     def _following(
         self, now: Tensors, after: Tensors, next_trajectories: Callable[[Tensors], Tensor] | None
@@ -238,8 +233,7 @@ class TensorRollout:
             following[self.init_key] = is_init = done.to(self.policy_device)
             following[self.count_key] = after[self.count_key].masked_fill(done, 0)
             following[self.return_key] = after[self.return_key].masked_fill(done, 0.0)
-            for key, state in states.items():
-                states[key] = _reset(state, is_init)
+            states = self.policy.reset(states, is_init)
             if next_trajectories is not None:
                 following[_TRAJECTORY] = next_trajectories(after)
         following.update(states)
@@ -271,11 +265,6 @@ def _nested(leaves: Tensors, keys: Iterable[NestedKey]) -> Any:
     if OBSERVATION in leaves:
         return leaves[OBSERVATION]
     return nested({path_of(key): leaves[key] for key in keys})[OBSERVATION]
-
-
-def _reset(state_N: Tensor, is_init_N1: Tensor) -> Tensor:
-    """Zeros where an episode starts. Not by multiplication, which would keep NaN and Inf."""
-    return torch.where(is_init_N1.view(-1, *[1] * (state_N.ndim - 1)), 0.0, state_N)
 
 
 @cache

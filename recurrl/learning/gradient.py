@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from recurrl.algorithms.algorithm import Algorithm, check_losses
 from recurrl.errors import ConfigError, require
@@ -16,7 +17,6 @@ from recurrl.learning.compiling import Loss, compiled
 from recurrl.learning.recording import Recording, record
 from recurrl.losses import Losses
 from recurrl.losses.deferred import Deferred, Metrics
-from recurrl.policy.functions import has_hooks
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import AUTO, load_backend
 
@@ -205,3 +205,17 @@ def _refusal(loss: Any) -> str | None:
         if any(parameter.device.type != "cpu" for parameter in module.parameters(False)):
             return "the device is not a CPU"
     return None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """True for hooks, and for whatever else makes a call differ from the class's ``forward``."""
+    own = (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+        module._compiled_call_impl,
+        "forward" in vars(module),
+        type(module).__call__ is not nn.Module.__call__,
+    )
+    return any(own) or bool(_has_any_global_hook())

@@ -74,7 +74,7 @@ class SliceStates:
             slices_NK = rows_NT[:, begin : begin + self._slice_len]
             if states:
                 self._enter(slices_NK, {key: state[:, -1] for key, state in states[-1].items()})
-            _, value_NK, state_NK = self._policy.sequence(*self._policy.inputs(slices_NK))
+            _, value_NK, state_NK, _ = self._policy.sequence(*self._policy.inputs(slices_NK))
             values += [] if value_NK is None else [value_NK]
             states.append(state_NK)
         ends_NT = segment_ends(batch_NT, self._slice_len)
@@ -100,7 +100,7 @@ class SliceStates:
             # same from call to call.
             before_SB = self._slices_SK[(index_S - 1).clamp_min(0)][:, -self._burn_in_len :]
             with torch.no_grad():
-                _, _, state_SB = self._policy.sequence(*self._policy.inputs(before_SB))
+                _, _, state_SB, _ = self._policy.sequence(*self._policy.inputs(before_SB))
             warmed_S = {key: state[:, -1] for key, state in state_SB.items()}
             self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
 
@@ -115,7 +115,7 @@ class SliceStates:
         if not self._keys:
             return {}
         # With gradients enabled, so that the backend is the one of the update.
-        _, _, now = self._policy.sequence(*self._policy.inputs(slices_SK))
+        _, _, now, _ = self._policy.sequence(*self._policy.inputs(slices_SK))
         then = self._recorded_SK[slices_SK["index"][:, 0]]
         starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
         ends = Segments.from_is_init(starts).ends_BT

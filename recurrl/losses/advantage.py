@@ -79,7 +79,7 @@ def log_ratios(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
     Replaces the values, and the states after the ends of episodes and rows, by those of the policy, which runs once
     over rows ``[N, T]`` from the states stored at their beginnings.
     """
-    distribution, value, states = policy.sequence(*policy.inputs(batch_NT))
+    distribution, value, states, _ = policy.sequence(*policy.inputs(batch_NT))
     batch_NT.set(VALUE, value)
     ends_NT = segment_ends(batch_NT, batch_NT.batch_size[1])
     for key in policy.state_keys:
@@ -128,7 +128,7 @@ def next_values(batch_NT: TensorDictBase, policy: Policy) -> Tensor:
         # Without is_init: the next observation continues the episode.
         following = after.select(OBSERVATION, *policy.state_keys)[bootstrap_NT]
         state = {key: following[key] for key in policy.state_keys}
-        _, _, bootstrap, _ = policy.step(following[OBSERVATION], state, deterministic=True)
+        _, _, bootstrap, _, _ = policy.step(following[OBSERVATION], state)
         assert bootstrap is not None
         result[bootstrap_NT] = bootstrap
     return result

@@ -91,6 +91,6 @@ class PolicyLoss(nn.Module):
             KeyError: an entry is missing.
             ValueError: the policy returns more than one log-probability per step.
         """
-        distribution, value, _ = self.policy.sequence(*self.policy.inputs(slices_SK))
+        distribution, value, _, _ = self.policy.sequence(*self.policy.inputs(slices_SK))
         losses: Losses = self.terms(distribution, value, slices_SK)
         return losses

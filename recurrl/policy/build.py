@@ -47,8 +47,9 @@ def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: T
         if critic != "shared":
             own = cell if critic == "recurrent" else None
             critic_trunk = _make_trunk(config, observation, own, prefix="critic_")
-    size, correlation = getattr(actor_head, "noise_size", 0), config.policy.noise_correlation
-    noise = CorrelatedNoise(size, correlation) if size and correlation else None
+    # Only for continuous actions of a single part: that is a condition of the option.
+    correlation = config.policy.noise_correlation
+    noise = CorrelatedNoise(actor_head.noise_size, correlation) if correlation else None
     policy = Policy(trunk, actor_head, critic_head, critic_trunk, noise, config.algorithm.critic_only)
     return policy.to(torch.device(config.device))
 

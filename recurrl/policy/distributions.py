@@ -1,6 +1,7 @@
 """Action distributions that torch lacks: masked, squashed, over vectors, and joint over several parts.
 
-Where torch's ``mode`` does not serve a deterministic policy, they define ``deterministic_sample``.
+Each has ``action_from_noise``, which makes a random action of standard normal numbers, and as its ``mode`` the action
+of a deterministic policy.
 
 Shape legend: B batch (any number of dimensions), A action entries, K discrete choices.
 """
@@ -15,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, kl_divergence, register_kl
 from torch.distributions.utils import lazy_property
 from torch.nn import functional
 
 QUADRATURE_POINTS = 64
-NO_SHAPE = Size()
 
 
 class LazyCategorical(Categorical):
@@ -56,41 +56,25 @@ class LazyCategorical(Categorical):
         """Entropies ``[B]``, of finite log-probabilities."""
         return -(self.logits.exp() * self.logits).sum(-1)
 
-    def expand(self, batch_shape: Size | Sequence[int], _instance: None = None) -> LazyCategorical:
-        """With the batch expanded to ``batch_shape``."""
-        return LazyCategorical(self.unnormalized.expand(*batch_shape, self._num_events))
+    def action_from_noise(self, noise: Tensor) -> Tensor:
+        """Choices ``[B]`` from standard normal numbers, K for each, by the Gumbel trick.
 
-    def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
-        """Choices ``[B]``, the same as ``torch.multinomial``'s, which spends longer on checking the probabilities.
-
-        Of exponential variables whose rates are the probabilities, each is the smallest with its probability. Where a
-        probability is NaN or Inf, so is the log-probability of the choice.
+        Of exponential variables whose rates are the probabilities, each is the smallest with its probability. The
+        logarithm of a uniform number is such a variable, negated; here, that of the normal numbers' distribution
+        function. Where a probability is NaN or Inf, so is the log-probability of the choice.
         """
-        if sample_shape:
-            return super().sample(sample_shape)  # type: ignore[no-untyped-call]
-        probs = functional.softmax(self.unnormalized, -1)
-        return probs.div_(torch.empty_like(probs).exponential_()).argmax(-1)
+        exponential = torch.special.log_ndtr(noise.reshape(self.unnormalized.shape)).neg()
+        return (exponential.log() - self.unnormalized).argmin(-1)
 
     @property
-    def deterministic_sample(self) -> Tensor:
-        """The most probable choice."""
+    def mode(self) -> Tensor:
+        """The most probable choices ``[B]``."""
         return self.unnormalized.argmax(-1)
 
 
-def categorical(logits: Tensor, mask: Tensor | None = None) -> Distribution:
+def categorical(logits: Tensor, mask: Tensor | None = None) -> LazyCategorical:
     """One of K choices from ``logits [B, K]``; those where ``mask`` is zero have probability zero."""
     return LazyCategorical(allowed(logits, mask))
-
-
-def multi_categorical(sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> Distribution:
-    """Several independent choices of ``sizes`` each, from ``logits [B, sum(sizes)]``."""
-    widest, lowest = max(sizes), torch.finfo(logits.dtype).min
-    # As one distribution over equally many choices, with those that do not exist masked.
-    parts = [
-        functional.pad(part, (0, widest - size), value=lowest)
-        for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
-    ]
-    return Independent(LazyCategorical(torch.stack(parts, -2)), 1, validate_args=False)
 
 
 def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -99,13 +83,49 @@ def allowed(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     return logits if mask is None else logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
 
 
-def diagonal_gaussian(loc: Tensor, scale: Tensor, event_dims: int = 1) -> Distribution:
-    """Independent normal entries."""
-    return Independent(Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
+class MultiCategorical(Independent):  # type: ignore[type-arg]
+    """Several independent choices.
+
+    Args:
+        sizes: K of each.
+        logits: ``[B, sum(sizes)]``.
+        mask: of the same shape; choices where it is zero have probability zero. None to allow all.
+    """
+
+    def __init__(self, sizes: Sequence[int], logits: Tensor, mask: Tensor | None = None) -> None:
+        widest, lowest = max(sizes), torch.finfo(logits.dtype).min
+        # As one distribution over equally many choices, with those that do not exist masked.
+        parts = [
+            functional.pad(part, (0, widest - size), value=lowest)
+            for size, part in zip(sizes, allowed(logits, mask).split(list(sizes), -1), strict=True)
+        ]
+        super().__init__(LazyCategorical(torch.stack(parts, -2)), 1, validate_args=False)
+
+    def action_from_noise(self, noise: Tensor) -> Tensor:
+        """Choices ``[B, len(sizes)]`` from standard normal numbers, ``max(sizes)`` for each."""
+        return self.base_dist.action_from_noise(noise)
+
+
+class DiagonalGaussian(Independent):  # type: ignore[type-arg]
+    """Independent normal entries.
+
+    Args:
+        loc: means ``[B, *event]``.
+        scale: standard deviations of the same shape.
+        event_dims: dimensions of an action.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, event_dims: int = 1) -> None:
+        super().__init__(Normal(loc, scale, validate_args=False), event_dims, validate_args=False)
+
+    def action_from_noise(self, noise: Tensor) -> Tensor:
+        """Actions ``[B, *event]`` that are ``noise`` standard deviations off their means."""
+        loc = self.base_dist.loc
+        return loc + self.base_dist.scale * noise.reshape(loc.shape)
 
 
 class Binary(Independent):  # type: ignore[type-arg]
-    """Independent bits from ``logits [B, A]``, as int8 like those of Gymnasium's MultiBinary.
+    """Independent bits from ``logits [B, *event]``, as int8 like those of Gymnasium's MultiBinary.
 
     Args:
         logits: of each bit being one.
@@ -115,20 +135,20 @@ class Binary(Independent):  # type: ignore[type-arg]
     def __init__(self, logits: Tensor, event_dims: int = 1) -> None:
         super().__init__(Bernoulli(logits=logits, validate_args=False), event_dims, validate_args=False)
 
-    def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
-        """Bits ``[B, A]``."""
-        return super().sample(sample_shape).to(torch.int8)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[B]``."""
         return super().log_prob(value.to(self.base_dist.logits.dtype))  # type: ignore[no-untyped-call]
 
+    def action_from_noise(self, noise: Tensor) -> Tensor:
+        """Bits ``[B, *event]`` from standard normal numbers, one for each."""
+        logits = self.base_dist.logits
+        uniform = torch.special.log_ndtr(noise.reshape(logits.shape))
+        return (uniform < functional.logsigmoid(logits)).to(torch.int8)
+
     @property
-    def deterministic_sample(self) -> Tensor:
+    def mode(self) -> Tensor:
         """The more probable value of each bit; zero for a tie, where torch's mode is NaN."""
         return (self.base_dist.logits > 0).to(torch.int8)
-
-    mode = deterministic_sample
 
 
 class SquashedGaussian(Distribution):
@@ -147,18 +167,18 @@ class SquashedGaussian(Distribution):
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012 (as torch's Distribution declares it)
 
     def __init__(self, loc: Tensor, scale: Tensor, event_dims: int = 1) -> None:
-        self.base = diagonal_gaussian(loc, scale, event_dims)
+        self.base = DiagonalGaussian(loc, scale, event_dims)
         super().__init__(self.base.batch_shape, self.base.event_shape, validate_args=False)
 
-    def sample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
-        """Actions ``[B, *event]``."""
-        return torch.tanh(self.base.sample(sample_shape))
+    has_rsample = True
 
-    def rsample(self, sample_shape: Any = NO_SHAPE) -> Tensor:
-        """The same, differentiable with respect to the parameters."""
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Random actions ``[B, *event]``, differentiable with respect to the parameters."""
         return torch.tanh(self.base.rsample(sample_shape))
 
-    has_rsample = True
+    def action_from_noise(self, noise: Tensor) -> Tensor:
+        """Actions ``[B, *event]`` whose normal variables are ``noise`` standard deviations off their means."""
+        return torch.tanh(self.base.action_from_noise(noise))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability ``[B]``.
@@ -187,11 +207,9 @@ class SquashedGaussian(Distribution):
         return self.base.entropy() + log_slope.flatten(loc.ndim - len(self.event_shape)).sum(-1)
 
     @property
-    def deterministic_sample(self) -> Tensor:
-        """The median of each entry."""
+    def mode(self) -> Tensor:
+        """The median of each entry, not the action of highest density, which is often a bound."""
         return torch.tanh(self.base.mean)
-
-    mode = deterministic_sample
 
 
 def _log_slope_of_tanh(x: Tensor) -> Tensor:
@@ -218,18 +236,14 @@ class Joint(Distribution):
 
     Args:
         parts: the distribution of each part, by its key within the action.
+        noise_sizes: of each part, how many normal numbers its action is made of.
     """
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, parts: Mapping[NestedKey, Distribution]) -> None:
-        self.parts = dict(parts)
+    def __init__(self, parts: Mapping[NestedKey, Any], noise_sizes: Sequence[int] = ()) -> None:
+        self.parts, self.noise_sizes = dict(parts), list(noise_sizes)
         super().__init__(next(iter(self.parts.values())).batch_shape, validate_args=False)
-
-    def sample(self, sample_shape: Any = NO_SHAPE) -> TensorDictBase:
-        """An action ``[B]`` with one entry per part."""
-        shape = Size(sample_shape)
-        return TensorDict({key: part.sample(shape) for key, part in self.parts.items()}, shape + self.batch_shape)
 
     def log_prob(self, value: TensorDictBase) -> Tensor:
         """Log-probability ``[B]``."""
@@ -239,55 +253,23 @@ class Joint(Distribution):
         """Entropy ``[B]``, in nats."""
         return torch.stack([part.entropy() for part in self.parts.values()]).sum(0)
 
+    def action_from_noise(self, noise: Tensor) -> TensorDictBase:
+        """An action ``[B]`` with one entry per part, from standard normal numbers, those of the first part first."""
+        parts = zip(self.parts.items(), noise.split(self.noise_sizes, -1), strict=True)
+        return TensorDict({key: part.action_from_noise(each) for (key, part), each in parts}, self.batch_shape)
+
     @property
-    def deterministic_sample(self) -> TensorDictBase:
-        """That of each part."""
-        return TensorDict({key: deterministic(part) for key, part in self.parts.items()}, self.batch_shape)
-
-    mode = deterministic_sample
+    def mode(self) -> TensorDictBase:
+        """The mode of each part."""
+        return TensorDict({key: part.mode for key, part in self.parts.items()}, self.batch_shape)
 
 
-def deterministic(distribution: Distribution) -> Any:
-    """The action of a deterministic policy."""
-    # That of equally shaped choices too: torch would compare their probabilities, which round to ties.
-    for each in (distribution, getattr(distribution, "base_dist", None)):
-        chosen = getattr(each, "deterministic_sample", None)
-        if chosen is not None:
-            return chosen
-    return distribution.mode
-
-
-def sample(distribution: Distribution) -> Any:
-    """A random action, differentiable with respect to the distribution's parameters where possible."""
-    return distribution.rsample() if distribution.has_rsample else distribution.sample()
-
-
-def displaced(distribution: Any, noise: Tensor) -> Tensor:
-    """The action of a Gaussian, or a squashed one, that is ``noise`` standard deviations off its mean.
-
-    Args:
-        distribution: of actions ``[B, *event]``.
-        noise: with as many entries.
+def most_probable(distribution: Any) -> Any:
+    """The action of a deterministic policy: the mode, unless a distribution has a ``deterministic_sample``, as some of
+    TorchRL's do.
     """
-    squashed = isinstance(distribution, SquashedGaussian)
-    normal = (distribution.base if squashed else distribution).base_dist
-    action: Tensor = normal.loc + normal.scale * noise.view_as(normal.loc)
-    return action.tanh() if squashed else action
-
-
-def act(distribution: Distribution, deterministic_action: bool) -> tuple[Any, Tensor]:
-    """An action and its log-probability."""
-    action = deterministic(distribution) if deterministic_action else sample(distribution)
-    return action, distribution.log_prob(action)
-
-
-def log_probs(distributions: Sequence[Distribution], actions: Sequence[Any]) -> Tensor:
-    """Log-probabilities ``[B, T]`` of the actions of T steps, each ``[B]`` with its own distribution."""
-    first = distributions[0]
-    if isinstance(first, LazyCategorical):
-        unnormalized = torch.stack([each.unnormalized for each in distributions], 1)  # type: ignore[attr-defined]
-        return LazyCategorical(unnormalized).log_prob(torch.stack(list(actions), 1))
-    return torch.stack([each.log_prob(action) for each, action in zip(distributions, actions, strict=True)], 1)
+    chosen = getattr(distribution, "deterministic_sample", None)
+    return distribution.mode if chosen is None else chosen
 
 
 @register_kl(SquashedGaussian, SquashedGaussian)  # type: ignore[untyped-decorator]

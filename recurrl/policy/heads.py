@@ -18,7 +18,6 @@ from recurrl.config import PolicyConfig
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK
 from recurrl.policy import distributions
-from recurrl.policy.functions import as_function
 from recurrl.policy.initialization import HEAD_GAIN, linear
 from recurrl.specs import choices, finite_bounds
 
@@ -30,7 +29,8 @@ class ActionHead(nn.Module):
         network: features to the distribution's parameters, one tensor or several.
         distribution: makes the distribution from them.
         masked: pass the observation's entry ``action_mask`` to ``distribution`` as ``mask``.
-        noise_size: entries of an action whose distribution is Gaussian; 0 for others.
+        noise_size: how many standard normal numbers ``distribution.action_from_noise`` makes an action of; 0 for a
+            distribution without that method, from which actions are drawn by torch.
     """
 
     def __init__(
@@ -48,14 +48,7 @@ class ActionHead(nn.Module):
 
     def forward(self, features: Tensor, observation: Any = None) -> Distribution:
         """The distribution of actions ``[B]``."""
-        return self._run(self.network, features, observation)
-
-    def as_function(self) -> Callable[..., Distribution]:
-        """See :func:`recurrl.policy.functions.as_function`."""
-        return partial(self._run, as_function(self.network))
-
-    def _run(self, network: Callable[..., Any], features: Tensor, observation: Any = None) -> Distribution:
-        found = network(features)
+        found = self.network(features)
         parameters = (found,) if isinstance(found, Tensor) else found
         if self.masked:
             return self.distribution(*parameters, mask=observation[ACTION_MASK])
@@ -73,12 +66,13 @@ class JointHead(nn.Module):
         super().__init__()
         self.parts = list(heads)
         self.heads = nn.ModuleList(heads.values())
+        self.noise_sizes = [head.noise_size for head in heads.values()]
+        self.noise_size = sum(self.noise_sizes)
 
     def forward(self, features: Tensor, observation: Any = None) -> Distribution:
         """The distribution of actions ``[B]``."""
-        return distributions.Joint(
-            {part: head(features, observation) for part, head in zip(self.parts, self.heads, strict=True)}
-        )
+        found = {part: head(features, observation) for part, head in zip(self.parts, self.heads, strict=True)}
+        return distributions.Joint(found, self.noise_sizes)
 
 
 def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, action: TensorSpec) -> nn.Module:
@@ -123,20 +117,22 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
         bits: nn.Module = linear(width, action.shape.numel(), HEAD_GAIN)
         if len(action.shape) > 1:
             bits = nn.Sequential(bits, nn.Unflatten(-1, tuple(action.shape)))
-        return ActionHead(bits, partial(distributions.Binary, event_dims=len(action.shape)))
+        binary = partial(distributions.Binary, event_dims=len(action.shape))
+        return ActionHead(bits, binary, noise_size=action.shape.numel())
     sizes = choices(action)
     if sizes is not None:
         logits = linear(width, sum(sizes), HEAD_GAIN)
-        return ActionHead(logits, partial(distributions.multi_categorical, sizes), masked)
+        return ActionHead(logits, partial(distributions.MultiCategorical, sizes), masked, len(sizes) * max(sizes))
     if isinstance(action, Categorical):
-        return ActionHead(linear(width, int(action.space.n), HEAD_GAIN), distributions.categorical, masked)
+        size = int(action.space.n)
+        return ActionHead(linear(width, size, HEAD_GAIN), distributions.categorical, masked, size)
     finite, squashes = finite_bounds(action), options.bounded_action == "tanh"
     if squashes and finite.any() and not finite.all():
         raise ConfigError(
             f"policy.bounded_action=tanh squashes all {action.shape.numel()} entries of an action, but some are "
             "unbounded. Give policy.bounded_action=clip, or have the environment bound all of them."
         )
-    distribution: Any = distributions.SquashedGaussian if squashes and finite.all() else distributions.diagonal_gaussian
+    distribution: Any = distributions.SquashedGaussian if squashes and finite.all() else distributions.DiagonalGaussian
     network = GaussianParameters(width, tuple(action.shape), options.initial_std)
     return ActionHead(network, partial(distribution, event_dims=len(action.shape)), noise_size=math.prod(action.shape))
 

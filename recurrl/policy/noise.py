@@ -30,17 +30,16 @@ class CorrelatedNoise(nn.Module):
         super().__init__()
         self.size, self.correlation = size, correlation
 
-    def forward(self, last_B1X: Tensor, drawn_B1X: Tensor | None = None) -> Tensor:
-        """The next step's noise ``[B, 1, X]``; drawn independently where the last is zero, as at an episode's start.
+    def forward(self, last_BX: Tensor, drawn_BX: Tensor) -> Tensor:
+        """The next step's noise ``[B, X]``; independent of the last where that is zero, as at an episode's start.
 
         Args:
-            last_B1X: the last step's.
-            drawn_B1X: standard normal numbers; None to draw them here.
+            last_BX: the last step's.
+            drawn_BX: standard normal numbers.
         """
-        drawn = torch.randn_like(last_B1X) if drawn_B1X is None else drawn_B1X
-        continued = self.correlation * last_B1X + math.sqrt(1 - self.correlation**2) * drawn
-        return torch.where((last_B1X == 0).all(-1, keepdim=True), drawn, continued)
+        continued = self.correlation * last_BX + math.sqrt(1 - self.correlation**2) * drawn_BX
+        return torch.where((last_BX == 0).all(-1, keepdim=True), drawn_BX, continued)
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """A transform that adds the noise to an environment: its spec, and zeros at resets."""
-        return TensorDictPrimer({NOISE: Unbounded((1, self.size))}, default_value=0.0, expand_specs=True)
+        return TensorDictPrimer({NOISE: Unbounded((self.size,))}, default_value=0.0, expand_specs=True)

@@ -1,11 +1,12 @@
 """The policy and its critic on tensors: one step, or sequences.
 
-Shape legend: B rows, T steps.
+Shape legend: B rows, T steps, F features, Z normal numbers of an action.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -13,15 +14,46 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from recurrl.keys import OBSERVATION
-from recurrl.policy.distributions import deterministic as most_probable
-from recurrl.policy.distributions import displaced, sample
-from recurrl.policy.functions import as_function
+from recurrl.policy.distributions import most_probable
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 from recurrl.policy.trunk import NewState, State, Trunk
 from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.layer import reset_states
 from recurrl.recurrent.module.keys import IS_INIT
 
-Output = tuple[Distribution, Tensor | None, NewState]
+
+class StepOutput(NamedTuple):
+    """What one step of a policy returns.
+
+    Attributes:
+        action: ``[B, ...]``; a TensorDict for actions of several parts.
+        log_prob: the log-probability of the action, ``[B]``.
+        value: ``[B, 1]``; None without a critic.
+        state: for the next step, with the noise of the actions if that is correlated.
+        distribution: of the actions.
+    """
+
+    action: Any
+    log_prob: Tensor
+    value: Tensor | None
+    state: NewState
+    distribution: Distribution
+
+
+class SequenceOutput(NamedTuple):
+    """What a policy returns for sequences of steps.
+
+    Attributes:
+        distribution: of the actions ``[B, T]``.
+        value: ``[B, T, 1]``; None without a critic.
+        state: ``[B, T, layers, ...]`` each, after the last step of each episode and of each sequence; zero elsewhere.
+        features: ``[B, T, F]``, which the actor's head reads.
+    """
+
+    distribution: Distribution
+    value: Tensor | None
+    state: NewState
+    features: Tensor
 
 
 class Policy(nn.Module):
@@ -34,11 +66,17 @@ class Policy(nn.Module):
     Args:
         trunk: observations to features: a :class:`Trunk`, or any module, which then has no states. A critic without its
             own trunk shares it, and it runs once for both.
-        actor_head: ``(features, observation)`` to the distribution of actions.
+        actor_head: ``(features, observation)`` to the distribution of actions. A head with an attribute ``noise_size``
+            returns a distribution with a method ``action_from_noise(noise_BZ)``, as those of
+            :mod:`recurrl.policy.distributions` have. The actions of other heads are drawn by the distribution's
+            ``sample``, with torch's global generator.
         critic_head: features to values ``[B, 1]``; None without a critic.
         critic_trunk: the critic's own trunk; None if it shares the actor's.
-        noise: of continuous actions, if it is correlated from step to step.
+        noise: of actions, if it is correlated from step to step.
         critic_only: the entries of observations that only the critic reads.
+
+    Attributes:
+        noise_size: how many standard normal numbers a sampled action is made of, Z; 0 where torch draws it.
 
     Raises:
         ValueError: two states have the same name.
@@ -58,6 +96,7 @@ class Policy(nn.Module):
         self.noise = noise
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head
+        self.noise_size: int = getattr(actor_head, "noise_size", 0)
         self.critic_head = critic_head
         self.critic_trunk = None if critic_trunk is None else _trunk(critic_trunk)
         self.state_keys: list[NestedKey] = [key for each in self._trunks() for key in each.state_keys]
@@ -66,6 +105,10 @@ class Policy(nn.Module):
                 f"Two recurrent states of a policy have the same name: {self.state_keys}. Give the critic's cell its "
                 "own in_keys and out_keys."
             )
+
+    def actor(self) -> Policy:
+        """The policy without its critic, on the same modules: it needs neither the critic's entries nor its states."""
+        return Policy(self.trunk, self.actor_head, noise=self.noise)
 
     def _trunks(self) -> list[Trunk]:
         return [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
@@ -105,55 +148,53 @@ class Policy(nn.Module):
             return data[OBSERVATION], {}, None
         return data[OBSERVATION], {key: data[key] for key in self.state_keys}, data[IS_INIT].squeeze(-1)
 
+    def reset(self, state: State, is_init_B: Tensor) -> NewState:
+        """The state that enters a step: zero where an episode starts.
+
+        Args:
+            state: ``[B, ...]`` each: what the last step returned, or :meth:`initial_state`.
+            is_init_B: bool; true where an episode starts.
+        """
+        return dict(zip(state, reset_states(tuple(state.values()), is_init_B), strict=True))
+
     def step(
-        self, observation: Any, state: State, is_init_B: Tensor | None = None, deterministic: bool = False
-    ) -> tuple[Any, Tensor, Tensor | None, NewState]:
-        """Acts for one step.
+        self, observation: Any, state: State, is_init_B: Tensor | None = None, noise_BZ: Tensor | None = None
+    ) -> StepOutput:
+        """Acts for one step. A pure function: it draws no random numbers and remembers nothing.
 
         Args:
             observation: ``[B, ...]``.
             state: ``[B, layers, ...]`` each: what the last step returned, or :meth:`initial_state`.
-            is_init_B: bool; true where an episode starts, which zeroes the state. None for nowhere.
-            deterministic: take the most probable action instead of sampling one.
-
-        Returns:
-            The action ``[B, ...]``, its log-probability ``[B]``, the value ``[B, 1]`` (None without a critic), and the
-            state for the next step.
+            is_init_B: bool; true where an episode starts, which resets the state. None for nowhere.
+            noise_BZ: standard normal numbers, :attr:`noise_size` for each action, to sample the actions with; None for
+                the most probable actions.
         """
-        distribution, value, new_state = self.stepper()(observation, state, is_init_B)
-        if deterministic:
-            action, noise = most_probable(distribution), {key: state[key] for key in (NOISE,) if key in state}
-        else:
-            action, noise = self.sample(distribution, state, is_init_B)
-        return action, distribution.log_prob(action), value, {**new_state, **noise}
-
-    def sample(self, distribution: Distribution, state: State, is_init_B: Tensor | None = None) -> tuple[Any, NewState]:
-        """A random action ``[B, ...]``, and the noise to pass to the next step, if it is correlated.
-
-        Args:
-            distribution: of the actions of a step.
-            state: as for :meth:`step`.
-            is_init_B: likewise.
-        """
-        if self.noise is None or NOISE not in state:
-            return sample(distribution), {}
-        last_B1X = state[NOISE]
         if is_init_B is not None:
-            last_B1X = last_B1X.masked_fill(is_init_B.view(-1, 1, 1), 0.0)
-        noise_B1X = self.noise(last_B1X)
-        return displaced(distribution, noise_B1X), {NOISE: noise_B1X}
+            state = self.reset(state, is_init_B)
+        features, new_state = self.trunk.step(observation, state)
+        distribution: Any = self.actor_head(features, observation)
+        value = None
+        if self.critic_head is not None:
+            if self.critic_trunk is not None:
+                features, critic_state = self.critic_trunk.step(observation, state)
+                new_state |= critic_state
+            value = self.critic_head(features)
+        if NOISE in state:
+            new_state[NOISE] = state[NOISE]
+        if noise_BZ is not None and self.noise is not None:
+            if NOISE in state:
+                noise_BZ = self.noise(state[NOISE], noise_BZ)
+            new_state[NOISE] = noise_BZ
+        action = self.action(distribution, noise_BZ)
+        return StepOutput(action, distribution.log_prob(action), value, new_state, distribution)
 
-    def stepper(self) -> Callable[[Any, State, Tensor | None], Output]:
-        """A function for many steps with the current parameters.
+    def action(self, distribution: Any, noise_Z: Tensor | None) -> Any:
+        """The most probable action of a distribution, or with noise ``[..., Z]`` a random one."""
+        if noise_Z is None:
+            return most_probable(distribution)
+        return distribution.action_from_noise(noise_Z) if self.noise_size else distribution.sample()
 
-        It takes ``(observation, state, is_init)`` as :meth:`step` does and returns ``(distribution, value, state)``.
-        Parameters are looked up only now: call :meth:`stepper` again after they change.
-        """
-        critic_trunk = None if self.critic_trunk is None else self.critic_trunk.stepper()
-        critic_head = None if self.critic_head is None else as_function(self.critic_head)
-        return partial(_outputs, self.trunk.stepper(), as_function(self.actor_head), critic_trunk, critic_head)
-
-    def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None = None) -> Output:
+    def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None = None) -> SequenceOutput:
         """Runs sequences of steps, for learning.
 
         Args:
@@ -161,15 +202,16 @@ class Policy(nn.Module):
             state: ``[B, T, layers, ...]`` each: the stored state of each step. It is read at ``t = 0`` and where
                 ``is_init`` is true; other steps start from the state that the previous step produced.
             is_init_BT: bool; true where an episode starts. None for a feed-forward policy.
-
-        Returns:
-            The distribution of the actions ``[B, T]``, the values ``[B, T, 1]`` (None without a critic), and the states
-            ``[B, T, layers, ...]`` after the last step of each episode and of each sequence; zero at other steps.
         """
-        critic_trunk = None if self.critic_trunk is None else self.critic_trunk.sequence
-        return _outputs(
-            self.trunk.sequence, self.actor_head, critic_trunk, self.critic_head, observation, state, is_init_BT
-        )
+        features, new_state = self.trunk.sequence(observation, state, is_init_BT)
+        distribution = self.actor_head(features, observation)
+        if self.critic_head is None:
+            return SequenceOutput(distribution, None, new_state, features)
+        critic_features = features
+        if self.critic_trunk is not None:
+            critic_features, critic_state = self.critic_trunk.sequence(observation, state, is_init_BT)
+            new_state |= critic_state
+        return SequenceOutput(distribution, self.critic_head(critic_features), new_state, features)
 
     @torch.no_grad()
     def observe(self, observation: Any) -> None:
@@ -180,22 +222,3 @@ class Policy(nn.Module):
 
 def _trunk(module: nn.Module) -> Trunk:
     return module if isinstance(module, Trunk) else Trunk(module)
-
-
-def _outputs(
-    trunk: Callable[..., tuple[Tensor, NewState]],
-    actor_head: Callable[[Tensor, Any], Distribution],
-    critic_trunk: Callable[..., tuple[Tensor, NewState]] | None,
-    critic_head: Callable[[Tensor], Tensor] | None,
-    observation: Any,
-    state: State,
-    is_init: Tensor | None,
-) -> Output:
-    features, new_state = trunk(observation, state, is_init)
-    distribution = actor_head(features, observation)
-    if critic_head is None:
-        return distribution, None, new_state
-    if critic_trunk is not None:
-        features, critic_state = critic_trunk(observation, state, is_init)
-        new_state = {**new_state, **critic_state}
-    return distribution, critic_head(features), new_state

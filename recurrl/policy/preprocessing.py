@@ -1,7 +1,5 @@
 """What happens to observations before any encoder: conversion to floating point, and normalisation."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +8,6 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.errors import require
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION
-from recurrl.policy.functions import as_function
 from recurrl.policy.normalization import ObservationNormalizer, observe
 from recurrl.specs import is_image
 
@@ -67,14 +64,7 @@ class DictPreprocessing(nn.Module):
 
     def forward(self, observation: Any) -> dict[str, Any]:
         """The prepared entries."""
-        return self._run(self.entries, observation)
-
-    def as_function(self) -> Callable[[Any], dict[str, Any]]:
-        """See :func:`recurrl.policy.functions.as_function`."""
-        return partial(self._run, [as_function(entry) for entry in self.entries])
-
-    def _run(self, entries: Iterable[Callable[[Any], Any]], observation: Any) -> dict[str, Any]:
-        return {name: entry(observation[name]) for name, entry in zip(self.names, entries, strict=True)}
+        return {name: entry(observation[name]) for name, entry in zip(self.names, self.entries, strict=True)}
 
     def observe(self, observation: Any) -> None:
         """Adds observations to the running statistics of the entries that have any."""

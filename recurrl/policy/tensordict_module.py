@@ -2,15 +2,16 @@
 
 from typing import Any
 
+import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.nn import InteractionType, TensorDictModuleBase
 from tensordict.nn.probabilistic import interaction_type
+from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
-from recurrl.policy.distributions import act
 from recurrl.policy.noise import NOISE
-from recurrl.policy.policy import Output, Policy
+from recurrl.policy.policy import Policy, SequenceOutput, StepOutput
 from recurrl.recurrent import recurrent_mode
 from recurrl.recurrent.module.keys import IS_INIT
 
@@ -32,27 +33,32 @@ class PolicyModule(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Acts for one step or for sequences."""
-        deterministic = interaction_type() is not InteractionType.RANDOM
+        sampled, batch = interaction_type() is InteractionType.RANDOM, tensordict.batch_size
+        output: StepOutput | SequenceOutput
         if recurrent_mode():
-            distribution, value, new_state = self._sequence(tensordict)
-            action, log_prob = act(distribution, deterministic)
+            output = self._sequence(tensordict)
+            action = self.policy.action(output.distribution, self._noise(output.distribution.batch_shape, sampled))
+            log_prob = output.distribution.log_prob(action)
         else:
             observation, state, is_init = self.policy.inputs(self._read(tensordict).reshape(-1))
             if NOISE in tensordict:
-                state = {**state, NOISE: tensordict[NOISE].flatten(0, -3)}
-            action, log_prob, value, new_state = self.policy.step(observation, state, is_init, deterministic)
-        batch, lead = tensordict.batch_size, log_prob.ndim
-        written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: value}
-        written |= {("next", key): state for key, state in new_state.items()}
-        for key in (*self.out_keys, *([("next", NOISE)] if NOISE in new_state else [])):
-            tensordict.set(key, written[key].reshape((*batch, *written[key].shape[lead:])))
+                state = {**state, NOISE: tensordict[NOISE].flatten(0, -2)}
+            output = self.policy.step(observation, state, is_init, self._noise(Size([batch.numel()]), sampled))
+            action, log_prob = output.action, output.log_prob
+        written: dict[NestedKey, Any] = {ACTION: action, LOG_PROB: log_prob, VALUE: output.value}
+        written |= {("next", key): state for key, state in output.state.items()}
+        for key in (*self.out_keys, *([("next", NOISE)] if NOISE in output.state else [])):
+            tensordict.set(key, written[key].reshape((*batch, *written[key].shape[log_prob.ndim :])))
         return tensordict
+
+    def _noise(self, shape: Size, sampled: bool) -> Tensor | None:
+        return torch.randn(*shape, self.policy.noise_size, device=self.policy.device) if sampled else None
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
         """The distribution of the actions of sequences, for TorchRL's losses."""
-        return self._sequence(tensordict)[0]
+        return self._sequence(tensordict).distribution
 
-    def _sequence(self, tensordict: TensorDictBase) -> Output:
+    def _sequence(self, tensordict: TensorDictBase) -> SequenceOutput:
         data = self._read(tensordict)
         return self.policy.sequence(*self.policy.inputs(data.reshape(-1, data.batch_size[-1])))
 

@@ -3,14 +3,12 @@
 Shape legend: B rows, T steps.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from tensordict import NestedKey
 from torch import Size, Tensor, nn
 
-from recurrl.policy.functions import as_function, chain
 from recurrl.policy.initialization import linear
 from recurrl.policy.normalization import observe
 from recurrl.recurrent import RecurrentModule
@@ -54,43 +52,31 @@ class Trunk(nn.Module):
             return {}
         return dict(zip(self.state_keys, state_shapes(core.cell, core.layers), strict=True))
 
+    def step(self, observation: Any, state: State) -> tuple[Tensor, NewState]:
+        """Features and new states of one step; see :meth:`recurrl.policy.Policy.step`."""
+        return self._features(self.encoder(self.preprocess(observation)), state, None, sequence=False)
+
     def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None) -> tuple[Tensor, NewState]:
         """Features and new states of sequences; see :meth:`recurrl.policy.Policy.sequence`."""
-        core = partial(self.core.run, sequence=True) if isinstance(self.core, RecurrentModule) else self.core
-        return self._run(self._encode_sequences, core, self.combine, observation, state, is_init_BT)
-
-    def stepper(self) -> Callable[[Any, State, Tensor | None], tuple[Tensor, NewState]]:
-        """A function that does one step; see :meth:`recurrl.policy.Policy.stepper`."""
-        core = self.core.stepper() if isinstance(self.core, RecurrentModule) else as_function(self.core)
-        combine = None if self.combine is None else as_function(self.combine)
-        return partial(self._run, chain([self.preprocess, self.encoder]), core, combine)
+        flat, batch = _flatten(self.preprocess(observation))
+        return self._features(self.encoder(flat).unflatten(0, batch), state, is_init_BT, sequence=True)
 
     def observe(self, observation: Any) -> None:
         """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
         observe(self.preprocess, observation)
         observe(self.encoder, _flatten(self.preprocess(observation))[0])
 
-    def _encode_sequences(self, observation: Any) -> Tensor:
-        flat, batch = _flatten(self.preprocess(observation))
-        return self.encoder(flat).unflatten(0, batch)
-
-    def _run(
-        self,
-        encode: Callable[[Any], Tensor],
-        core: Callable[..., Any],
-        combine: Callable[[Tensor, Tensor], Tensor] | None,
-        observation: Any,
-        state: State,
-        is_init: Tensor | None,
+    def _features(
+        self, encoded: Tensor, state: State, is_init: Tensor | None, sequence: bool
     ) -> tuple[Tensor, NewState]:
-        encoded = encode(observation)
         new_state: NewState = {}
-        if self.state_keys:
-            output, new = core(encoded, is_init, tuple([state[key] for key in self.state_keys]))
+        if isinstance(self.core, RecurrentModule):
+            entering = tuple([state[key] for key in self.state_keys])
+            output, new = self.core.run(encoded, is_init, entering, sequence)
             new_state = dict(zip(self.state_keys, new, strict=True))
         else:
-            output = core(encoded)
-        return (output if combine is None else combine(output, encoded)), new_state
+            output = self.core(encoded)
+        return (output if self.combine is None else self.combine(output, encoded)), new_state
 
 
 def _flatten(observation: Any) -> tuple[Any, Size]:

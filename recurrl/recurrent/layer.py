@@ -6,7 +6,7 @@ one direction, L layers, D directions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -17,9 +17,6 @@ from recurrl.errors import ConfigError
 from recurrl.recurrent.backends import Backend, Options, load_backend
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments, expanded, mirrored
-
-Step = Callable[[Tensor, Tensor | None, States], tuple[Tensor, States]]
-"""``(x_BI, is_init_B, states) -> (output, new states)``."""
 
 
 class Parameters(Protocol):
@@ -41,7 +38,7 @@ class Parameters(Protocol):
 class Stack(nn.Module):
     """Parameters of stacked layers of a cell that torch has no module for.
 
-    It has no forward: :func:`run_sequence` and :func:`make_step` read its parameters.
+    It has no forward: :func:`run_sequence` and :func:`run_step` read its parameters.
 
     Raises:
         ConfigError: the cell's step does not return what the cell declares.
@@ -111,51 +108,51 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, ...]]:
     return [(count, *shape) for shape in cell.states().values()]
 
 
-def make_step(cell: Cell, parameters: Parameters, fused: bool = False) -> Step:
-    """Returns a function that runs one step of every layer with the parameters as they are now.
+def reset_states(states: States, is_init_B: Tensor) -> States:
+    """States ``[B, ...]`` that enter a step: zero where an episode starts, where ``is_init_B`` is true."""
+    # where, not multiplication: a non-finite state must not survive its reset.
+    return tuple([torch.where(expanded(is_init_B, state), 0.0, state) for state in states])
 
-    The function takes an input ``[B, I]``, ``is_init`` ``[B]``, which zeroes the incoming states (None: no resets), and
-    states ``[B, L·D, ...]``; it returns the last layer's output ``[B, D·O]`` and the new states. With ``fused`` it may
-    call torch's single-step kernels, which round identically but do not support ``torch.vmap``.
+
+def run_step(
+    cell: Cell, parameters: Parameters, x_BI: Tensor, states: States, fused: bool = False
+) -> tuple[Tensor, States]:
+    """Runs one step of every layer.
+
+    Args:
+        cell: computes a step of one layer.
+        parameters: those of all layers.
+        x_BI: the input.
+        states: those that enter the step, ``[B, L·D, ...]`` each.
+        fused: call torch's single-step kernels where there are any. They round identically, but do not support
+            ``torch.vmap``.
+
+    Returns:
+        The last layer's output ``[B, D·O]`` and the new states.
     """
-    steps = [
-        [
-            _one_step(cell, weights_of(cell, parameters, layer, direction), fused)
-            for direction in range(directions(parameters))
-        ]
-        for layer in range(parameters.num_layers)
-    ]
-
-    def run(x_BI: Tensor, is_init_B: Tensor | None, states: States) -> tuple[Tensor, States]:
-        if is_init_B is not None:
-            # where, not multiplication: a non-finite state must not survive its reset.
-            states = tuple(torch.where(expanded(is_init_B, state), 0.0, state) for state in states)
-        entering = zip(*[state.unbind(1) for state in states], strict=True)
-        layer_input = x_BI
-        new_states: list[States] = []
-        for layer, of_layer in enumerate(steps):
-            new = [step(layer_input, next(entering)) for step in of_layer]
-            new_states += [after for _, after in new]
-            layer_input = _next_input(parameters, layer, [output for output, _ in new])
-        if len(new_states) == 1:
-            return layer_input, tuple([state.unsqueeze(1) for state in new_states[0]])
-        return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
-
-    return run
+    entering = zip(*[state.unbind(1) for state in states], strict=True)
+    layer_input = x_BI
+    new_states: list[States] = []
+    for layer in range(parameters.num_layers):
+        outputs = []
+        for direction in range(directions(parameters)):
+            weights = weights_of(cell, parameters, layer, direction)
+            output, new = _one_step(cell, weights, layer_input, next(entering), fused)
+            outputs.append(output)
+            new_states.append(new)
+        layer_input = _next_input(parameters, layer, outputs)
+    if len(new_states) == 1:
+        return layer_input, tuple([state.unsqueeze(1) for state in new_states[0]])
+    return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
 
 
-def _one_step(cell: Cell, weights: Weights, fused: bool) -> Callable[[Tensor, States], tuple[Tensor, States]]:
+def _one_step(cell: Cell, weights: Weights, x_BI: Tensor, states: States, fused: bool) -> tuple[Tensor, States]:
     """One step of one layer in one direction."""
-    given = list(weights.values())
-
-    def by_torch(x_BI: Tensor, states: States) -> tuple[Tensor, States]:
-        states = torch.lstm_cell(x_BI, states, *given)
-        return states[0], states
-
     # Not torch.gru_cell: it rounds some gates differently.
-    if fused and cell.TORCH is nn.LSTM and "weight_hr" not in weights and given[0].device.type == "cpu":
-        return by_torch
-    return lambda x_BI, states: cell.step(weights, cell.project(weights, x_BI), states)
+    if fused and cell.TORCH is nn.LSTM and "weight_hr" not in weights and x_BI.device.type == "cpu":
+        states = torch.lstm_cell(x_BI, states, *weights.values())
+        return states[0], states
+    return cell.step(weights, cell.project(weights, x_BI), states)
 
 
 def run_sequence(

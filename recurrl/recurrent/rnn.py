@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recurrl.recurrent.backends import Options, load_backend
 from recurrl.recurrent.cells import gru, lstm
 from recurrl.recurrent.gated import GatedCell
-from recurrl.recurrent.layer import make_step, run_sequence, state_shapes
+from recurrl.recurrent.layer import run_sequence, run_step, state_shapes
 from recurrl.recurrent.segments import Segments
 
 
@@ -64,9 +64,9 @@ class PythonRNN(nn.RNNBase):
         elif self.bidirectional:
             raise ValueError(f"{name} takes no mask when it is bidirectional. Drop the mask, or one direction.")
         else:
-            outputs, step = [], make_step(self.cell, self)
+            outputs = []
             for t in range(steps):
-                y, new = step(x[:, t], None, states_BLX)
+                y, new = run_step(self.cell, self, x[:, t], states_BLX)
                 running = mask[:, t, None, None]
                 states_BLX = tuple(torch.where(running, n, old) for n, old in zip(new, states_BLX, strict=True))
                 outputs.append(torch.where(mask[:, t, None], y, 0.0))

@@ -72,10 +72,10 @@ def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_
     replayed = []
     for chosen_SK in slices_SK.split(minibatch_slices):
         # With gradients enabled, so that the backend is the one of the update.
-        distribution, value, state = policy.sequence(*policy.inputs(chosen_SK))
+        distribution, value, state, _ = policy.sequence(*policy.inputs(chosen_SK))
         sequence = {LOG_PROB: distribution.log_prob(chosen_SK[ACTION]), **({} if value is None else {VALUE: value})}
         with torch.no_grad():
-            action, _, _, after = policy.step(*policy.inputs(chosen_SK.reshape(-1)), deterministic=True)
+            action, _, _, after, _ = policy.step(*policy.inputs(chosen_SK.reshape(-1)))
         step = TensorDict({ACTION: action, "next": dict(after)}, [chosen_SK.numel()])
         entries = {"sequence": {**sequence, "next": dict(state)}, "step": step.reshape(chosen_SK.batch_size)}
         replayed.append(TensorDict(entries, chosen_SK.batch_size).detach())
@@ -93,8 +93,8 @@ def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
     if differing:
         raise ReplayError(
             "Evaluation would be random: the policy returned two different deterministic actions for the same "
-            "observation. Neither Policy.step(..., deterministic=True) nor the mode or deterministic_sample of the "
-            "actor's distribution may draw random numbers."
+            "observation. Neither Policy.step(...) without noise nor the mode of the actor's distribution may draw "
+            "random numbers."
         )
 
 

@@ -188,7 +188,9 @@ def test_sampled_actions_have_the_frequencies_of_the_policy(
     torch.manual_seed(0)
     observation = np.tile(np.float32([0.3, -0.4, 0.5]), (count, 1))
     found, _ = agent.act(torch.from_numpy(observation), agent.initial_state(count), deterministic=False)
-    expected, *_ = agent.policy.step(torch.from_numpy(observation), agent.policy.initial_state(count), None)
+    policy = agent.policy
+    noise, state = torch.randn(count, policy.noise_size), policy.initial_state(count)
+    expected = policy.step(torch.from_numpy(observation), state, None, noise).action
     pairs = [(found, expected)]
     if kind == "dict":
         pairs = [(found["move"], expected["move"]), (found["more"]["aim"], expected["more", "aim"].clamp(-1, 1))]

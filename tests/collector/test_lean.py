@@ -154,7 +154,7 @@ class Cautious(Policy):
     """A step of its own."""
 
     def step(self, *arguments: Any, **options: Any) -> Any:
-        return super().step(*arguments[:3], deterministic=True)
+        return super().step(*arguments[:3])
 
 
 def test_a_policy_with_a_step_of_its_own_is_called_by_it(small: Compose) -> None:
@@ -165,7 +165,7 @@ def test_a_policy_with_a_step_of_its_own_is_called_by_it(small: Compose) -> None
     assert collector.why_general == "the policy overrides step, Cautious.step"
     batch = next(iter(collector))
     collector.shutdown()
-    distribution, _, _ = policy.sequence(*policy.inputs(batch))
+    distribution, _, _, _ = policy.sequence(*policy.inputs(batch))
     assert torch.equal(batch["action"], distribution.logits.argmax(-1))
 
 

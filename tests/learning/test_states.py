@@ -101,7 +101,7 @@ def one_by_one(policy: Policy, row: TensorDictBase, entering: States) -> tuple[l
         step = row[t : t + 1].select(OBSERVATION, ACTION)
         stored = {key: row[key][t : t + 1] for key in policy.state_keys}
         state = stored if t > 0 and bool(row["is_init"][t]) else entering
-        distribution, step[VALUE], entering = policy.stepper()(step[OBSERVATION], state, None)
+        _, _, step[VALUE], entering, distribution = policy.step(step[OBSERVATION], state)
         step[LOG_PROB], step["next"] = distribution.log_prob(step[ACTION]), TensorDict(entering, [1])
         done.append(step)
     return done, entering
@@ -133,7 +133,7 @@ def plain_loss(steps: list[TensorDictBase]) -> Tensor:
 
 
 def sequence_loss(policy: Policy, slices: TensorDictBase) -> Tensor:
-    distribution, value, _ = policy.sequence(*policy.inputs(slices))
+    distribution, value, _, _ = policy.sequence(*policy.inputs(slices))
     log_prob = distribution.log_prob(slices[ACTION])
     return plain_loss([TensorDict({VALUE: value, LOG_PROB: log_prob}, slices.batch_size)])
 

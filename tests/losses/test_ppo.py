@@ -48,7 +48,7 @@ def make(small: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
     if config.algorithm.critic == "recurrent":
         batch["critic_recurrent_state"] = torch.randn(B, T, 1, 4, dtype=torch.float64)
     with torch.no_grad():
-        distribution, value, _ = policy.sequence(*policy.inputs(batch))
+        distribution, value, _, _ = policy.sequence(*policy.inputs(batch))
         batch["action"] = distribution.sample()
     log_prob = distribution.log_prob(batch["action"])
     batch["action_log_prob"] = log_prob + 0.3 * torch.randn(B, T, dtype=torch.float64)
@@ -59,7 +59,7 @@ def make(small: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
 
 
 def by_formula(policy: Policy, batch: TensorDict, config: Any) -> dict[str, Tensor]:
-    distribution, value, _ = policy.sequence(*policy.inputs(batch))
+    distribution, value, _, _ = policy.sequence(*policy.inputs(batch))
     log_ratio = (distribution.log_prob(batch["action"]) - batch["action_log_prob"]).unsqueeze(-1)
     ratio, advantage = log_ratio.exp(), batch["advantage"]
     if config.normalize_advantage == "minibatch":
@@ -164,7 +164,7 @@ class Critic(TensorDictModuleBase):
         self.in_keys, self.out_keys = PolicyModule(policy).in_keys, ["state_value"]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        _, value, _ = self.policy.sequence(*self.policy.inputs(tensordict))
+        _, value, _, _ = self.policy.sequence(*self.policy.inputs(tensordict))
         return tensordict.set("state_value", value)
 
 

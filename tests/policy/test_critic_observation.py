@@ -60,8 +60,8 @@ def test_the_actor_does_not_see_what_only_the_critic_does(
     observation, state, is_init = policy.inputs(slices)
     other = changed(observation, policy.critic_only)
     with torch.no_grad():
-        before, value, states = policy.sequence(observation, state, is_init)
-        after, other_value, other_states = policy.sequence(other, state, is_init)
+        before, value, states, _ = policy.sequence(observation, state, is_init)
+        after, other_value, other_states, _ = policy.sequence(other, state, is_init)
     assert torch.equal(before.log_prob(slices["action"]), after.log_prob(slices["action"]))
     assert value is not None
     assert other_value is not None
@@ -70,7 +70,7 @@ def test_the_actor_does_not_see_what_only_the_critic_does(
         assert torch.equal(states[key], other_states[key])
     flat = batch.reshape(-1)
     _, state, is_init = policy.inputs(flat)
-    one, another = (policy.step(each.reshape(-1), state, is_init, deterministic=True) for each in (observation, other))
+    one, another = (policy.step(each.reshape(-1), state, is_init) for each in (observation, other))
     assert torch.equal(one[0], another[0])
     assert torch.equal(one[1], another[1])
 
@@ -81,7 +81,7 @@ def test_replayed_values_equal_the_rollouts(
 ) -> None:
     policy, batch = collect(small(*task, critic))
     with torch.no_grad():
-        _, replayed, _ = policy.sequence(*policy.inputs(batch.reshape(-1, 8)))
+        _, replayed, _, _ = policy.sequence(*policy.inputs(batch.reshape(-1, 8)))
     torch.testing.assert_close(replayed, batch[VALUE].reshape(-1, 8, 1), rtol=1e-5, atol=1e-5)
 
 
@@ -140,7 +140,7 @@ def test_acting_needs_no_entry_of_the_critics(
     if not isinstance(observation, dict) and "hidden" in policy.critic_only and config.env.mask:
         seen = np.delete(observation, config.env.mask)
         batched["observation", "observation"] = torch.from_numpy(seen)[None]
-        expected = policy.step(*policy.inputs(batched), deterministic=True)[0]
+        expected = policy.step(*policy.inputs(batched))[0]
         assert int(action) == int(expected)
     assert env.action_space.contains(action)
     assert evaluate(config.env, policy, 2, seed=0)

@@ -30,7 +30,7 @@ def test_replayed_values_equal_the_rollouts_whatever_memory_the_critic_has(
     batch = next(iter(collector))
     collector.shutdown()
     with torch.no_grad():
-        _, replayed, _ = policy.sequence(*policy.inputs(batch.reshape(8, 8)))
+        _, replayed, _, _ = policy.sequence(*policy.inputs(batch.reshape(8, 8)))
     torch.testing.assert_close(replayed, batch[VALUE].reshape(8, 8, 1), rtol=1e-5, atol=1e-5)
 
 

@@ -13,12 +13,11 @@ from torchrl.modules.distributions.utils import has_analytic_entropy
 
 from recurrl.policy.distributions import (
     Binary,
+    DiagonalGaussian,
     Joint,
+    MultiCategorical,
     SquashedGaussian,
     categorical,
-    deterministic,
-    diagonal_gaussian,
-    multi_categorical,
 )
 
 
@@ -33,14 +32,14 @@ def normal_logits(*shape: int) -> Tensor:
 
 def test_several_choices_are_the_product_of_single_ones() -> None:
     logits = normal_logits(7, 9)
-    found = multi_categorical((2, 4, 3), logits)
+    found = MultiCategorical((2, 4, 3), logits)
     parts = [Categorical(logits=part) for part in logits.split((2, 4, 3), -1)]
     action = found.sample((100,))
     assert action.shape == (100, 7, 3)
     log_prob = torch.stack([part.log_prob(action[..., i]) for i, part in enumerate(parts)]).sum(0)
     torch.testing.assert_close(found.log_prob(action), log_prob)
     torch.testing.assert_close(found.entropy(), torch.stack([part.entropy() for part in parts]).sum(0))
-    torch.testing.assert_close(deterministic(found), torch.stack([part.mode for part in parts], -1))
+    torch.testing.assert_close(found.mode, torch.stack([part.mode for part in parts], -1))
 
 
 def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability() -> None:
@@ -51,15 +50,15 @@ def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability()
     expected = logits - logits[allowed].logsumexp(0)
     torch.testing.assert_close(found.log_prob(torch.tensor([0, 2, 3])), expected[allowed])
     torch.testing.assert_close(found.entropy(), -(expected.exp() * expected)[allowed].sum())
-    assert deterministic(found) == torch.where(allowed, logits, -math.inf).argmax()
+    assert found.mode == torch.where(allowed, logits, -math.inf).argmax()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype: torch.dtype) -> None:
     logits = torch.randn(6, dtype=dtype, requires_grad=True)
     mask = torch.tensor([0, 1, 1, 0, 0, 1])
-    other = multi_categorical((3, 3), torch.randn(6, dtype=dtype), mask)
-    found = multi_categorical((3, 3), logits, mask)
+    other = MultiCategorical((3, 3), torch.randn(6, dtype=dtype), mask)
+    found = MultiCategorical((3, 3), logits, mask)
     total = found.log_prob(torch.tensor([1, 2])) + found.entropy() + kl_divergence(found, other)
     (gradient,) = torch.autograd.grad(total, logits)
     assert gradient.isfinite().all()
@@ -70,7 +69,7 @@ def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype: to
 def test_bits_are_independent_and_a_tie_is_zero() -> None:
     logits = torch.tensor([[0.0, 2.0, -1.0]], dtype=torch.float64)
     found = Binary(logits)
-    action = found.sample((500,))
+    action = Binary(logits.expand(500, 3)).action_from_noise(torch.randn(500, 3))
     assert action.dtype == torch.int8
     assert set(action.flatten().tolist()) == {0, 1}
     probability = torch.sigmoid(logits)
@@ -78,7 +77,7 @@ def test_bits_are_independent_and_a_tie_is_zero() -> None:
     torch.testing.assert_close(found.log_prob(action), expected)
     entropy = -(probability * probability.log() + (1 - probability) * (1 - probability).log()).sum(-1)
     torch.testing.assert_close(found.entropy(), entropy)
-    assert deterministic(found).tolist() == [[0, 1, 0]]
+    assert found.mode.tolist() == [[0, 1, 0]]
 
 
 def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives() -> None:
@@ -88,7 +87,7 @@ def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives() 
     action = found.sample((50,))
     assert action.abs().max() < 1
     torch.testing.assert_close(found.log_prob(action), expected.log_prob(action).sum(-1))
-    torch.testing.assert_close(deterministic(found), loc.tanh())
+    torch.testing.assert_close(found.mode, loc.tanh())
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.5, 1.0, 3.0])
@@ -157,17 +156,18 @@ def joint(shift: float = 0.0) -> Joint:
     loc = torch.arange(6.0).reshape(3, 2) + shift
     return Joint(
         {
-            "aim": diagonal_gaussian(loc, torch.full((3, 2), 0.5)),
+            "aim": DiagonalGaussian(loc, torch.full((3, 2), 0.5)),
             ("legs", "step"): categorical(torch.arange(12.0).reshape(3, 4) * (1 + shift)),
             ("legs", "jump"): Binary(torch.full((3, 1), 0.3 + shift)),
             "lever": SquashedGaussian(loc / 5, torch.ones(3, 2)),
-        }
+        },
+        noise_sizes=[2, 4, 1, 2],
     )
 
 
 def test_the_parts_of_an_action_add_up() -> None:
     found, other = joint(), joint(0.1)
-    action = found.sample()
+    action = found.action_from_noise(torch.randn(3, 9))
     assert isinstance(action, TensorDict)
     assert action["legs", "step"].shape == (3,)
 
@@ -179,7 +179,7 @@ def test_the_parts_of_an_action_add_up() -> None:
     torch.testing.assert_close(found.entropy(), total([part.entropy() for part in parts.values()]))
     divergence = total([kl_divergence(part, other.parts[key]) for key, part in found.parts.items()])
     torch.testing.assert_close(kl_divergence(found, other), divergence)
-    chosen = deterministic(found)
+    chosen = found.mode
     assert torch.equal(chosen["aim"], found.parts["aim"].mean)
     assert chosen["legs", "step"].tolist() == [3, 3, 3]
 

@@ -60,7 +60,7 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(
     policy, batch = collect(configure(env_id, *overrides, **kwargs))
     slices = batch.reshape(8, 8)
     with torch.no_grad():
-        distribution, value, _ = policy.sequence(*policy.inputs(slices))
+        distribution, value, _, _ = policy.sequence(*policy.inputs(slices))
     log_prob = distribution.log_prob(slices[ACTION])
     torch.testing.assert_close(log_prob, slices[LOG_PROB], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(value, slices[VALUE], rtol=1e-5, atol=1e-5)

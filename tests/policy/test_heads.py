@@ -49,7 +49,7 @@ def test_a_mask_changes_the_action_and_nothing_else(configure: Configure, collec
     other = batch.select(OBSERVATION, "is_init", *policy.state_keys)[:, 0].clone()
     other[OBSERVATION, "action_mask"] = 1 - other[OBSERVATION, "action_mask"]
     with torch.no_grad():
-        _, log_prob, value, _ = policy.step(*policy.inputs(other))
+        _, log_prob, value, _, _ = policy.step(*policy.inputs(other))
     torch.testing.assert_close(value, batch[VALUE][:, 0])
     assert (log_prob != batch[LOG_PROB][:, 0]).all()
 
@@ -90,5 +90,5 @@ def test_the_first_policy_is_uniform_over_what_is_allowed(compose: Configure) ->
     observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=Binary(4)))
     policy = make_policy(compose("device=cpu", "cell=none"), observation, Categorical(4))
     seen = {"seen": torch.randn(9, 2), "action_mask": torch.tensor([[0, 1, 0, 1]] * 9)}
-    probability = policy.stepper()(seen, {}, None)[0].probs
+    probability = policy.step(seen, {}).distribution.probs
     torch.testing.assert_close(probability, torch.tensor([[0, 0.5, 0, 0.5]] * 9), rtol=0, atol=0.02)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.policy.distributions import SquashedGaussian, diagonal_gaussian, displaced
+from recurrl.policy.distributions import DiagonalGaussian, SquashedGaussian
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 
 Compose = Callable[..., TrainConfig]
@@ -24,21 +24,21 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 def test_noise_has_unit_variance_from_the_first_step_on_and_the_given_correlation() -> None:
     torch.manual_seed(0)
-    noise, steps = CorrelatedNoise(2, 0.8), [torch.zeros(20_000, 1, 2)]
+    noise, steps = CorrelatedNoise(2, 0.8), [torch.zeros(20_000, 2)]
     for _ in range(3):
-        steps.append(noise(steps[-1]))
+        steps.append(noise(steps[-1], torch.randn(20_000, 2)))
     for step in steps[1:]:
         assert step.std().item() == pytest.approx(1, abs=0.02)
     assert correlation(steps[1], steps[2]) == pytest.approx(0.8, abs=0.02)
     assert correlation(steps[1], steps[3]) == pytest.approx(0.64, abs=0.02)
 
 
-@pytest.mark.parametrize("kind", [diagonal_gaussian, SquashedGaussian])
+@pytest.mark.parametrize("kind", [DiagonalGaussian, SquashedGaussian])
 def test_an_action_is_as_far_off_the_mean_as_the_noise_says(
-    kind: Callable[..., torch.distributions.Distribution],
+    kind: type[DiagonalGaussian | SquashedGaussian],
 ) -> None:
-    loc, noise = torch.tensor([[0.5, -0.5]]), torch.tensor([[[2.0, -1.0]]])
-    found = displaced(kind(loc, torch.tensor([[0.1, 0.2]])), noise)
+    loc, noise = torch.tensor([[0.5, -0.5]]), torch.tensor([[2.0, -1.0]])
+    found = kind(loc, torch.tensor([[0.1, 0.2]])).action_from_noise(noise)
     expected = torch.tensor([[0.7, -0.7]])
     torch.testing.assert_close(found, expected.tanh() if kind is SquashedGaussian else expected)
 
@@ -55,7 +55,7 @@ def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_en
     collector = make_collector(config, policy)
     batch = next(iter(collector))
     collector.shutdown()
-    distribution, _, _ = policy.sequence(*policy.inputs(batch))
+    distribution, _, _, _ = policy.sequence(*policy.inputs(batch))
     torch.testing.assert_close(distribution.log_prob(batch["action"]), batch["action_log_prob"])
     deviation = ((batch["action"] - distribution.mean) / distribution.stddev).detach().squeeze(-1)
     starts = batch["is_init"].squeeze(-1)[:, 1:]
@@ -67,14 +67,14 @@ def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_en
 
 def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leaves_it_as_it_is(small: Compose) -> None:
     policy = make_policy_for(small(*OPTIONS, "policy.noise_correlation=0.9"))
-    state = {**policy.initial_state(2), NOISE: torch.full((2, 1, 1), 50.0)}
+    state = {**policy.initial_state(2), NOISE: torch.full((2, 1), 50.0)}
     observation, is_init = torch.zeros(2, 2), torch.tensor([True, False])
-    _, _, _, after = policy.step(observation, state, is_init)
+    _, _, _, after, _ = policy.step(observation, state, is_init, torch.randn(2, 1))
     assert after[NOISE][0].abs().item() < 10
     assert after[NOISE][1].item() == pytest.approx(45, abs=5)
-    action, _, _, after = policy.step(observation, state, is_init, deterministic=True)
-    assert torch.equal(after[NOISE], state[NOISE])
-    assert torch.equal(action, policy.step(observation, policy.initial_state(2), deterministic=True)[0])
+    action, _, _, after, _ = policy.step(observation, state, is_init)
+    assert after[NOISE].tolist() == [[0.0], [50.0]]
+    assert torch.equal(action, policy.step(observation, policy.initial_state(2))[0])
 
 
 def test_discrete_actions_have_no_noise(small: Compose) -> None:

@@ -41,7 +41,7 @@ def cell(kind: str, prefix: str = "", layers: int = 2) -> nn.Module:
 def make(kind: str, critic: str = "shared") -> Policy:
     torch.manual_seed(0)
     own = None if critic == "shared" else Trunk(nn.Identity(), cell(kind, "critic_"))
-    actor = ActionHead(nn.Linear(H, 4), categorical)
+    actor = ActionHead(nn.Linear(H, 4), categorical, noise_size=4)
     return Policy(Trunk(nn.Identity(), cell(kind)), actor, nn.Linear(H, 1), own)
 
 
@@ -55,10 +55,9 @@ def test_a_sequence_is_its_steps_one_after_the_other(kind: str, critic: str) -> 
         key: (B, *shape) for key, shape in policy.state_shapes.items()
     }
     stored = {key: torch.zeros(B, T, *shape) for key, shape in policy.state_shapes.items()}
-    distribution, values, ends = policy.sequence(observation, stored, is_init)
+    distribution, values, ends, _ = policy.sequence(observation, stored, is_init)
     for t in range(T):
-        torch.manual_seed(t)
-        action, log_prob, value, state = policy.step(observation[:, t], state, is_init[:, t])
+        action, log_prob, value, state, _ = policy.step(observation[:, t], state, is_init[:, t], torch.randn(B, 4))
         torch.testing.assert_close(distribution.logits[:, t].gather(-1, action[:, None])[:, 0], log_prob)
         torch.testing.assert_close(values[:, t], value)
         last = is_init[:, t + 1] if t + 1 < T else torch.ones(B, dtype=torch.bool)
@@ -71,20 +70,20 @@ def test_a_step_remembers_nothing_but_the_state(kind: str) -> None:
     policy = make(kind)
     observation, state = torch.randn(B, 3), {key: torch.randn(B, 2, H) for key in policy.state_keys}
     none, everywhere = torch.zeros(B, dtype=torch.bool), torch.ones(B, dtype=torch.bool)
-    first = policy.step(observation, state, deterministic=True)
+    first = policy.step(observation, state)
     policy.step(torch.randn(B, 3), first[3])
-    for again in (policy.step(observation, state, deterministic=True), policy.step(observation, state, none, True)):
+    for again in (policy.step(observation, state), policy.step(observation, state, none)):
         assert torch.equal(again[0], first[0])
         assert torch.equal(again[2], first[2])
-    reset = policy.step(observation, state, everywhere, True)
-    assert torch.equal(reset[2], policy.step(observation, policy.initial_state(B), None, True)[2])
+    reset = policy.step(observation, state, everywhere)
+    assert torch.equal(reset[2], policy.step(observation, policy.initial_state(B))[2])
     assert not torch.equal(reset[2], first[2])
 
 
 def test_a_state_that_is_not_finite_does_not_survive_a_reset() -> None:
     policy = make("lstm")
     state = {key: torch.full((B, 2, H), torch.nan) for key in policy.state_keys}
-    _, log_prob, value, new = policy.step(torch.randn(B, 3), state, torch.ones(B, dtype=torch.bool))
+    _, log_prob, value, new, _ = policy.step(torch.randn(B, 3), state, torch.ones(B, dtype=torch.bool))
     assert all(each.isfinite().all() for each in (log_prob, value, *new.values()))
 
 
@@ -164,10 +163,7 @@ def test_nested_observations_may_be_dicts_or_tensordicts(small: Compose) -> None
         "b": torch.randint(3, (B,)),
         "action_mask": torch.tensor([[1, 0, 1, 0]] * B),
     }
-    outputs = [
-        policy.step(observation, policy.initial_state(B), deterministic=True)
-        for observation in (plain, TensorDict(plain, [B]))
-    ]
+    outputs = [policy.step(observation, policy.initial_state(B)) for observation in (plain, TensorDict(plain, [B]))]
     assert torch.equal(outputs[0][1], outputs[1][1])
     assert torch.equal(outputs[0][2], outputs[1][2])
 
@@ -183,7 +179,7 @@ def test_the_tensordict_module_is_the_policy(critic: str, small: Compose) -> Non
         rows: TensorDictBase = env.rollout(16, module, break_when_any_done=False)
     env.close()
     observation, state, is_init = policy.inputs(rows)
-    distribution, value, ends = policy.sequence(observation, state, is_init)
+    distribution, value, ends, _ = policy.sequence(observation, state, is_init)
     torch.testing.assert_close(rows["action_log_prob"], distribution.log_prob(rows["action"]))
     torch.testing.assert_close(rows["state_value"], value)
     with set_recurrent_mode(True):

@@ -35,7 +35,7 @@ def trunk_of(config: TrainConfig, collect: Collect) -> Seen:
     policy, batch = collect(config)
     trunk, (observation, state, is_init) = policy.trunk, policy.inputs(batch[:, 0])
     with torch.no_grad():
-        features, _ = trunk.stepper()(observation, state, is_init)
+        features, _ = trunk.step(observation, policy.reset(state, is_init))
         encoded = trunk.encoder(trunk.preprocess(observation))
         rnn_output, _ = trunk.core.run(encoded, is_init, tuple(state.values()), sequence=False)
     return Seen(policy, observation, encoded, rnn_output, features)
@@ -107,6 +107,6 @@ def test_an_encoder_sees_one_batch_dimension(kind: Callable[..., Any]) -> None:
     observation = {"vector": torch.randn(5, 7, 4), "more": {"number": torch.randn(5, 7, 1)}}
     features, _ = trunk.sequence(kind(observation), {}, None)
     step = {"vector": observation["vector"][:, 2], "more": {"number": observation["more"]["number"][:, 2]}}
-    torch.testing.assert_close(features[:, 2], trunk.stepper()(kind(step), {}, None)[0])
+    torch.testing.assert_close(features[:, 2], trunk.step(kind(step), {})[0])
     trunk.observe(kind(observation))
     assert encoder.shapes == [((35, 4), (35, 1)), ((5, 4), (5, 1)), ((35, 4), (35, 1))]

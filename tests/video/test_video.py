@@ -130,7 +130,7 @@ def test_the_states_and_values_shown_are_the_policys(agent_of: AgentOf) -> None:
     for step, action in enumerate(episode.actions):
         seen = torch.from_numpy(observation[[0, 2]])[None]
         with torch.no_grad():
-            _, _, value, state = agent.policy.step(seen, state, torch.zeros(1, dtype=torch.bool))
+            _, _, value, state, _ = agent.policy.step(seen, state, torch.zeros(1, dtype=torch.bool))
         assert value is not None
         assert episode.values[step] == pytest.approx(value.item(), abs=1e-6)
         for name, each in state.items():

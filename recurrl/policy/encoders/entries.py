@@ -3,8 +3,8 @@
 Shape legend: B batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from collections.abc import Callable, Mapping
+from functools import reduce
 from operator import getitem
 from typing import Any
 
@@ -14,7 +14,6 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.errors import ConfigError
 from recurrl.keys import PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
-from recurrl.policy.functions import as_function
 from recurrl.policy.normalization import observe
 
 
@@ -57,19 +56,15 @@ class DictEncoder(nn.Module):
 
     def forward(self, observation: Any) -> Tensor:
         """``[B, sum of widths]``."""
-        return self._run(self.networks, observation)
-
-    def as_function(self) -> Callable[[Any], Tensor]:
-        """See :func:`recurrl.policy.functions.as_function`."""
-        return partial(self._run, [as_function(network) for network in self.networks])
-
-    def _run(self, networks: Iterable[Callable[[Tensor], Tensor]], observation: Any) -> Tensor:
-        outputs = [
-            network(reduce(getitem, path, observation)) for path, network in zip(self.paths, networks, strict=True)
-        ]
+        outputs = [network(entry) for network, entry in self._entries(observation)]
         return torch.cat(outputs, -1)
 
     def observe(self, observation: Any) -> None:
         """Adds observations to the running statistics of the networks that have any."""
-        for path, network in zip(self.paths, self.networks, strict=True):
-            observe(network, reduce(getitem, path, observation))
+        for network, entry in self._entries(observation):
+            observe(network, entry)
+
+    def _entries(self, observation: Any) -> list[tuple[nn.Module, Tensor]]:
+        """Each network with its entry."""
+        paths = zip(self.networks, self.paths, strict=True)
+        return [(network, reduce(getitem, path, observation)) for network, path in paths]

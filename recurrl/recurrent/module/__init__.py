@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import ClassVar, NoReturn, cast
 
 import torch
@@ -23,7 +23,7 @@ from torchrl.modules import recurrent_mode
 from recurrl.recurrent import auto, backends, precision, rnn, submodule
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
-from recurrl.recurrent.layer import Parameters, Step, make_step, run_sequence, state_shapes
+from recurrl.recurrent.layer import Parameters, reset_states, run_sequence, run_step, state_shapes
 from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
 from recurrl.recurrent.module.keys import read_keys, state_keys, written_keys
 from recurrl.recurrent.segments import Segments, in_transform
@@ -303,7 +303,7 @@ class RecurrentModule(TensorDictModuleBase):
         Raises:
             ValueError: the backend cannot run here.
         """
-        compute = self._sequence if sequence else make_step(self.cell, self.layers)
+        compute = self._sequence if sequence else self._step
         device = x.device.type
         if not torch.is_autocast_enabled(device):
             return compute(x, is_init, states)
@@ -312,11 +312,11 @@ class RecurrentModule(TensorDictModuleBase):
         with torch.autocast(device, enabled=False):
             return compute(x.to(dtype), is_init, tuple(state.to(dtype) for state in states))
 
-    def stepper(self) -> Step:
-        """:meth:`run` for many steps with the parameters that there are now: ``(x, is_init, states)`` to the same."""
-        if torch.is_autocast_enabled(next(self.layers.named_parameters())[1].device.type):
-            return partial(self.run, sequence=False)
-        return make_step(self.cell, self.layers, fused=not self.python_based)
+    def _step(self, x_BI: Tensor, is_init_B: Tensor | None, states: States) -> tuple[Tensor, States]:
+        if is_init_B is not None:
+            states = reset_states(states, is_init_B)
+        fused = not (self.python_based or in_transform())
+        return run_step(self.cell, self.layers, x_BI, states, fused)
 
     def _warn_of_ignored(self, backend: str | Backend, options: Options, device: torch.device) -> None:
         name = backends.name_of(backend)

@@ -9,7 +9,6 @@ from torchrl.data import Bounded, Composite, TensorSpec, Unbounded
 
 from recurrl.errors import ConfigError
 from recurrl.policy.encoders.entries import per_entry
-from recurrl.policy.functions import as_function
 
 
 class Doubled(nn.Module):
@@ -40,7 +39,6 @@ def test_outputs_are_concatenated_and_the_previous_step_stays_as_it_is() -> None
     expected = torch.tensor([[2.0, 2, 2, 1, 1, 1]] * 3)
     assert torch.equal(encoder(ones), expected)
     assert torch.equal(encoder(ones.to_dict()), expected)
-    assert torch.equal(as_function(encoder)(ones), expected)
 
 
 def test_networks_observe_their_entry() -> None:
