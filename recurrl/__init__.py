@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recurrl.callbacks import Callback
     from recurrl.cli.load_run import load
     from recurrl.cli.train_run import Run, train
     from recurrl.learning.buffers.replay import make_replay_buffer
@@ -18,9 +19,10 @@ STARTED = time.time()
 """When this process began to import the package: the beginning of its first run."""
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load", "make_replay_buffer", "train"]
+__all__ = ["Callback", "Run", "__version__", "load", "make_replay_buffer", "train"]
 
 _MODULES = {
+    "Callback": "recurrl.callbacks",
     "Run": "recurrl.cli.train_run",
     "load": "recurrl.cli.load_run",
     "make_replay_buffer": "recurrl.learning.buffers.replay",

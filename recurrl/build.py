@@ -1,13 +1,24 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
-from collections.abc import Callable, Collection
-from contextlib import closing
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from recurrl import checkpoint
+from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import Algorithm
+from recurrl.callbacks.callback import Adapted, Callback, Callbacks, IterationCallback
+from recurrl.callbacks.checkpoint import CompleteCheckpoint, SaveCheckpoint
+from recurrl.callbacks.diagnosis import Diagnosis
+from recurrl.callbacks.evaluation import Evaluation
+from recurrl.callbacks.log import Log
+from recurrl.callbacks.rollout import ConsistencyCheck, EpisodeStatistics
 from recurrl.collector.restarts import RestartingCollector, Restarts
 from recurrl.collector.rollouts import RolloutCollector, Rollouts
 from recurrl.config import TrainConfig, WorkersConfig
@@ -16,8 +27,9 @@ from recurrl.config.collector import ReplayConfig
 from recurrl.config.options import check_effects
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
+from recurrl.errors import naming
+from recurrl.evaluation import Evaluator
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
-from recurrl.learning.diagnosis import Diagnosis
 from recurrl.learning.flat import Adam, flattened
 from recurrl.learning.learner import Learner
 from recurrl.learning.learning_rate import LearningRate
@@ -25,12 +37,99 @@ from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
 from recurrl.policy import Policy, make_policy
 from recurrl.policy.spaces import kinds
+from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
 from recurrl.replay_check.check import check_replay
 from recurrl.runtime.ranks import World, world
-from recurrl.runtime.seeds import seed_after, seed_process, seeds
+from recurrl.runtime.report import Report
+from recurrl.runtime.seeds import seed_after, seed_of_rank, seed_process, seeds
+from recurrl.runtime.signals import StopRequest
+from recurrl.tracking import make_trackers
+from recurrl.trainer import Trainer
 
+logger = logging.getLogger(__name__)
 _DEFAULT_THREADS = torch.get_num_threads()
+
+
+def make_trainer(
+    config: TrainConfig,
+    run_dir: Path,
+    settings: Mapping[str, Any],
+    report: Report,
+    request: StopRequest,
+    start: checkpoint.Checkpoint | None = None,
+    explicit_keys: Collection[str] = (),
+    callbacks: Sequence[Callback | IterationCallback] = (),
+) -> Trainer:
+    """A run, ready to :meth:`~recurrl.trainer.Trainer.fit`, on any of its ranks.
+
+    Args:
+        config: of the whole run, checked.
+        run_dir: where rank 0 writes everything.
+        settings: the whole configuration as plain values, for trackers and checkpoints.
+        report: updated during the run; its frames are those before a resume.
+        request: ends the run after an iteration, with a checkpoint; an evaluation stops between two steps.
+        start: the checkpoint to resume from, on rank 0; None for a new run.
+        explicit_keys: the keys of values that the user gave; those without an effect in this environment are rejected.
+        callbacks: the user's.
+
+    Raises:
+        ConfigError: the environment cannot be used as requested.
+    """
+    share = share_of(config, world())
+    set_process_state(share)
+    policy = make_policy_for(share, explicit_keys)
+    if world().rank == 0 and start is None:
+        # Before the algorithm is made, which may copy the first policy.
+        report.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
+    learner, restarts = make_learner(share, policy), Restarts(config.collector.on_fault)
+    logger.info(describe(config, policy))
+    report.has_begun = True
+    if world().rank > 0:
+        seed_process(seed_of_rank(config.seed, report.frames, world().rank))
+    with ExitStack() as opened:
+        of_run = make_callbacks(config, run_dir, settings, policy, request, start, restarts, callbacks)
+        opened.callback(of_run.close, failed=True)
+        collector = make_collector(share, policy, report.frames, restarts)
+        opened.pop_all()
+    return Trainer(config, run_dir, learner, collector, of_run, report, request)
+
+
+def make_callbacks(
+    config: TrainConfig,
+    run_dir: Path,
+    settings: Mapping[str, Any],
+    policy: Policy,
+    request: StopRequest,
+    start: checkpoint.Checkpoint | None,
+    restarts: Restarts,
+    callbacks: Sequence[Callback | IterationCallback],
+) -> Callbacks:
+    """The callbacks of a run in their order: save, evaluate, then the user's, then log.
+
+    A run that is interrupted during an evaluation so has a checkpoint, from which a resumed run repeats it.
+    """
+    share = share_of(config, world())
+    check = [ConsistencyCheck(make_replay_check(share, policy))] if config.replay_check else []
+    if world().rank > 0:
+        return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
+    trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
+    diagnosis = make_diagnosis(config, policy)
+    evaluator = Evaluator(
+        config.env, policy, config.evaluation, config.seed, restart=restarts.after, stopped=lambda: request.made
+    )
+    return Callbacks(
+        [
+            *check,
+            EpisodeStatistics(),
+            diagnosis,
+            SaveCheckpoint(config, settings, trackers.ids, start, restarts),
+            Evaluation(evaluator, restarts),
+            *(each if isinstance(each, Callback) else Adapted(each, Agent(policy, config.env)) for each in callbacks),
+            Log(trackers, diagnosis, config.total_frames),
+            CompleteCheckpoint(config.checkpoint.keep_last),
+        ]
+    )
 
 
 def share_of(config: TrainConfig, ranks: World) -> TrainConfig:
@@ -62,20 +161,39 @@ def set_process_state(config: TrainConfig) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def make_policy_for(config: TrainConfig, given: Collection[str] = ()) -> Policy:
+def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) -> Policy:
     """The configured policy. One copy of the environment is made and closed for its specs.
 
     Args:
         config: a checked configuration.
-        given: the keys of values that the user gave.
+        explicit_keys: the keys of values that the user gave.
 
     Raises:
-        ConfigError: the policy cannot be made for these specs, or a given value has no effect with them.
+        ConfigError: the policy cannot be made for these specs, or an explicit value has no effect with them.
     """
     with closing(make_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
-        check_effects(config, given, kinds(observation[OBSERVATION], action))
+        check_effects(config, explicit_keys, kinds(observation[OBSERVATION], action))
         return make_policy(config, observation, action)
+
+
+def warm_start(config: TrainConfig, policy: Policy, explicit_keys: Collection[str]) -> float | None:
+    """Initialises the policy of a new run from another run's weights and from recordings, as configured.
+
+    Returns:
+        The mean log-likelihood of recorded actions after pretraining, if there was any.
+
+    Raises:
+        ConfigError: there is no such run or recording, or it does not fit.
+    """
+    if config.init_from is not None:
+        with naming(f"init_from={config.init_from}"):
+            lines = checkpoint.warm_start(policy, Path(config.init_from), "policy.initial_std" in explicit_keys)
+        for line in lines:
+            logger.info(line)
+    if config.pretrain.folder is None:
+        return None
+    return pretrain(policy, config.env, config.pretrain, config.slice_len, config.minibatch_slices)["log_likelihood"]
 
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:

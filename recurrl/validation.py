@@ -26,7 +26,7 @@ from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import AUTO, Options, follows_torch, refusal
 from recurrl.recurrent.cell import Cell, is_parallel_in_time
 from recurrl.recurrent.precision import torch_refusal
-from recurrl.runtime.ranks import can_be_local, launched_size
+from recurrl.runtime.ranks import launched_size
 
 COMPILABLE = (AUTO, "native", "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
@@ -268,15 +268,11 @@ def _device_of_rank(config: TrainConfig) -> None:
         backend != "nccl" or device.type == "cuda",
         f"ranks.backend=nccl is not possible with device={config.device}. Give ranks.backend=gloo, or device=cuda.",
     )
-    require(
-        backend != "local" or can_be_local(),
-        "ranks.backend=local needs all ranks on one Linux machine. Give ranks.backend=gloo.",
-    )
     if device.type != "cuda":
         return
     numbered = ":" in config.device
     require(
-        backend in ("gloo", "local") or not numbered,
+        backend == "gloo" or not numbered,
         f"device={config.device} is one GPU for all ranks, which nccl does not do. Give device=cuda for one GPU a "
         "rank, or ranks.backend=gloo.",
     )

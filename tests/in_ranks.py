@@ -50,12 +50,12 @@ def in_ranks(size: int, call: Callable[[], Any]) -> list[Any]:
     return returned
 
 
-def met(call: Callable[[], Any], backend: str = "local") -> Callable[[], Any]:
+def met(call: Callable[[], Any]) -> Callable[[], Any]:
     """The call, after the ranks have met."""
 
     def met() -> Any:
         world().join()
-        world().prepare(backend, TIMEOUT_S)
+        world().connect("gloo", TIMEOUT_S)
         return call()
 
     return met

@@ -1,6 +1,6 @@
 """Checkpoints of a run: their contents, which ones are kept, and how they are found."""
 
-from recurrl.checkpoint.checkpoint import Checkpoint, components
+from recurrl.checkpoint.checkpoint import Checkpoint, components, of_ranks, restore
 from recurrl.checkpoint.files import add_evaluation
 from recurrl.checkpoint.run import AUTO, BEST, LAST, RETURN_MEAN, best, find, prune, save, to_resume
 from recurrl.checkpoint.warm_start import warm_start
@@ -15,7 +15,9 @@ __all__ = [
     "best",
     "components",
     "find",
+    "of_ranks",
     "prune",
+    "restore",
     "save",
     "to_resume",
     "warm_start",

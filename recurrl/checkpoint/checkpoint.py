@@ -16,7 +16,6 @@ from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
 from recurrl.recurrent.auto import Choices
 from recurrl.runtime.ranks import world
-from recurrl.runtime.report import Report
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE
 from recurrl.runtime.seeds import seed_of_rank
 from recurrl.tracking import Resumed
@@ -127,18 +126,6 @@ class Checkpoint:
         seeds = [seed_of_rank(settings["seed"], self.frames, rank) for rank in range(world().size)]
         ranks.load(self.path, self.ranks, into, self._shaping(settings), seeds)
 
-    def resume(self, run_dir: Path, parts: Mapping[str, Stateful], settings: Mapping[str, Any], report: Report) -> None:
-        """Loads it into a run, with the result of the evaluation after it.
-
-        Raises:
-            ConfigError: it does not fit the configuration.
-        """
-        self.load(parts, settings)
-        if self.path_in(run_dir, self.frames) is not None:
-            report.checkpoint = f"{CHECKPOINTS}/{self.path.name}"
-        if self.evaluation is not None:
-            report.take(self.metrics | self.evaluation)
-
     def is_complete(self, total_frames: int, frames_per_batch: int) -> bool:
         """True if a run of ``total_frames`` has nothing left to do after it, not even its last evaluation."""
         return self.evaluation is not None and self.frames + frames_per_batch > total_frames
@@ -148,10 +135,9 @@ class Checkpoint:
         """True for a checkpoint outside its run directory, of whose configuration it holds the only copy."""
         return not os.path.lexists(self.path.parent.parent / CONFIG_FILE)
 
-    def path_in(self, run_dir: Path, frames: int) -> Path | None:
-        """Its path, if it is ``run_dir``'s own checkpoint of ``frames`` frames."""
-        is_own = self.frames == frames and self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
-        return self.path if is_own else None
+    def is_in(self, run_dir: Path) -> bool:
+        """True if it is one of the run directory's checkpoints."""
+        return self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
 
     def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Restores only the policy, including its running statistics.
@@ -169,6 +155,33 @@ class Checkpoint:
         """The changed settings that may keep a checkpoint from fitting."""
         changes = differences(self.settings, settings) if self.settings and settings else {}
         return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
+
+
+def restore(start: Checkpoint | None, parts: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
+    """Gives all ranks the state of rank 0 in a new run, or that of the checkpoint. Collective.
+
+    Args:
+        start: on rank 0, the checkpoint to resume from; None for a new run.
+        parts: the :func:`components` of the run.
+        settings: the whole configuration as plain values.
+
+    Raises:
+        ConfigError: the checkpoint does not fit the configuration.
+    """
+    if start is None:
+        ranks.begin(parts)
+    else:
+        start.load(parts, settings)
+
+
+def of_ranks(parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
+    """On rank 0, the component that holds the other ranks' states. Collective.
+
+    Raises:
+        RunError: the policies of the ranks are no longer the same.
+    """
+    states = ranks.own_states(parts) if world().size > 1 else []
+    return {ranks.RANKS: files.Held(states)} if states else {}
 
 
 def _are(kind: type, values: Any) -> bool:

@@ -60,13 +60,13 @@ def begin(parts: Mapping[str, Any], own: Sequence[State] | None = None) -> None:
     if world().size == 1:
         return
     if world().rank > 0:
-        common, mine = read(world().broadcast()), read(world().scatter())
+        common, mine = read(world().broadcast()), read(world().broadcast()[world().rank])
         for name in COMMON:
             parts[name].load_state_dict(common[name])
         _take(parts, mine)
         return
     world().broadcast(written({name: parts[name].state_dict() for name in COMMON}))
-    world().scatter([written(each) for each in own or [{}] * world().size])
+    world().broadcast([written(each) for each in own or [{}] * world().size])
 
 
 def _take(parts: Mapping[str, Any], own: State) -> None:

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from recurrl.build import make_collector, make_learner, make_policy_for, make_replay_check, set_process_state
+from recurrl.build import (
+    make_collector,
+    make_learner,
+    make_policy_for,
+    make_replay_check,
+    set_process_state,
+    warm_start,
+)
 from recurrl.checkpoint import not_finite
 from recurrl.cli.overrides import compose, given_keys
 from recurrl.cli.run_config import trusted
@@ -16,7 +23,6 @@ from recurrl.errors import ConfigError
 from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.runtime.time_limit import time_limit
-from recurrl.training import warm_start
 from recurrl.validation import check_config
 
 

@@ -2,14 +2,15 @@
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
+from recurrl.build import make_trainer
+from recurrl.callbacks import Callback, IterationCallback
 from recurrl.cli import run_config
 from recurrl.cli.overrides import given_keys, overridden_keys
 from recurrl.config import TrainConfig
@@ -17,14 +18,12 @@ from recurrl.config.composed import plain, typed
 from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import remove_unfinished
-from recurrl.runtime.ranks import can_be_local, launched_rank, launched_size, world
+from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import Report, read_summary, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 from recurrl.runtime.run_directory import SUMMARY
 from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
-from recurrl.training import Callback, train
-from recurrl.training import follow as train_as_follower
 from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ def run(
     run_dir: Path,
     started: float,
     record_refusals: bool,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | IterationCallback] = (),
 ) -> None:
     """Trains as configured, and writes the run's summary however it ends.
 
@@ -45,11 +44,11 @@ def run(
         overrides: those whose values must have an effect.
         run_dir: the run's directory, which it has to itself.
         started: when the command began, seconds since the epoch.
-        record_refusals: write a summary of a run that is refused, too.
-        callbacks: called after each iteration.
+        record_refusals: write a summary of a rejected run, too.
+        callbacks: the user's.
 
     Raises:
-        ConfigError: what was asked for cannot be done.
+        ConfigError: the configuration is not possible.
         RunError: the run failed; the message says why.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
@@ -62,8 +61,8 @@ def run(
             config = typed(effective)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             # A resumed run's configuration has all values, whoever gave them.
-            given = given_keys(composed, overrides) if start is None else overridden_keys(overrides)
-            check_config(config, given)
+            explicit_keys = given_keys(composed, overrides) if start is None else overridden_keys(overrides)
+            check_config(config, explicit_keys)
             factory("collector", config.collector.name)  # imports the package that it needs
             if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):
                 _check_extends(config, start)
@@ -72,11 +71,14 @@ def run(
                     report.status = "completed"
                     return
             run_config.record(effective, run_dir)
+            settings = plain(effective)
+            report.frames = 0 if start is None else start.frames
+            if launched_size() > 1:
+                world().join()
+                world().broadcast((settings, report.frames))
+                world().connect(_backend(config), config.ranks.timeout_s)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                settings = plain(effective)
-                if launched_size() > 1:
-                    _lead(config, settings, 0 if start is None else start.frames)
-                train(config, run_dir, settings, report, request, start, given, callbacks)
+                make_trainer(config, run_dir, settings, report, request, start, explicit_keys, callbacks).fit()
     except KeyboardInterrupt as stop:
         report.status = "interrupted"
         logger.info(_stopped_line(stop, report, run_dir))
@@ -94,14 +96,7 @@ def run(
     sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
 
 
-def _lead(config: TrainConfig, settings: Mapping[str, Any], frames: int) -> None:
-    """Has the other ranks begin this run."""
-    world().join()
-    world().broadcast((settings, frames))
-    world().prepare(_backend(config), config.ranks.timeout_s)
-
-
-def follow() -> None:
+def run_rank(started: float) -> None:
     """Takes part in the run of rank 0 as another rank, which logs errors only.
 
     Raises:
@@ -112,25 +107,22 @@ def follow() -> None:
     logging.basicConfig(level=logging.ERROR, format=f"[%(asctime)s][rank {rank}][%(levelname)s] - %(message)s")
     logging.getLogger("torchrl").setLevel(logging.ERROR)
     world().join()
-    told = world().broadcast()
-    if told is not None:
+    message = world().broadcast()
+    if message is not None:
+        settings, frames = message
         with resource_errors_as_messages():
-            _follow(*told)
+            config = typed(OmegaConf.create(settings))
+            check_config(config)
+            world().connect(_backend(config), config.ranks.timeout_s)
+            # Rank 0 knows of the signal, and says how the run ended.
+            with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
+                make_trainer(config, Path(), settings, Report(started=started, frames=frames), request).fit()
     world().leave()
 
 
-def _follow(settings: Mapping[str, Any], frames: int) -> None:
-    config = typed(OmegaConf.create(dict(settings)))
-    check_config(config)
-    world().prepare(_backend(config), config.ranks.timeout_s)
-    # Rank 0 has heard of the signal, and says how the run ended.
-    with suppress(Interrupted), stop_request() as request, time_limit(config.collector.timeout_s):
-        train_as_follower(config, frames, request)
-
-
-def dismiss() -> None:
+def dismiss_ranks() -> None:
     """Ends the other ranks where there was no run."""
-    if not world().has_met:
+    if not world().has_joined:
         world().join()
         world().broadcast(None)
     world().leave()
@@ -139,9 +131,7 @@ def dismiss() -> None:
 def _backend(config: TrainConfig) -> str:
     if config.ranks.backend != "auto":
         return config.ranks.backend
-    if config.device.startswith("cuda"):
-        return "nccl"
-    return "local" if can_be_local() else "gloo"
+    return "nccl" if config.device.startswith("cuda") else "gloo"
 
 
 def _check_extends(config: TrainConfig, start: checkpoint.Checkpoint) -> None:

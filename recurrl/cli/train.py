@@ -31,7 +31,7 @@ from recurrl.runtime.report import read_summary
 from recurrl.runtime.signals import Interrupted
 
 if TYPE_CHECKING:
-    from recurrl.training import Callback
+    from recurrl.callbacks import IterationCallback
 
 
 def main() -> None:
@@ -84,10 +84,10 @@ def _command() -> None:
 
 def _follow() -> None:
     """The whole run of a rank above 0."""
-    from recurrl.cli.job import follow  # imports torch
+    from recurrl.cli.job import run_rank  # imports torch
 
     try:
-        follow()
+        run_rank(job_started())
     except Exception as error:
         world().failed(error)
         if not isinstance(error, ConfigError | RunError):
@@ -96,9 +96,9 @@ def _follow() -> None:
 
 
 def _dismiss() -> None:
-    from recurrl.cli.job import dismiss  # imports torch
+    from recurrl.cli.job import dismiss_ranks  # imports torch
 
-    dismiss()
+    dismiss_ranks()
 
 
 def _print_explained(every_key: bool) -> None:
@@ -150,7 +150,7 @@ def _job(composed: DictConfig) -> float | None:
     return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
 
 
-def _callbacks(composed: DictConfig) -> list[Callback]:
+def _callbacks(composed: DictConfig) -> list[IterationCallback]:
     """Those of a trial of a search."""
     sweeper = HydraConfig.get().sweeper
     if sweeper.get("trial") is None or sweeper.pruner is None:

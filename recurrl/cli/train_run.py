@@ -17,6 +17,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, open_dict, read_write
 
 from recurrl.agent import Agent
+from recurrl.callbacks import Callback, IterationCallback
 from recurrl.cli.directories import BeforeRun, run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
@@ -28,7 +29,6 @@ from recurrl.errors import ConfigError
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.report import read_summary
-from recurrl.training import Callback
 
 _SAFE = re.compile(r"[A-Za-z_][\w./-]*")
 _WORDS = ("null", "true", "false", "nan", "inf")
@@ -54,7 +54,7 @@ class Run:
 def train(
     config: Sequence[str] | Mapping[str, Any] = (),
     run_dir: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | IterationCallback] = (),
     config_dir: str | Path | None = None,
 ) -> Run:
     """Trains a policy: the same run, with the same files, as that of ``recurrl-train``.

@@ -112,8 +112,8 @@ class RanksConfig:
     """Processes started by torchrun, which share a run."""
 
     backend: str = option(
-        "what averages gradients: auto, nccl (GPUs), local (sockets of one Linux machine) or gloo",
-        choices=("auto", "gloo", "local", "nccl"),
+        "what averages gradients: gloo, nccl (GPUs), or auto (nccl on GPUs, otherwise gloo)",
+        choices=("auto", "gloo", "nccl"),
         only_with=RANKS,
     )
     timeout_s: float = option(

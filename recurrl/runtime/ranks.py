@@ -1,7 +1,7 @@
-"""The processes of a run that ``torchrun`` started: its ranks. They collect side by side and learn as one.
+"""The processes of a run that ``torchrun`` started: its ranks. Each collects, and they learn together.
 
-Code that needs something of all ranks calls the methods of :func:`world`. In a run of one process these return what
-they are given, and ``torch.distributed`` is not used.
+Code that needs something of all ranks calls the methods of :func:`world`. In a run of one process these return their
+arguments, and ``torch.distributed`` is not used.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recurrl.errors import RunError
-from recurrl.runtime.exchange import Distributed, Exchange, Sockets
 from recurrl.runtime.signals import ignore_signals
 
 if TYPE_CHECKING:
@@ -27,9 +26,9 @@ Values = TypeVar("Values")
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LOST = "lost"
-"""The key under which a rank that cannot reach the others writes why."""
-_GONE_S = 10.0
-"""Time limit for finding out which rank ended after the connection to one was lost."""
+"""The key under which a rank that cannot reach the others writes the reason."""
+_SEARCH_S = 10.0
+"""Time limit for finding out which rank ended after a collective failed."""
 
 
 class RankLostError(RunError):
@@ -39,30 +38,37 @@ class RankLostError(RunError):
 class World:
     """The ranks of a run, of which this process is one.
 
+    All ranks call the collective methods, in the same order. These raise :class:`RankLostError` if another rank ended
+    or does not respond in time.
+
     Attributes:
         rank: of this process; rank 0 also logs, evaluates and writes.
         local_rank: among the ranks on this machine.
         size: the number of ranks.
-        has_met: the ranks have met before.
+        has_joined: the ranks have been connected before.
     """
 
     def __init__(self) -> None:
         self.rank, self.local_rank, self.size = 0, 0, 1
-        self.has_met = False
+        self.has_joined = False
+        self._processes: list[tuple[str, int]] = []
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replaces a tensor by its sum over ranks, the same bits on all of them, and returns it."""
         if self.size > 1:
-            with self._others():
-                self._gradients.sum_(tensor)
+            with self._lost_rank_named():
+                self._dist.all_reduce(tensor, group=self._gradients)
         return tensor
 
     def gathered(self, tensor: Tensor) -> Tensor:
         """A small tensor of each rank ``[ranks, ...]``, on all of them."""
         if self.size == 1:
             return tensor.unsqueeze(0)
-        with self._others():
-            return self._values.gathered(tensor.detach()).to(tensor.device)
+        with self._lost_rank_named():
+            own = tensor.detach().cpu().contiguous()
+            rows = own.new_empty(self.size, *own.shape)
+            self._dist.all_gather(list(rows), own, group=self._values)
+            return rows.to(tensor.device)
 
     def averaged(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The mean of each metric over ranks, which have the same ones."""
@@ -74,77 +80,62 @@ class World:
         return dict(zip(metrics, self.gathered(own).mean(0).tolist(), strict=True))
 
     def gather(self, values: Values) -> list[Values]:
-        """Plain values of each rank, on rank 0; on the others, their own alone."""
+        """Plain values of each rank, on rank 0; on the others, only their own."""
         if self.size == 1:
             return [values]
-        with self._others():
-            return self._values.gather(values) or [values]
+        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self._lost_rank_named():
+            self._dist.gather_object(values, found, group=self._values)
+        return found or [values]
 
     def broadcast(self, values: Any = None) -> Any:
         """Plain values of rank 0, on all ranks."""
         if self.size == 1:
             return values
-        with self._others():
-            return self._values.broadcast(values)
-
-    def scatter(self, values: Sequence[Any] = ()) -> Any:
-        """Rank 0's plain values, one for each rank: this rank's."""
-        return self.broadcast(values)[self.rank]
+        message = [values]
+        with self._lost_rank_named():
+            self._dist.broadcast_object_list(message, group=self._values)
+        return message[0]
 
     def join(self) -> None:
-        """Meets the other ranks.
-
-        Raises:
-            RankLostError: they did not come.
-        """
+        """Connects this process to the other ranks by gloo, with torch's time limits."""
         from torch import distributed
 
         dist: Any = distributed  # typed in part only
         self.rank, self.local_rank = launched_rank(), int(os.environ["LOCAL_RANK"])
         self._dist = dist
         self._parent = os.getppid()
-        with self._others():
+        with self._lost_rank_named():
             store, _, size = next(dist.rendezvous("env://"))
             self._store = dist.PrefixStore("recurrl", store)
             dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=size)
             found: list[Any] = [None] * size
             dist.all_gather_object(found, (socket.gethostname(), os.getpid()))
-        self._processes: list[tuple[str, int]] = found
-        self._values: Exchange = Distributed(self.rank, size)
-        self._gradients: Exchange = self._values
-        self.size, self.has_met = size, True
+        self._processes = found
+        self._values = self._gradients = dist.group.WORLD
+        self.size, self.has_joined = size, True
 
-    def leave(self) -> None:
-        """Closes the connections, if there are any: their threads must not outlive the interpreter."""
-        if self.size > 1:
-            if isinstance(self._values, Sockets):
-                self._values.close()
-            self._dist.destroy_process_group()
-            self.rank, self.local_rank, self.size = 0, 0, 1
-
-    def prepare(self, backend: str, timeout_s: float) -> None:
-        """Prepares for learning.
+    def connect(self, backend: str, timeout_s: float) -> None:
+        """Connects the ranks for training.
 
         Args:
-            backend: that sums gradients: ``local``, ``gloo`` or ``nccl``.
-            timeout_s: after so long without an answer of the others, the ranks end.
+            backend: that sums gradients: ``gloo`` or ``nccl``. Everything else is exchanged by gloo.
+            timeout_s: time limit for a response of the other ranks.
         """
-        with self._others():
-            if backend == "local":
-                processes = [process for _, process in self._processes]
-                self._values = Sockets(self.rank, processes, self._store, timeout_s)
-            else:
-                self._values = self._group("gloo", timeout_s)
-            self._gradients = self._values
+        limit = timedelta(seconds=timeout_s)
+        with self._lost_rank_named():
+            self._values = self._gradients = self._dist.new_group(backend="gloo", timeout=limit)
             if backend == "nccl":
                 import torch
 
                 torch.cuda.set_device(self.local_rank)
-                self._gradients = self._group("nccl", timeout_s)
+                self._gradients = self._dist.new_group(backend="nccl", timeout=limit)
 
-    def _group(self, backend: str, timeout_s: float) -> Distributed:
-        group = self._dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
-        return Distributed(self.rank, self.size, group)
+    def leave(self) -> None:
+        """Closes the connections, if there are any: their threads must not outlive the interpreter."""
+        if self.size > 1:
+            self._dist.destroy_process_group()
+            self.rank, self.local_rank, self.size = 0, 0, 1
 
     @property
     def is_orphaned(self) -> bool:
@@ -152,37 +143,37 @@ class World:
         return self.size > 1 and os.getppid() != self._parent
 
     def failed(self, error: BaseException) -> None:
-        """Tells the others why this rank ends, if it is not that another one did."""
+        """Publishes why this rank ends, unless the reason is another rank."""
         if self.size == 1 or isinstance(error, RankLostError):
             return
-        # Without torchrun's store they find out that it ended.
+        # Without torchrun's store the others only find out that it ended.
         with suppress(RuntimeError):
             self._store.set(f"failed/{self.rank}", f"failed: {error}")
 
     @contextmanager
-    def _others(self) -> Iterator[None]:
-        """Says which rank is the reason if the others cannot be reached."""
+    def _lost_rank_named(self) -> Iterator[None]:
+        """Finds out which rank is the reason if the others cannot be reached."""
         try:
             yield
         except (RuntimeError, OSError) as error:
-            # torchrun sends SIGTERM to the ranks that are left. They end anyway, and first say why.
+            # torchrun sends SIGTERM to the remaining ranks. They end anyway, and first say why.
             ignore_signals()
-            message = self._who(error)
-            # Ranks that lose touch with this one, because it ends, then say the same.
+            message = self._reason(error)
+            # Ranks that then lose their connection to this one give the same reason.
             with suppress(RuntimeError):
                 self._store.set(_LOST, message)
             raise RankLostError(message) from error
 
-    def _who(self, error: Exception) -> str:
-        deadline = time.monotonic() + _GONE_S
-        while hasattr(self, "_processes") and time.monotonic() < deadline:
-            for rank in range(self.size):
-                if rank != self.rank and (end := self._end_of(rank)) is not None:
-                    host, process = self._processes[rank]
-                    # A rank that ended because it lost another one has said so before.
-                    return self._told(_LOST) or f"Rank {rank} of {self.size} (process {process} on {host}) {end}"
-            if (said := self._told(_LOST)) is not None:
-                return said
+    def _reason(self, error: Exception) -> str:
+        deadline = time.monotonic() + _SEARCH_S
+        while self._processes and time.monotonic() < deadline:
+            for rank, (host, process) in enumerate(self._processes):
+                if rank != self.rank and (end := self._end_of(rank, host, process)) is not None:
+                    # A rank that ended because it lost another one has published the reason.
+                    reason = f"Rank {rank} of {self.size} (process {process} on {host}) {end}"
+                    return self._published(_LOST) or reason
+            if (published := self._published(_LOST)) is not None:
+                return published
             time.sleep(0.1)
         reason = (str(error).splitlines() or ["no reason given"])[0]
         return (
@@ -190,21 +181,21 @@ class World:
             "evaluation for example, give a larger ranks.timeout_s."
         )
 
-    def _end_of(self, rank: int) -> str | None:
+    def _end_of(self, rank: int, host: str, process: int) -> str | None:
         """How a rank ended; None if it runs, or if nothing is known of it."""
-        host, process = self._processes[rank]
-        gone = host == socket.gethostname() and not _is_running(process)
-        if (said := self._told(f"failed/{rank}")) is not None:
-            return said
-        if gone:
+        # Looked at first: a rank publishes its reason before it ends.
+        ended = host == socket.gethostname() and not _is_running(process)
+        if (published := self._published(f"failed/{rank}")) is not None:
+            return published
+        if ended:
             return (
                 "ended without a message: it was killed, perhaps because memory ran out (see torchrun's report and "
                 "dmesg). resume=auto in the same hydra.run.dir continues the run."
             )
         return None
 
-    def _told(self, key: str) -> str | None:
-        with suppress(RuntimeError):  # torchrun, which holds the store, may have ended too
+    def _published(self, key: str) -> str | None:
+        with suppress(RuntimeError):  # torchrun, which has the store, may have ended too
             if self._store.check([key]):
                 return str(self._store.get(key).decode())
         return None
@@ -221,11 +212,6 @@ def world() -> World:
 def launched_size() -> int:
     """The number of processes that torchrun started; 1 without it."""
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _VARIABLES) else 1
-
-
-def can_be_local() -> bool:
-    """All of them are processes of this machine, and can exchange by sockets."""
-    return sys.platform == "linux" and int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == launched_size()
 
 
 def launched_rank() -> int:

@@ -72,17 +72,14 @@ class Report:
     backend: str | None = None
     checkpoint: str | None = None
     warnings: dict[str, str] = field(default_factory=dict)
-    _iteration: dict[str, float] = field(default_factory=dict)
+    _seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
         """Adds the time a block takes to ``collect`` or ``learn``."""
         began = time.perf_counter()
         yield
-        seconds = time.perf_counter() - began
-        name = f"{phase}_time_s"
-        setattr(self, name, getattr(self, name) + seconds)
-        self._iteration[f"time/{phase}_s"] = seconds
+        self._seconds[phase] = time.perf_counter() - began
 
     @contextmanager
     def starting_up(self) -> Iterator[None]:
@@ -91,22 +88,24 @@ class Report:
         yield
         self.startup_time_s = (self.startup_time_s or 0.0) + time.perf_counter() - began
 
-    def compiled(self, seconds: float | None) -> None:
-        """Moves the compile time out of the learning time, once."""
-        if seconds is None or self.compile_time_s is not None:
-            return
-        self.compile_time_s = seconds
-        self.learn_time_s -= seconds
-        self._iteration["time/learn_s"] -= seconds
+    def add_iteration(self, frames: int, compile_time_s: float | None) -> dict[str, float]:
+        """Counts the frames and times of an iteration, and returns its times and speed, for the log.
 
-    def iteration(self, frames: int) -> dict[str, float]:
-        """Counts the frames of an iteration, and returns its times and speed, for the log."""
+        Args:
+            frames: of the iteration.
+            compile_time_s: of the run so far; it is no learning time.
+        """
+        if compile_time_s is not None and self.compile_time_s is None:
+            self.compile_time_s = compile_time_s
+            self._seconds["learn"] -= compile_time_s
         self.frames += frames
         self.frames_here += frames
-        seconds = sum(self._iteration.values())
-        return {**self._iteration, "time/frames_per_s": frames / seconds}
+        self.collect_time_s += self._seconds["collect"]
+        self.learn_time_s += self._seconds["learn"]
+        times = {f"time/{phase}_s": seconds for phase, seconds in self._seconds.items()}
+        return {**times, "time/frames_per_s": frames / sum(self._seconds.values())}
 
-    def take(self, metrics: Mapping[str, float]) -> None:
+    def update(self, metrics: Mapping[str, float]) -> None:
         """Updates the summary with the returns and restarts among an iteration's metrics."""
         self.train_return_mean = metrics["train/return_mean"]
         self.restarts = int(metrics.get("collect/restarts", 0))
@@ -129,7 +128,7 @@ class Report:
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""
         values = asdict(self)
-        for name in ("started", "frames_here", "has_begun", "_iteration"):
+        for name in ("started", "frames_here", "has_begun", "_seconds"):
             del values[name]
         train_time = self.collect_time_s + self.learn_time_s
         return {

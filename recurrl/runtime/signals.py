@@ -29,8 +29,8 @@ class Interrupted(KeyboardInterrupt):
 class StopRequest:
     """A request to end the run.
 
-    A signal raises :class:`Interrupted`, except within :meth:`held`: there the first one is only recorded, so that the
-    current work can finish; the second one raises. To a process that torchrun started each signal may come twice.
+    A signal raises :class:`Interrupted`, except within :meth:`deferred`: there the first one is only recorded, so that
+    the current work can finish; the second one raises. A process that torchrun started may receive each signal twice.
 
     Attributes:
         number: of the signal that was recorded; None before.
@@ -38,7 +38,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._held = False
+        self._defers = False
         self._notice = ""
         self._same_until = 0.0
 
@@ -58,7 +58,7 @@ class StopRequest:
             self._print(f"{signal.Signals(number).name}: {self._notice}\n")
 
     @contextmanager
-    def held(self, notice: str = "") -> Iterator[None]:
+    def deferred(self, notice: str = "") -> Iterator[None]:
         """Defers the first signal until the block ends.
 
         Args:
@@ -67,11 +67,11 @@ class StopRequest:
         Raises:
             Interrupted: a signal came.
         """
-        self._held, self._notice = True, notice
+        self._defers, self._notice = True, notice
         try:
             yield
         finally:
-            self._held = False
+            self._defers = False
         if self.number is not None:
             raise Interrupted(self.number)
 
@@ -79,7 +79,7 @@ class StopRequest:
         """Handles a signal."""
         if time.monotonic() < self._same_until:
             return
-        if not self._held or self.made:
+        if not self._defers or self.made:
             raise Interrupted(number)
         self.record(number)
 

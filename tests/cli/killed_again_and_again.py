@@ -90,7 +90,7 @@ def live(run: Path, overrides: list[str], prepare: Callable[[], None]) -> None:
     # One of its own, which removes what this process leaves.
     resource_tracker._resource_tracker._fd = None
     prepare()
-    sys.argv = ["recurrl.training", *overrides, "resume=auto", f"hydra.run.dir={run}"]
+    sys.argv = ["recurrl-train", *overrides, "resume=auto", f"hydra.run.dir={run}"]
     try:
         train_command.main()
     except SystemExit as stop:
@@ -109,7 +109,7 @@ def birth(run: Path, overrides: list[str], prepare: Callable[[], None] = lambda:
 
 def start_server() -> None:
     """Has processes that are spawned come from one that has imported what they need."""
-    forkserver.set_forkserver_preload(["recurrl.cli", "recurrl.training"])
+    forkserver.set_forkserver_preload(["recurrl.cli", "recurrl.build"])
     forkserver.ensure_running()
     # A life cannot wait for it, whose child it is not.
     forkserver._forkserver.ensure_running = lambda: None

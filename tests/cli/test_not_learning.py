@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from run_files import summary
 
-from recurrl.learning.diagnosis import (
+from recurrl.callbacks.diagnosis import (
     ADVANTAGES,
     CRITIC,
     ENTROPY,

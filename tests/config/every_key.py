@@ -23,8 +23,8 @@ import torch
 from every_key_env import Kind
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl import checkpoint
-from recurrl import training as loop
+from recurrl import build, checkpoint, trainer
+from recurrl.callbacks import log
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
 from recurrl.config.options import Meaning, meaning_of
@@ -163,7 +163,7 @@ def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -
             check_config(config, given)
             checkpoint.to_resume(config.resume, run_dir)
             with time_limit.time_limit(config.collector.timeout_s):
-                loop.train(config, run_dir, plain(composed), report, StopRequest(), given=given)
+                build.make_trainer(config, run_dir, plain(composed), report, StopRequest(), None, given).fit()
         except ConfigError as error:
             return {"refused": str(error)}
         except Exception as error:
@@ -186,9 +186,9 @@ def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -
 def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
     """Keeps the learner and the trackers of a run, which waits neither for the compiler nor for a disk or a plot."""
     for name in ("make_learner", "make_trackers"):
-        made = getattr(loop, name)
+        made = getattr(build, name)
         patch.setattr(
-            loop, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
+            build, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
         )
 
     def compiled(loss: Any) -> Any:
@@ -196,8 +196,8 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
         return loss
 
     patch.setattr(gradient, "compiled", compiled)
-    patch.setattr(loop, "plot_learning_curve", lambda *_: None)
-    patch.setattr(loop, "start_up_spared", nullcontext)
+    patch.setattr(log, "plot_learning_curve", lambda *_: None)
+    patch.setattr(trainer, "start_up_spared", nullcontext)
     patch.setattr(os, "fsync", lambda _: None)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recurrl.config.keys import packaged_keys
-from recurrl.learning.diagnosis import (
+from recurrl.callbacks.diagnosis import (
     ADVANTAGES,
     CRITIC,
     ENTROPY,
@@ -23,6 +22,7 @@ from recurrl.learning.diagnosis import (
     WARNINGS,
     Diagnosis,
 )
+from recurrl.config.keys import packaged_keys
 
 DOCS = Path(__file__).parents[2] / "docs" / "not-learning.md"
 HEALTHY = {
@@ -61,7 +61,7 @@ def titles(warnings):
 def warned(metrics, iterations=FEWEST_ITERATIONS, of=None):
     """The titles of what is due in each of several iterations with the same metrics."""
     of = of or diagnosis()
-    return [titles(of.take(metrics)) for _ in range(iterations)]
+    return [titles(of.update(metrics)) for _ in range(iterations)]
 
 
 def test_nothing_is_wrong_with_a_healthy_run():
@@ -80,7 +80,7 @@ def test_in_a_long_run_it_is_due_after_a_half_or_at_the_end_after_a_quarter(titl
     of, ill = diagnosis(iterations=200), HEALTHY | ILL[title]
     at_the_end = ill | EVALUATED | ACTED_AT_RANDOM | {"eval/return_mean": 2.0}
     for iteration in range(1, 110):
-        due = titles(of.take(ill))
+        due = titles(of.update(ill))
         assert due == ([title] if iteration == 100 else [])
         assert list(of.warnings(at_the_end)) == ([RANDOM, title] if iteration >= 50 else [RANDOM])
 
@@ -185,14 +185,14 @@ def test_a_resumed_run_warns_like_one_that_was_not_interrupted():
     phases = ({"train/return_mean": 12.0}, ILL[ADVANTAGES], ILL[CRITIC] | ILL[TRUNCATED], ILL[CRITIC] | ILL[ENTROPY])
     run = [HEALTHY | phase for phase, count in zip(phases, (1, 2, 22, 30), strict=True) for _ in range(count)]
     whole = diagnosis()
-    expected = [whole.take(metrics) for metrics in run]
+    expected = [whole.update(metrics) for metrics in run]
     assert [title for due in expected for title in titles(due)] == [TRUNCATED, ENTROPY, CRITIC]
     of = diagnosis()
     for metrics, due in zip(run, expected, strict=True):
         resumed = diagnosis()
         resumed.load_state_dict(json.loads(json.dumps(of.state_dict())))
         of = resumed
-        assert of.take(metrics) == due
+        assert of.update(metrics) == due
     # Its checkpoint is the same file, too.
     assert pickle.dumps(of.state_dict()) == pickle.dumps(whole.state_dict())
 

@@ -24,7 +24,6 @@ from recurrl.learning.learner import Learner
 from recurrl.losses import Losses
 from recurrl.losses.ppo import PPOTerms
 from recurrl.losses.schedule import annealed
-from recurrl.training import is_due, is_last
 
 Compose = Callable[..., TrainConfig]
 
@@ -259,16 +258,6 @@ def test_observation_statistics_change_after_the_update(small: Compose) -> None:
     learner, _ = learn(small)
     counts = [buffer for name, buffer in learner.policy.named_buffers() if name.endswith("count")]
     assert [count.item() for count in counts] == [64]
-
-
-def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end(small: Compose) -> None:
-    config = small(*OPTIONS, "total_frames=400")
-    frames = [64 * i for i in range(1, 7)]
-    assert [is_due(config, f, 128) for f in frames] == [False, True, False, True, False, True]
-    assert [is_due(config, f, 100) for f in frames] == [False, True, False, True, True, True]
-    assert [is_due(config, f, None) for f in frames] == [False] * 5 + [True]
-    assert is_last(config, 384)
-    assert not is_last(config, 320)
 
 
 def _weights(learner: Learner) -> torch.Tensor:

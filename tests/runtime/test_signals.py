@@ -36,14 +36,14 @@ def test_a_signal_that_is_held_back_interrupts_when_the_block_ends(number):
         assert request.made
         done.append("what was under way")
 
-    with pytest.raises(Interrupted) as caught, stop_request() as request, request.held():
+    with pytest.raises(Interrupted) as caught, stop_request() as request, request.deferred():
         work(request)
     assert done
     assert caught.value.exit_code == 128 + number
 
 
 def test_a_second_signal_interrupts_at_once():
-    with pytest.raises(Interrupted) as caught, stop_request() as request, request.held():
+    with pytest.raises(Interrupted) as caught, stop_request() as request, request.deferred():
         send(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     assert caught.value.exit_code == 130
 
@@ -53,7 +53,7 @@ def test_a_signal_that_torchrun_passes_on_to_a_rank_that_had_it_already_is_no_se
     before = [signal.getsignal(number) for number in SIGNALS]
     done = []
     try:
-        with pytest.raises(Interrupted) as caught, stop_request() as request, request.held():
+        with pytest.raises(Interrupted) as caught, stop_request() as request, request.deferred():
             done.append(send(signal.SIGUSR1, signal.SIGUSR1))
         send(signal.SIGUSR1)  # while the rank ends
     finally:
@@ -86,7 +86,7 @@ def test_the_first_signal_that_is_held_back_says_so_at_once(make: Callable[[], t
         while "moment" not in "".join(said):
             said.append(os.read(reader, 100).decode())
 
-    with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.held("one moment"):
+    with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.deferred("one moment"):
         work()
     os.close(reader)
     os.close(writer)
@@ -97,7 +97,7 @@ def test_the_first_signal_that_is_held_back_says_so_at_once(make: Callable[[], t
 def test_a_standard_error_that_nobody_reads_any_more_does_not_matter() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.held("one moment"):
+    with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.deferred("one moment"):
         send(signal.SIGTERM)
     os.close(writer)
 
@@ -107,7 +107,7 @@ def test_an_error_within_the_block_is_not_hidden_by_the_signal():
         send(signal.SIGTERM)
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), stop_request() as request, request.held():
+    with pytest.raises(ZeroDivisionError), stop_request() as request, request.deferred():
         fail()
 
 

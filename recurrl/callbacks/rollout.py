@@ -1,24 +1,55 @@
-"""Statistics of the episodes that end during collection."""
+"""Callbacks that look at rollouts: the consistency check, and statistics of the episodes that end in them."""
 
+from __future__ import annotations
+
+import logging
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import itemgetter
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 
+from recurrl.callbacks.callback import Callback
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.learning.metrics import WINDOW
 from recurrl.runtime.ranks import world
 
-_KEPT = ("returns", "lengths", "truncated")
+if TYPE_CHECKING:
+    from recurrl.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+_WINDOWS = ("returns", "lengths", "truncated")
 
 
-class EpisodeStatistics:
-    """Returns, unscaled and undiscounted, lengths and truncations of the last episodes."""
+class ConsistencyCheck(Callback):
+    """Checks once, on the first rollout, that the update sees what the rollout saw.
+
+    Args:
+        check: takes the rollout and ``resumed``, and returns a line for the log.
+    """
+
+    def __init__(self, check: Callable[..., str]) -> None:
+        self._check = check
+        self._done = False
+
+    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
+        """Checks the first rollout of this process, as part of the start-up.
+
+        Raises:
+            ReplayError: the update would see something else.
+        """
+        if not self._done:
+            with trainer.report.starting_up():
+                logger.info(self._check(rollout, resumed=trainer.frames > 0))
+            self._done = True
+
+
+class EpisodeStatistics(Callback):
+    """Returns, unscaled and undiscounted, lengths and truncations of the last episodes; on rank 0 of all ranks."""
 
     def __init__(self) -> None:
         self.returns: deque[float] = deque(maxlen=WINDOW)
@@ -26,15 +57,19 @@ class EpisodeStatistics:
         self.truncated: deque[float] = deque(maxlen=WINDOW)
         self.count = 0
 
+    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
+        """Adds the episodes that ended within the rollout."""
+        self.update(rollout)
+
     def update(self, batch_NT: TensorDictBase) -> None:
-        """Adds the episodes that ended within a batch, in order of time; on rank 0 those of all ranks."""
+        """Adds the episodes that ended within a batch, in order of time."""
         ended = [each for rows in world().gather(_ended_in(batch_NT)) for each in rows]
-        # A stable sort: within a step they are in the order of the environments, as in a run alone.
+        # A stable sort: within a step they are in the order of the environments, as in a run of one process.
         ended.sort(key=itemgetter(0))
-        _, returns, lengths, cut = zip(*ended, strict=True) if ended else ((), (), (), ())
+        _, returns, lengths, truncated = zip(*ended, strict=True) if ended else ((), (), (), ())
         self.returns.extend(returns)
         self.lengths.extend(lengths)
-        self.truncated.extend(cut)
+        self.truncated.extend(truncated)
         self.count += len(returns)
 
     @property
@@ -43,7 +78,7 @@ class EpisodeStatistics:
         return _mean(self.returns)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics to log."""
+        """Means and deviations over the last episodes."""
         mean = self.return_mean
         return {
             "train/return_mean": mean,
@@ -54,12 +89,12 @@ class EpisodeStatistics:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {**{name: list(getattr(self, name)) for name in _KEPT}, "count": self.count}
+        """The last episodes and their number, for checkpoints."""
+        return {**{name: list(getattr(self, name)) for name in _WINDOWS}, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
-        self.returns, self.lengths, self.truncated = (deque(state[name], maxlen=WINDOW) for name in _KEPT)
+        """Restores them."""
+        self.returns, self.lengths, self.truncated = (deque(state[name], maxlen=WINDOW) for name in _WINDOWS)
         self.count = state["count"]
 
 

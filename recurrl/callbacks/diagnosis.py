@@ -1,10 +1,19 @@
 """Warnings that a run does not learn: the figure that shows it, and what to try."""
 
+from __future__ import annotations
+
+import logging
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from recurrl.callbacks.callback import Callback
 from recurrl.learning.metrics import WINDOW
+
+if TYPE_CHECKING:
+    from recurrl.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 Metrics = Mapping[str, float]
 
@@ -50,10 +59,10 @@ EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
 USED_MEMORY = 0.05
 """The part of the gain over random actions that a policy loses without its memory, if it uses it."""
 
-_STATE = ("iterations", "explained", "largest_target", "first", "held", "told")
+_STATE = ("frames", "iterations", "explained", "largest_target", "first", "lasting", "issued")
 
 
-class Diagnosis:
+class Diagnosis(Callback):
     """Finds from a run's metrics that it does not learn.
 
     A policy at its best may be deterministic, leave nothing to gain, and have all its episodes truncated. So there are
@@ -72,22 +81,30 @@ class Diagnosis:
         self._max_grad_norm = max_grad_norm or 1.0
         normal = 0.5 * math.log(2 * math.pi * math.e) + math.log(LOWEST_STD * initial_std)
         self._lowest_entropy = continuous * normal if continuous else LOWEST_ENTROPY
-        self._iterations, self._explained, self._largest_target = 0, 0, 0.0
+        self._frames, self._iterations, self._explained, self._largest_target = 0, 0, 0, 0.0
         self._first: dict[str, float] = {}
-        self._held: dict[str, int] = {}
-        self._told: list[str] = []
+        self._lasting: dict[str, int] = {}
+        self._issued: list[str] = []
 
-    def take(self, metrics: Metrics) -> list[str]:
-        """Takes the metrics of an iteration, and returns the warnings that are due for the first time."""
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Logs the warnings that are due for the first time."""
+        if trainer.frames == self._frames:
+            return  # an iteration that a resumed run repeats, which the checkpoint's state includes
+        self._frames = trainer.frames
+        for warning in self.update(metrics):
+            logger.warning("After %d frames: %s", trainer.frames, warning)
+
+    def update(self, metrics: Metrics) -> list[str]:
+        """Adds the metrics of an iteration, and returns the warnings that are due for the first time."""
         self._iterations += 1
         self._explained += metrics.get("value/explained_variance", math.inf) > EXPLAINED
         target = abs(metrics.get("value/target_mean", 0.0)) + metrics.get("value/target_std", 0.0)
         self._largest_target = max(self._largest_target, target)
         if not self._first and metrics[EPISODES] >= FEWEST_EPISODES:
             self._first = {name: metrics[name] for name in (MEAN, STD, EPISODES)}
-        self._held = {title: self._held.get(title, 0) + 1 for title, _ in self._conditions(metrics)}
-        new = {title: line for title, line in self.warnings(metrics).items() if title not in self._told}
-        self._told += new
+        self._lasting = {title: self._lasting.get(title, 0) + 1 for title, _ in self._conditions(metrics)}
+        new = {title: line for title, line in self.warnings(metrics).items() if title not in self._issued}
+        self._issued += new
         return list(new.values())
 
     def warnings(self, metrics: Metrics) -> dict[str, str]:
@@ -110,9 +127,9 @@ class Diagnosis:
         first = self._first or {MEAN: math.nan, STD: math.nan}
         returns = f"with returns of {_spread(metrics[MEAN], metrics[STD])}, at first {_spread(first[MEAN], first[STD])}"
         return {
-            title: f"{figure}; for {self._held[title]} iterations, {returns}"
+            title: f"{figure}; for {self._lasting[title]} iterations, {returns}"
             for title, figure in self._conditions(metrics)
-            if self._held.get(title, 0) >= needed
+            if self._lasting.get(title, 0) >= needed
         }
 
     def _conditions(self, metrics: Metrics) -> Iterator[tuple[str, str]]:
@@ -149,7 +166,7 @@ class Diagnosis:
             setattr(self, f"_{name}", state[name])
         # A string that occurs twice is written once, if it is one object, so equal ones would give another file.
         titles = {title: title for title in WARNINGS}
-        self._told = [titles.get(told, told) for told in state["told"]]
+        self._issued = [titles.get(title, title) for title in state["issued"]]
 
 
 def _no_better_than_random(metrics: Metrics) -> dict[str, str]:

@@ -1,0 +1,153 @@
+"""The training loop: collect a rollout, update the policy, run the callbacks."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from recurrl.callbacks.callback import Callbacks
+from recurrl.checkpoint.not_finite import batch_saved
+from recurrl.collector.restarts import RESTARTS
+from recurrl.collector.rollouts import RolloutCollector
+from recurrl.config import TrainConfig
+from recurrl.learning.learner import Learner
+from recurrl.learning.metrics import merged
+from recurrl.policy import Policy
+from recurrl.runtime.garbage import start_up_spared
+from recurrl.runtime.ranks import world
+from recurrl.runtime.report import Report
+from recurrl.runtime.signals import StopRequest
+
+logger = logging.getLogger(__name__)
+_STOP_NOTICE = (
+    "finishing and saving the current iteration; an evaluation stops and is repeated on resume. A second signal ends "
+    "the run immediately. To resume: recurrl-train resume={}"
+)
+
+
+@dataclass(eq=False)
+class Trainer:
+    """Trains a policy until all frames are seen or a stop is requested. Every rank of a run executes the same program.
+
+    Attributes:
+        config: of the whole run, of which a rank collects and learns its share.
+        run_dir: where rank 0 writes.
+        algorithm: updates the policy from a rollout.
+        collector: collects rollouts.
+        callbacks: run around each iteration, in their order.
+        report: the run's summary, with its frames so far.
+        request: set by signals; ends the run after the current iteration, with a checkpoint.
+        metrics: of the last iteration. A resumed run whose last iteration was saved but not logged, because its
+            evaluation was interrupted, starts with them: it first repeats the callbacks of that iteration.
+        evaluation: the metrics of the evaluation after the last iteration: empty if none was due, None if it was
+            interrupted.
+        checkpoint: of the last iteration, until its evaluation is added to it; None if there is none.
+        stopped: a callback has stopped the run, which is saved and evaluated as at its end.
+    """
+
+    config: TrainConfig
+    run_dir: Path
+    algorithm: Learner
+    collector: RolloutCollector
+    callbacks: Callbacks
+    report: Report
+    request: StopRequest
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] | None = None
+    checkpoint: Path | None = None
+    stopped: bool = False
+
+    def fit(self) -> None:
+        """Trains. Collective: all ranks call it.
+
+        Raises:
+            ConfigError: the environment or the checkpoint cannot be used as requested.
+            Interrupted: a signal ended the run.
+            RunError: an environment, a rank or the update failed.
+        """
+        with self._running():
+            self.callbacks.on_start(self)
+            self.report.startup_time_s = time.time() - self.report.started
+            if self.metrics:
+                self.callbacks.on_iteration(self, self.metrics)
+            batches = iter(self.collector)
+            while not self.finished():
+                with self.report.timing("collect"):
+                    rollout = next(batches)
+                self.callbacks.on_rollout(self, rollout)
+                with self.report.timing("learn"), batch_saved(self.run_dir, self.frames, self.algorithm):
+                    metrics = self.algorithm.learn(rollout, self.progress)
+                self.metrics = self._completed(metrics)
+                self.callbacks.on_iteration(self, self.metrics)
+            self.callbacks.on_end(self)
+        self.report.status = "stopped" if self.stopped else "completed"
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is trained."""
+        return self.algorithm.policy
+
+    @property
+    def frames(self) -> int:
+        """Environment steps of the run so far, summed over environments and ranks."""
+        return self.report.frames
+
+    @property
+    def progress(self) -> float:
+        """The fraction of the run before this iteration, for schedules."""
+        return self.config.progress(self.frames)
+
+    @property
+    def is_last(self) -> bool:
+        """True if another iteration would exceed ``total_frames``."""
+        return self.frames + self.config.frames_per_batch > self.config.total_frames
+
+    def is_due(self, every_frames: int | None) -> bool:
+        """True if the last iteration reached a multiple of ``every_frames``, or is the run's last. None: only then."""
+        if self.is_last or every_frames is None:
+            return self.is_last
+        return self.frames // every_frames > (self.frames - self.config.frames_per_batch) // every_frames
+
+    def stop(self) -> None:
+        """Ends the run after this iteration, saved and evaluated as at its end. Called on rank 0."""
+        self.stopped = True
+
+    def finished(self) -> bool:
+        """True if no iteration follows. Collective: ranks exchange what requests a stop on any of them."""
+        if world().is_orphaned:
+            logger.error("torchrun has ended; so does the run, with a checkpoint.")
+            self.request.record(signal.SIGTERM)
+        requests = world().gathered(torch.tensor([self.request.number or 0, self.stopped]))
+        number, stopped = requests.amax(0).tolist()
+        if number:
+            self.request.record(number)
+        self.stopped = bool(stopped)
+        return self.stopped or self.request.made or self.is_last
+
+    def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
+        """Counts an iteration, and adds its other metrics to those of the update. Collective."""
+        self.report.backend = next((module.backend_in_use for module in self.policy.recurrent_modules), None)
+        times = self.report.add_iteration(self.config.frames_per_batch, self.algorithm.compile_time_s)
+        collected = world().averaged(self.collector.metrics())
+        if RESTARTS in collected:
+            collected[RESTARTS] = float(round(collected[RESTARTS] * world().size))
+        return merged(update, times, collected, self.callbacks.metrics())
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Defers signals, and closes callbacks and collector however the run ends."""
+        with ExitStack() as stack:
+            # Failed environments may also fail to close, which must not hide the first error.
+            stack.push(lambda error, *_: self.callbacks.close(failed=error is not None))
+            stack.push(lambda error, *_: self.collector.shutdown(raise_on_error=error is None))
+            notice = _STOP_NOTICE.format(self.run_dir) if world().rank == 0 else ""
+            stack.enter_context(self.request.deferred(notice))
+            stack.enter_context(start_up_spared())
+            yield
