@@ -16,12 +16,10 @@ from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.nn import functional
 
-from recurrl.agent.interface import interface_of
-from recurrl.agent.step import Step
+from recurrl.agent.interface import Entry, Interface
 from recurrl.config import EnvConfig, PretrainConfig
-from recurrl.envs.observations import is_castable, limit_of
-from recurrl.envs.spaces import dtype_of
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
@@ -107,15 +105,15 @@ def _epoch(
     optimizer: torch.optim.Optimizer,
     learned: list[nn.Parameter],
 ) -> dict[str, float]:
-    count, like = len(rows_RT), learned[0]
-    state = {key: like.new_zeros(count, *shape) for key, shape in policy.state_shapes.items()}
+    state = policy.initial_state(len(rows_RT))
     sums: dict[str, Tensor] = {}
     for slices_RK in rows_RT.split(slice_len, 1):
         observation, is_init_RK, recorded_RK = (slices_RK[key] for key in (OBSERVATION, IS_INIT, RECORDED))
         # Only the first step's state is read, and those where an episode begins, which are zero.
-        entering = {key: like.new_zeros(count, slice_len, *value.shape[1:]) for key, value in state.items()}
-        for key, value in policy.reset(state, is_init_RK[:, 0]).items():
-            entering[key][:, 0] = value
+        entering = {
+            key: functional.pad(value.unsqueeze(1), (0, 0) * (value.ndim - 1) + (0, slice_len - 1))
+            for key, value in policy.reset(state, is_init_RK[:, 0]).items()
+        }
         distribution, _, states, _ = policy.sequence(observation, entering, is_init_RK)
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
         require(
@@ -171,9 +169,8 @@ def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDi
         f"pretrain.folder={folder} {'holds no .npz files' if folder.is_dir() else 'is not a folder'}. Give a folder of "
         "recorded episodes, one .npz file each; see docs/pretraining.md.",
     )
-    interface = interface_of(env, policy.critic_only)
-    step = Step(policy, interface).to("cpu")
-    return [_Episode(file, step).read() for file in files]
+    interface = Interface(env, policy.critic_only)
+    return [_Episode(file, interface).read() for file in files]
 
 
 class _Episode:
@@ -181,65 +178,54 @@ class _Episode:
 
     Args:
         file: its path.
-        step: of the policy; turns what the environment returned into what the policy sees.
+        interface: turns what the environment returned into what the policy sees.
     """
 
-    def __init__(self, file: Path, step: Step) -> None:
-        self._file, self._step = file, step
+    def __init__(self, file: Path, interface: Interface) -> None:
+        self._file, self._interface = file, interface
         self._arrays = _arrays(file)
 
     def read(self) -> TensorDictBase:
-        interface, step = self._step.interface, self._step
-        acted = {path: (_plural(name, ACTION), space) for name, path, space in interface.actions()}
-        first, _ = next(iter(acted.values()))
-        steps = len(self._array(first)) if self._array(first).ndim else 0
-        self._require(steps > 0, f"{first} holds no steps")
-        actions = {path: self._entry(name, space, steps) for path, (name, space) in acted.items()}
-        units = {path: step.parts[path].from_env(value) for path, value in actions.items()}
+        interface = self._interface
+        first = self._array(_plural(interface.parts[0].entry.name, ACTION))
+        steps = len(first) if first.ndim else 0
+        self._require(steps > 0, "the actions hold no steps")
         inputs = {
-            name: self._entry(_plural(name, OBSERVATION), space, steps, one_more=True)
-            for name, _, space in interface.observations()
+            entry.name: self._read(entry, _plural(entry.name, OBSERVATION), steps) for entry in interface.observed
         }
+        inputs |= {part.entry.name: self._action(part.entry, steps) for part in interface.parts}
+        actions = interface.policy_actions(inputs)
+        action = actions[()] if () in actions else TensorDict(actions, [steps])
         begins = torch.zeros(steps, dtype=torch.bool)
         begins[0] = True
-        if ACTION_MASK in step.added:
-            mask = spaces.MultiBinary(spaces.flatdim(interface.action_space))
-            inputs[ACTION_MASK] = self._entry("action_masks", mask, steps, one_more=True)
-        if PREVIOUS_REWARD in step.added:
-            rewards = self._entry("rewards", spaces.Box(-np.inf, np.inf, ()), steps)
-            inputs[PREVIOUS_REWARD] = rewards.reshape(steps, 1).roll(1, 0)
-        if PREVIOUS_ACTION in step.added:
-            flat = torch.cat([part.flat(units[path]) for path, part in step.parts.items()], -1)
-            inputs[PREVIOUS_ACTION] = flat.roll(1, 0)
-        action = units[()] if () in units else TensorDict(units, [steps])
-        entries = {OBSERVATION: step.observation(inputs, begins), ACTION: action, IS_INIT: begins}
+        if ACTION_MASK in interface.added:
+            entry = Entry(ACTION_MASK, (), spaces.MultiBinary(spaces.flatdim(interface.action_space)))
+            inputs[ACTION_MASK] = self._read(entry, "action_masks", steps)
+        if PREVIOUS_REWARD in interface.added:
+            entry = Entry("reward", (), spaces.Box(-np.inf, np.inf, ()))
+            inputs[PREVIOUS_REWARD] = self._read(entry, "rewards", steps).reshape(steps, 1).roll(1, 0)
+        if PREVIOUS_ACTION in interface.added:
+            inputs[PREVIOUS_ACTION] = interface.previous_action(action).roll(1, 0)
+        observation = interface.policy_observation(inputs, begins)
+        entries = {OBSERVATION: observation, ACTION: action, IS_INIT: begins}
         return TensorDict({**entries, RECORDED: torch.ones_like(begins)}, [steps])
 
-    def _entry(self, name: str, space: Any, steps: int, one_more: bool = False) -> Tensor:
-        """An array, checked, as a tensor of ``steps`` steps."""
-        array, shape = self._array(name), space.shape or ()
-        lengths = (steps, steps + 1) if one_more else (steps,)
-        self._require(
-            array.ndim > 0 and len(array) in lengths and array.shape[1:] == shape,
-            f"{name} has the shape {array.shape}; of {steps} actions it is {(lengths[-1], *shape)}",
-        )
-        dtype = dtype_of(space)
-        numbers = array.dtype.kind in "biuf" and is_castable(array.dtype, dtype)
-        self._require(numbers, f"{name} has the dtype {array.dtype} instead of the environment's {dtype}")
-        array = array[:steps]
-        limit = limit_of(space)
-        if limit is not None:
-            whole = (array >= 0).all() and (array < limit).all() and (array == array.astype(np.int64)).all()
-            self._require(bool(whole), f"{name} holds values other than the integers from 0 to {limit - 1}")
-        else:
-            with np.errstate(over="ignore"):  # what overflows is infinite
-                finite = bool(np.isfinite(array.astype(dtype)).all())
-            self._require(finite, f"{name} holds NaN or Inf")
-        if name.startswith(_plural(ACTION, ACTION)) and isinstance(space, spaces.Box):
-            slack = _ROUNDING * np.where(np.isfinite(space.high - space.low), space.high - space.low, 0)
+    def _read(self, entry: Entry, name: str, steps: int) -> Tensor:
+        """An array, checked, as a tensor of ``steps`` steps; one after the last step is left out."""
+        array = self._array(name)
+        array = array[:steps] if array.ndim and len(array) == steps + 1 else array
+        advice = f"{self._file} is not an episode of {self._interface.env.id}; see docs/pretraining.md."
+        return entry.read(array, (steps,), advice, name=f"{self._file}: {name}")
+
+    def _action(self, entry: Entry, steps: int) -> Tensor:
+        name, space = _plural(entry.name, ACTION), entry.space
+        action = self._read(entry, name, steps)
+        if isinstance(space, spaces.Box):
+            width = np.where(np.isfinite(space.high - space.low), space.high - space.low, 0)
+            array, slack = action.numpy(), _ROUNDING * width
             inside = ((array >= space.low - slack) & (array <= space.high + slack)).all()
-            self._require(bool(inside), f"{name} lies outside {space}: give the environment's own units")
-        return torch.from_numpy(np.array(array, dtype))
+            self._require(bool(inside), f"{name} lies outside {space}: give actions as the environment takes them")
+        return action
 
     def _array(self, name: str) -> Array:
         self._require(name in self._arrays, f"it holds {', '.join(self._arrays) or 'nothing'} and lacks {name}")
@@ -247,8 +233,7 @@ class _Episode:
 
     def _require(self, condition: bool, wrong: str) -> None:
         require(
-            condition,
-            f"{self._file} is not an episode of {self._step.interface.env.id}: {wrong}. See docs/pretraining.md.",
+            condition, f"{self._file} is not an episode of {self._interface.env.id}: {wrong}. See docs/pretraining.md."
         )
 
 

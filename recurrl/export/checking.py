@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from recurrl.agent import Agent
-from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors, decided
+from recurrl.agent.interface import Tensors
+from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, PREVIOUS_REWARD
 
@@ -42,28 +43,28 @@ def played(agent: Agent, steps: int) -> Tensors:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def example(step: Step, pool: Tensors, batch: int, generator: torch.Generator) -> Tensors:
+def example(step: Step, pool: Tensors, batch: int, generator: torch.Generator, sampled: bool = False) -> Tensors:
     """Inputs of ``batch`` environments: rows of the pool at random, and states as at the beginning."""
     rows_B = torch.randint(len(pool[IS_INIT]), (batch,), generator=generator)
-    states = {name: torch.zeros(batch, *shape) for name, shape in step.state_shapes().items()}
-    found = {name: values[rows_B] for name, values in pool.items() if name not in states}
+    states = {name: torch.zeros(batch, *shape) for name, shape in step.state_shapes(sampled).items()}
+    found = {name: values[rows_B] for name, values in pool.items() if name not in step.state_shapes(sampled=True)}
     found[IS_INIT] = torch.rand(batch, generator=generator) < RESETS
     if PREVIOUS_REWARD in found:
         found[PREVIOUS_REWARD] = torch.randn(batch, 1, generator=generator)
-    if step.sampled:
-        found[NOISE_INPUT] = torch.randn(batch, step.noise_size(), generator=generator)
+    if sampled:
+        found[NOISE_INPUT] = torch.randn(batch, step.policy.noise_size, generator=generator)
     return {**found, **states}
 
 
 @torch.no_grad()
-def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch: int) -> float:
+def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch: int, sampled: bool = False) -> float:
     """The largest difference of any number that two steps return, each going on from its own states.
 
-    It is relative to the largest value of its output, or to 1. An action of choices is compared with what the exported
-    step's own distribution says, because a tie may fall either way.
+    It is relative to the largest value of its output, or to 1. Actions that are choices are counted instead, because
+    rounding may decide a tie either way.
 
     Raises:
-        ConfigError: the actions differ.
+        ConfigError: the choices differ more often than ties do.
     """
     generator = torch.Generator().manual_seed(0)
     differences: dict[str, float] = {}
@@ -72,24 +73,22 @@ def largest_difference(step: Step, call: Call, pool: Tensors, steps: int, batch:
     theirs: Tensors = {}
     wrong = 0
     for _ in range(steps):
-        inputs = example(step, pool, batch, generator)
+        inputs = example(step, pool, batch, generator, sampled)
         # The previous action is an input here: where a tie fell the other way, all that follows would differ.
         shown = {name: value for name, value in theirs.items() if name == PREVIOUS_ACTION}
         ours, found = step({**inputs, **states, **shown}), call({**inputs, **theirs})
         for name, value in ours.items():
             if not value.is_floating_point():
-                wrong += int((found[name] != decided(step, name, found, inputs)).sum())
-                continue
-            if name == NEXT + PREVIOUS_ACTION:
-                continue
-            difference = (found[name].double() - value.double()).abs().max().item()
-            differences[name] = max(differences.get(name, 0.0), difference)
-            scales[name] = max(scales.get(name, 1.0), value.abs().max().item())
+                wrong += int((found[name] != value).sum())
+            elif name != NEXT + PREVIOUS_ACTION:
+                off = (found[name].double() - value.double()).abs().max().item()
+                differences[name] = max(differences.get(name, 0.0), off)
+                scales[name] = max(scales.get(name, 1.0), value.abs().max().item())
         states, theirs = (_next(each) for each in (ours, found))
-    # Noise may make two choices equal up to rounding.
-    if wrong > (steps * batch / 1000 if step.sampled else 0):
-        raise ConfigError(f"{wrong} of the actions in {steps * batch} steps are not what their distributions say.")
-    return max(differences[name] / scales[name] for name in differences) if differences else 0.0
+    difference = max((differences[name] / scales[name] for name in differences), default=0.0)
+    if difference <= TOLERANCE and wrong > steps * batch / 1000:
+        raise ConfigError(f"{wrong} of the actions in {steps * batch} steps are not the policy's.")
+    return difference
 
 
 def _next(outputs: Tensors) -> Tensors:

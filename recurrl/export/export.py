@@ -16,7 +16,8 @@ import torch
 
 from recurrl import __version__
 from recurrl.agent import Agent
-from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step, Tensors
+from recurrl.agent.interface import Tensors
+from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, example, largest_difference, played
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
@@ -53,9 +54,9 @@ def export(
             not missing,
             f"Exporting to {name} needs {' and '.join(missing)}. Install them with: pip install 'recurrl[export]'",
         )
-    step = agent.step_module(sampled)
+    step = agent.step
     pool = played(agent, STEPS)
-    inputs = example(step, pool, BATCH, torch.Generator().manual_seed(0))
+    inputs = example(step, pool, BATCH, torch.Generator().manual_seed(0), sampled)
     with TemporaryDirectory() as temporary, torch.no_grad(), _quiet():
         outputs = step(inputs)
         batch = torch.export.Dim("batch", min=1)
@@ -68,7 +69,8 @@ def export(
             else:
                 torch.export.save(program, path)
             load = load_onnx if name == ONNX else load_pt2
-            difference = max(largest_difference(step, load(path), pool, STEPS, each) for each in (1, BATCH))
+            call = load(path)
+            difference = max(largest_difference(step, call, pool, STEPS, each, sampled) for each in (1, BATCH))
             require(
                 difference <= TOLERANCE,
                 f"The policy as {name} differs from the policy by {difference:.1e} of the scale within {STEPS} steps, "
@@ -135,14 +137,14 @@ def _quiet() -> Iterator[None]:
 
 def _described(agent: Agent, step: Step, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
     """``policy.json``, for those who write the program around the policy."""
-    states = step.state_shapes()
+    states = step.state_shapes(sampled=NOISE_INPUT in inputs)
     return {
         "format": 1,
         "recurrl": __version__,
         "run": dict(run),
         "observation_space": str(agent.observation_space),
         "action_space": str(agent.action_space),
-        "actions": "drawn with the input noise" if step.sampled else "the most probable ones",
+        "actions": "drawn with the input noise" if NOISE_INPUT in inputs else "the most probable ones",
         "inputs": {name: {**_array(value), "meaning": _meaning(name, states)} for name, value in inputs.items()},
         "outputs": {name: {**_array(value), "meaning": _result(name)} for name, value in outputs.items()},
         "states": {name: {"output": NEXT + name, "initial": "zeros"} for name in states},
@@ -172,5 +174,5 @@ def _result(name: str) -> str:
     if name.startswith(NEXT):
         return f"state: the input {name.removeprefix(NEXT)} of the next step"
     if name.startswith("distribution."):
-        return "parameter of the action's distribution, in the policy's units; logits are not normalised"
+        return "parameter of the action's distribution, continuous ones normalised; logits not"
     return "in the environment's units, within its bounds"

@@ -204,7 +204,8 @@ class SquashedGaussian(Distribution):
         loc, scale = normal.base_dist.loc, normal.base_dist.scale
         points, weights = _quadrature(loc)
         log_slope = _log_slope_of_tanh(loc.unsqueeze(-1) + scale.unsqueeze(-1) * points) @ weights
-        return self.base.entropy() + log_slope.flatten(loc.ndim - len(self.event_shape)).sum(-1)
+        entropy: Tensor = self.base.entropy()  # type: ignore[no-untyped-call]
+        return entropy + log_slope.flatten(loc.ndim - len(self.event_shape)).sum(-1)
 
     @property
     def mode(self) -> Tensor:

@@ -75,7 +75,9 @@ class JointHead(nn.Module):
         return distributions.Joint(found, self.noise_sizes)
 
 
-def make_actor(options: PolicyConfig, width: int, observation: TensorSpec, action: TensorSpec) -> nn.Module:
+def make_actor(
+    options: PolicyConfig, width: int, observation: TensorSpec, action: TensorSpec
+) -> ActionHead | JointHead:
     """The head of the actor.
 
     Args:

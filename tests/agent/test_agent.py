@@ -72,7 +72,7 @@ def played(agent: Agent, seed: int, episodes: int) -> list[float]:
         observed[i], infos[i] = env.reset()
     state, begins = agent.initial_state(episodes), np.zeros(episodes, bool)
     rewards, totals, running = np.zeros(episodes, np.float32), np.zeros(episodes), np.ones(episodes, bool)
-    options = agent.interface.env
+    options = agent.step.interface.env
     while running.any():
         masks = np.stack([info["action_mask"] for info in infos]) if options.action_mask_from_info else None
         batch = stacked(agent.observation_space, observed)
@@ -215,15 +215,15 @@ def test_correlated_noise_goes_with_the_state(agent_of: AgentOf) -> None:
 
 
 BAD = {
-    "a shape": (np.zeros(4, np.float32), None, "act was given observation of shape (4,), but Pendulum-v1 has (3,)"),
-    "a batch for one": (np.zeros((5, 3), np.float32), None, "Begin with initial_state(5)."),
-    "one for a batch": (np.zeros(3, np.float32), 2, "Begin with initial_state()."),
-    "another batch": (np.zeros((3, 3), np.float32), 2, "Begin with initial_state(3)."),
-    "a dtype": (np.zeros(3, np.complex64), None, "the dtype complex64, but the environment's is float32"),
-    "bytes": (np.zeros(3, np.uint8), None, "the dtype uint8, but the environment's is float32"),
-    "NaN": (np.float32([0, np.nan, 0]), None, "NaN or Inf in observation of environment 0"),
-    "Inf": (np.float32([[0, 0, 0], [0, np.inf, 0]]), 2, "NaN or Inf in observation of environment 1"),
-    "text": ("left", None, "act was given observation of shape (), but"),
+    "a shape": (np.zeros(4, np.float32), None, "observation must have the shape (3,) (got (4,)). Pass what"),
+    "a batch for one": (np.zeros((5, 3), np.float32), None, "observation must have the shape (3,) (got (5, 3))"),
+    "one for a batch": (np.zeros(3, np.float32), 2, "observation must have the shape (2, 3) (got (3,))"),
+    "another batch": (np.zeros((3, 3), np.float32), 2, "observation must have the shape (2, 3) (got (3, 3))"),
+    "a dtype": (np.zeros(3, np.complex64), None, "observation must have the dtype float32 (got complex64)"),
+    "bytes": (np.zeros(3, np.uint8), None, "observation must have the dtype float32 (got uint8)"),
+    "NaN": (np.float32([0, np.nan, 0]), None, "observation must be finite (got nan at index [1])"),
+    "Inf": (np.float32([[0, 0, 0], [0, np.inf, 0]]), 2, "observation must be finite (got inf at index [1, 1])"),
+    "text": ("left", None, "observation must have the shape (3,) (got ())"),
 }
 
 
@@ -246,17 +246,17 @@ def test_states_and_flags_that_do_not_fit_are_rejected(agent_of: AgentOf) -> Non
     agent, _ = agent_of(CUE)
     other, _ = agent_of(CUE, "cell=lstm")
     observation = np.zeros(3, np.float32)
-    for state, message in ((None, "a NoneType as state"), (other.initial_state(), "but this agent's are")):
+    for state, message in ((None, "got a NoneType"), (other.initial_state(), "Pass a state of this agent")):
         with pytest.raises(ConfigError, match=message):
             agent.act(observation, state)
-    with pytest.raises(ConfigError, match="is_init of shape"):
+    with pytest.raises(ConfigError, match="is_init must have the shape"):
         agent.act(np.zeros((2, 3), np.float32), agent.initial_state(2), is_init=np.zeros(3, bool))
-    with pytest.raises(ConfigError, match="Give at least 1"):
+    with pytest.raises(ConfigError, match="must be at least 1"):
         agent.initial_state(0)
     parts, _ = agent_of(CUE, observation="dict")
-    with pytest.raises(ConfigError, match=r"without observation\.more\.symbol"):
+    with pytest.raises(ConfigError, match=r"must have the entry observation\.more\.symbol"):
         parts.act({"state": np.float32(0)}, parts.initial_state())
-    with pytest.raises(ConfigError, match="not from 0 to 2"):
+    with pytest.raises(ConfigError, match="integers from 0 to 2"):
         parts.act({"state": np.float32(0), "more": {"symbol": np.int64(3)}}, parts.initial_state())
 
 
@@ -264,12 +264,12 @@ def test_what_the_policy_sees_besides_must_be_passed(agent_of: AgentOf) -> None:
     agent, _ = agent_of(CUE, *PREVIOUS)
     observation = np.zeros(3, np.float32)
     _, state = agent.act(observation, agent.initial_state())  # nothing was given before the first step
-    with pytest.raises(ConfigError, match="pass reward="):
+    with pytest.raises(ConfigError, match="Pass reward="):
         agent.act(observation, state)
     masked, _ = agent_of(MASKED, "env.action_mask_from_info=true", mask_in="info", action="discrete")
-    with pytest.raises(ConfigError, match="pass action_mask="):
+    with pytest.raises(ConfigError, match="Pass action_mask="):
         masked.act(np.zeros(2, np.float32), masked.initial_state())
-    with pytest.raises(ConfigError, match="allows no action in environment 1"):
+    with pytest.raises(ConfigError, match="must allow an action .got none in environment 1"):
         masked.act(np.zeros((2, 2), np.float32), masked.initial_state(2), action_mask=np.eye(2, 6, k=0) * [[1], [0]])
 
 

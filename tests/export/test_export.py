@@ -147,13 +147,13 @@ def test_what_differs_is_not_written(agent_of: AgentOf, tmp_path: Path) -> None:
 
 def test_wrong_choices_are_noticed(agent_of: AgentOf) -> None:
     agent, _ = agent_of(CUE)
-    step = agent.step_module()
+    step = agent.step
 
     def wrong(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs = step(inputs)
         return {**outputs, "action": (outputs["action"] + 1) % 4}
 
-    with pytest.raises(ConfigError, match="are not what their distributions say"):
+    with pytest.raises(ConfigError, match="are not the policy's"):
         largest_difference(step, wrong, played(agent, 10), 10, 2)
 
 
@@ -182,7 +182,7 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(
     # The program of torch.export calls the same operations, and is compared less.
     for load, name, steps in ((load_onnx, "onnx", 10_000), (load_pt2, "pt2", 1000)):
         call = load(tmp_path / f"policy.{name}")
-        found = [largest_difference(agent.step_module(), call, pool, steps, batch) for batch in (1, 64)]
+        found = [largest_difference(agent.step, call, pool, steps, batch) for batch in (1, 64)]
         sys.stdout.write(f"\n{name} {cell} {observation} {action}: {found[0]:.1e} {found[1]:.1e}\n")
         # An image passes fifteen convolutions more. Torch and onnxruntime each round them to about 1e-6 of what float64
         # gives, and torch itself differs by 4e-6 with oneDNN and without.
@@ -201,7 +201,7 @@ def test_a_step_of_128_features_takes_less_than_a_tenth_of_a_millisecond(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", options, providers=["CPUExecutionProvider"])
-    inputs = example(agent.step_module(), played(agent, 10), 1, torch.Generator())
+    inputs = example(agent.step, played(agent, 10), 1, torch.Generator())
     arrays = {name: value.numpy() for name, value in inputs.items()}
     times = []
     for _ in range(3000):
@@ -217,7 +217,7 @@ def test_the_default_policy_plays_as_well_when_exported(tmp_path: Path) -> None:
     run = recurrl.train(["device=cpu"], run_dir=tmp_path / "run")
     agent = run.load("last")
     told = export(agent, tmp_path / "export", {}, formats=["onnx"])
-    call, shapes = load_onnx(tmp_path / "export" / "policy.onnx"), agent.step_module().state_shapes()
+    call, shapes = load_onnx(tmp_path / "export" / "policy.onnx"), agent.step.state_shapes(sampled=False)
     returns = []
     for seed in seeds(SEED_OFFSET, 20):
         env, state = agent.make_env(), {name: torch.zeros(1, *shape) for name, shape in shapes.items()}

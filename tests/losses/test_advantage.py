@@ -78,8 +78,8 @@ class ValueOfObservation:
 
     state_keys: tuple[str, ...] = ()
 
-    def step(self, observation: torch.Tensor, *_: object, deterministic: bool) -> tuple[None, None, torch.Tensor, None]:
-        return None, None, observation, None
+    def step(self, observation: torch.Tensor, _: object) -> tuple[None, None, torch.Tensor, None, None]:
+        return None, None, observation, None, None
 
 
 @st.composite
