@@ -75,9 +75,6 @@ class Policy(nn.Module):
         noise: of actions, if it is correlated from step to step.
         critic_only: the entries of observations that only the critic reads.
 
-    Attributes:
-        noise_size: how many standard normal numbers a sampled action is made of, Z; 0 where torch draws it.
-
     Raises:
         ValueError: two states have the same name.
     """
@@ -96,7 +93,6 @@ class Policy(nn.Module):
         self.noise = noise
         self.trunk = _trunk(trunk)
         self.actor_head = actor_head
-        self.noise_size: int = getattr(actor_head, "noise_size", 0)
         self.critic_head = critic_head
         self.critic_trunk = None if critic_trunk is None else _trunk(critic_trunk)
         self.state_keys: list[NestedKey] = [key for each in self._trunks() for key in each.state_keys]
@@ -117,6 +113,11 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         """The device of the parameters."""
         return next(self.parameters()).device
+
+    @property
+    def noise_size(self) -> int:
+        """How many standard normal numbers a sampled action is made of, Z; 0 where torch draws it."""
+        return getattr(self.actor_head, "noise_size", 0)
 
     @property
     def recurrent_modules(self) -> list[RecurrentModule]:
