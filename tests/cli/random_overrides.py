@@ -9,11 +9,11 @@ from typing import Any
 
 import recurrl.configs
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import GROUPS, ROOMS, names, packaged
+from recurrl.config.plugins import GROUPS, PACKAGES, names, packaged
 
 FOUND = [
     *keys_of(),
-    *(one for group in ROOMS for options in packaged(group).values() for one in keys_of(options, f"{group}.")),
+    *(one for group in PACKAGES for options in packaged(group).values() for one in keys_of(options, f"{group}.")),
 ]
 OPTIONS = [(key, kind, meaning) for key, kind, meaning in FOUND if not is_dataclass(kind)]
 

@@ -13,7 +13,7 @@ from run_files import summary
 
 from recurrl import evaluation
 from recurrl.checkpoint import files
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 
 
 def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, finished_run):

@@ -13,7 +13,7 @@ from run_files import learning_rates, metrics, settings, summary, without_times
 from recurrl import checkpoint
 from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 
 
 @pytest.fixture(scope="module")

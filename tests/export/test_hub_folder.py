@@ -18,7 +18,7 @@ import yaml
 import recurrl
 from recurrl.checkpoint.files import _canonical
 from recurrl.cli import export as export_command
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.hub_run import write_hub_folder
 from recurrl.errors import ConfigError
 from recurrl.export.card import Card
