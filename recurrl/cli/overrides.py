@@ -1,5 +1,6 @@
 """The overrides of a command line: what they compose, which keys they set, and errors for what is not an override."""
 
+import re
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ from recurrl.errors import ConfigError
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
+_PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
+_WORDS = ("null", "true", "false", "nan", "inf")
+"""What would not be text without quotes, though it looks like it."""
 
 
 def arguments_of(command_line: Sequence[str]) -> Namespace:
@@ -191,4 +195,6 @@ def text_of(value: Any) -> str:
         return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     if not isinstance(value, str | Path):
         raise ConfigError(f"{value!r} cannot be a value of a configuration. Give numbers, strings, lists or mappings.")
-    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if _PLAIN.fullmatch(text := str(value)) and text.lower() not in _WORDS:
+        return text
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

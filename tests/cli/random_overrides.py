@@ -70,7 +70,7 @@ FLOATS = (
     "1e300",
 )
 STRINGS = {
-    **{key: (*meaning.choices, *meaning.removed) for key, _, meaning in OPTIONS if meaning.choices},
+    **{key: meaning.choices for key, _, meaning in OPTIONS if meaning.choices},
     **{f"{group}.name": (*names(group), "nonesuch", "json:dumps") for group in GROUPS},
     "env.source": ("gymnasium", "_spaces", "os"),
     "env.id": (

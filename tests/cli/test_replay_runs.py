@@ -84,7 +84,7 @@ def test_what_replay_does_shows_in_the_update(train, tiny, tmp_path):
         ),
         (
             ["buffer=replay", "buffer.replay_ratio=1"],
-            "buffer.replay_ratio=1 is out of range. Give an integer from 2 to 1_000.",
+            "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1).",
         ),
     ],
 )

@@ -281,6 +281,6 @@ def test_going_on_from_a_run_without_a_checkpoint_is_refused(refused, finished_r
 
 def test_going_on_with_nothing_left_to_do_is_refused(refused, finished_run):
     assert refused(f"resume={finished_run}") == (
-        f"resume={finished_run} is already at 64 frames, so total_frames=64 leaves nothing to do. Give total_frames of "
-        "at least 96."
+        f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Give more "
+        "total_frames."
     )

@@ -86,9 +86,7 @@ def test_a_number_out_of_range_is_rejected_with_the_whole_range(option):
     for number in beyond(option.meaning.range):
         with pytest.raises(ConfigError) as caught:
             check_values(option.options([number] if place else number), option.key.removesuffix(option.field.name))
-        assert str(caught.value) == (
-            f"{option.key}{place} must be {option.meaning.range.words} (got {number})."
-        )
+        assert str(caught.value) == (f"{option.key}{place} must be {option.meaning.range.words} (got {number}).")
 
 
 @pytest.mark.parametrize("option", RANGES, ids=str)
@@ -119,9 +117,7 @@ def test_a_range_in_words(of, words):
 def test_an_unknown_choice_is_rejected_with_all_choices(option):
     with pytest.raises(ConfigError) as caught:
         check_values(option.options("nonesuch"), option.key.removesuffix(option.field.name))
-    assert str(caught.value) == (
-        f"{option.key} must be one of {', '.join(option.meaning.choices)} (got nonesuch)."
-    )
+    assert str(caught.value) == (f"{option.key} must be one of {', '.join(option.meaning.choices)} (got nonesuch).")
     for choice in option.meaning.choices:
         check_values(option.options(choice))
 

@@ -38,7 +38,7 @@ def shown(value: object) -> str:
 
 ERRORS = [
     # Batches
-    ({"slice_len": 64}, "slice_len must be a divisor of the 32 steps of a row (frames_per_batch / env.num_envs) (got 64)."),
+    ({"slice_len": 64}, "slice_len must be a divisor of the 32 steps of a row (frames_per_batch / env.num_envs)"),
     ({"slice_len": 5}, "Give one of: 1, 2, 4, 8, 16, 32."),
     (HUGE, "Give one of: 1, 2, 4, 5, 8, 10,"),
     ({"minibatch_slices": 5}, "minibatch_slices must be a divisor of the 32 slices of an iteration"),
@@ -88,7 +88,7 @@ ERRORS = [
     ({"compile": True, "cell": ELMAN}, "a cell with a parallel form with compile=true"),
     # Workers
     ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Give env.num_envs=30, for"),
-    ({"collector": ray("cluster")}, "collector.address must be auto, host:port, ray://host:port or null (got cluster)."),
+    ({"collector": ray("cluster")}, "collector.address must be auto, host:port, ray://host:port or null"),
 ]
 
 
