@@ -1,106 +1,200 @@
 """Resource use of the triton kernels, compiled ahead of time without a GPU.
 
 Registers and spilled bytes are per thread, as the assembler reports them; shared memory is per program. Tensor-core
-instructions are counted in the generated code. The last column is the barrier check, that no thread reads from global
-memory what another thread of its program wrote without a barrier in between: ok, or the faults.
+instructions are counted in the generated code. Each line is the worst of a layer's kernels, with a figure for each
+architecture; --json has the figures of each kernel.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby, product
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.compiled import SHARED_MEMORY, Figures, Job, Layer, compile_all
+from recurrl.recurrent.backends.triton import tiles
 
-CELLS = ("gru", "lstm")
-PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16")
+if TYPE_CHECKING:
+    from recurrl.recurrent.backends.triton.launches import Launch
+
+_TENSOR_CORES = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)")
+# All other arguments are pointers to float32.
+_ARGUMENTS = {
+    "starts": "*i8",
+    "lane_begin": "*i64",
+    "lane_length": "*i32",
+    "slots": "*i64",
+    **dict.fromkeys(("t", "first", "last", "lanes", "lanes_after", "slot_here", "slot_after", "part"), "i32"),
+    "stored_stride": "i32",
+}
+_HEADS = (
+    "cell", "hidden", "precision", "kernels", "registers", "spilled bytes", "shared memory, KB",
+    "tensor-core instructions",
+)  # fmt: skip
+
+
+class Layer(NamedTuple):
+    """The target of a compilation."""
+
+    cell: str
+    hidden_size: int
+    precision: str
+    architecture: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Compilation results of one kernel for a layer."""
+
+    kernel: str
+    cell: str
+    hidden_size: int
+    precision: str
+    architecture: int
+    lanes: int
+    """Lanes per program."""
+    registers: int
+    """Per thread."""
+    spills: int
+    """Bytes of registers spilled to memory, per thread."""
+    shared_memory: int
+    """Bytes per program."""
+    tensor_core_instructions: int
+    """In the generated code."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``benchmark.py kernels``."""
-    known = ", ".join(str(architecture) for architecture in SHARED_MEMORY)
-    parser.add_argument("--cells", default=",".join(CELLS), help="default: %(default)s")
-    parser.add_argument("--hidden", default="32,64,128,256", help="hidden sizes; default: %(default)s")
-    parser.add_argument("--precisions", default=",".join(PRECISIONS), help="default: %(default)s")
+    known = ", ".join(str(architecture) for architecture in tiles.SHARED_MEMORY)
+    parser.add_argument("--cells", default=",".join(tiles.CELLS), help="default: %(default)s")
+    parser.add_argument("--hidden", default="64,128", help="hidden sizes; default: %(default)s")
+    parser.add_argument("--precisions", default=",".join(tiles.PRECISIONS), help="default: %(default)s")
     parser.add_argument("--architectures", default="80,90,100", help=f"any of {known}; default: %(default)s")
-    parser.add_argument("--forms", action="store_true", help="all forms of each kernel, not only the most demanding")
-    parser.add_argument("--summary", action="store_true", help="one line per layer: the worst of its kernels")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Compiles the kernels and prints their figures."""
-    found = [figures for of_job in compile_all(_jobs(arguments), arguments.forms).values() for figures in of_job]
-    if arguments.json:
-        text = json.dumps([asdict(figures) | {"fits": figures.fits} for figures in found], indent=1)
-    else:
-        text = _summary(found) if arguments.summary else _table(found)
-    sys.stdout.write(text + "\n")
+    """Compiles the kernels and prints their figures.
 
-
-def _jobs(arguments: argparse.Namespace) -> list[Job]:
+    Raises:
+        SystemExit: an architecture is unknown.
+    """
     architectures = [int(each) for each in arguments.architectures.split(",")]
-    for architecture in set(architectures) - set(SHARED_MEMORY):
-        known = ", ".join(str(each) for each in SHARED_MEMORY)
-        raise SystemExit(f"Unknown --architectures={architecture}. Choose from {known}.")
+    for architecture in set(architectures) - set(tiles.SHARED_MEMORY):
+        known = ", ".join(str(each) for each in tiles.SHARED_MEMORY)
+        raise SystemExit(f"--architectures must be among {known} (got {architecture}).")
     sizes = [int(size) for size in arguments.hidden.split(",")]
     chosen = product(arguments.cells.split(","), sizes, arguments.precisions.split(","), architectures)
-    return [Job(Layer(*each)) for each in chosen]
+    found = compile_elsewhere([Layer(*each) for each in chosen])
+    sys.stdout.write((json.dumps(list(map(asdict, found)), indent=1) if arguments.json else table(found)) + "\n")
 
 
-def _table(found: Iterable[Figures]) -> str:
-    heads = (
-        "kernel", "form", "cell", "hidden", "precision", "sm", "lanes per program", "registers", "spilled bytes",
-        "shared memory", "tensor-core instructions", "fits", "barriers",
-    )  # fmt: skip
-    return _markdown(
-        heads,
-        (
-            (
-                *(f.kernel, f.form, f.cell, f.hidden_size, f.precision, f.architecture, f.lanes),
-                *(f.registers, f.spills, f.shared_memory, f.tensor_core_instructions),
-                *("yes" if f.fits else "no", _barriers([f])),
-            )
-            for f in found
+def table(found: Iterable[Figures]) -> str:
+    """One line per cell, hidden size and precision, with a figure for each architecture."""
+    lines: list[Sequence[object]] = [_HEADS, ["---"] * len(_HEADS)]
+    for layer, of_layer in groupby(found, key=lambda f: (f.cell, f.hidden_size, f.precision)):
+        each = [list(of) for _, of in groupby(of_layer, key=lambda f: f.architecture)]
+        kinds = dict.fromkeys(" and ".join(dict.fromkeys(f.kernel.partition("_")[0] for f in of)) for of in each)
+        worst = [
+            ", ".join(str(max(getattr(f, name) for f in of)) for of in each)
+            for name in ("registers", "spills", "tensor_core_instructions")
+        ]
+        memory = ", ".join(str(-(-max(f.shared_memory for f in of) // 1024)) for of in each)
+        lines.append((*layer, ", ".join(kinds), *worst[:2], memory, worst[2]))
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def compile_elsewhere(layers: Sequence[Layer]) -> list[Figures]:
+    """Compiles all kernels of the layers in a process without triton's interpreter, which would replace the compiler.
+
+    Raises:
+        RuntimeError: compilation failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", __name__],
+        cwd=Path(__file__).parent.parent,
+        input=json.dumps(layers),
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"},
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"Compiling the kernels failed:\n{done.stderr}")
+    return [Figures(**figures) for figures in json.loads(done.stdout)]
+
+
+def launches_of(layer: Layer) -> Iterator[Launch]:
+    """The kernels of a layer with few and with many lanes, each in its most demanding form."""
+    from recurrl.recurrent.backends.triton import launches
+
+    found = []
+    for lanes in (1, 2**20):
+        chosen, step = tiles.configuration(*layer, lanes), tiles.step_configuration(*layer, lanes)
+        found += [
+            launches.forward(chosen, layer[:3], has_bias=True, keep=True),
+            launches.forward(step, layer[:3], has_bias=True, keep=True, recompute=True),
+            launches.backward(chosen, layer[:3], wants_stored=True, window=True),
+        ]
+    return (launch for index, launch in enumerate(found) if launch not in found[:index])
+
+
+def signature(launch: Launch) -> dict[str, str]:
+    """The type of each argument, for ``triton.compiler.ASTSource``."""
+    kinds = _ARGUMENTS | dict.fromkeys(launch.constants, "constexpr")
+    if launch.constants["PRECISION"] == "bf16":
+        kinds |= {"w_hh": "*bf16", "w_hh_t": "*bf16"}
+    return {name: kinds.get(name, "*fp32") for name in launch.kernel.arg_names}
+
+
+def _compiled(launch: Launch, layer: Layer) -> Figures:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names, kinds = launch.kernel.arg_names, signature(launch)
+    constants = {(names.index(name),): value for name, value in launch.constants.items()}
+    # Divisible by 16 whenever the hidden size is, as at run time.
+    aligned = [name for name, kind in kinds.items() if kind.startswith("*")]
+    aligned += ["stored_stride"] if launch.constants["H"] % 16 == 0 else []
+    compiled = triton.compile(
+        ASTSource(
+            launch.kernel, kinds, constants, {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
         ),
+        target=GPUTarget("cuda", layer.architecture, 32),
+        options=launch.options,
+    )
+    return Figures(
+        launch.kernel.__name__,
+        *layer,
+        launch.constants["BM"],
+        *_resources(compiled.asm["cubin"], Path(triton.__file__).parent),
+        compiled.metadata.shared,
+        len(_TENSOR_CORES.findall(compiled.asm["ptx"])),
     )
 
 
-def _summary(found: Iterable[Figures]) -> str:
-    """One line per cell, hidden size and precision, with a figure for each architecture."""
-    heads = (
-        "cell", "hidden", "precision", "kernels", "registers", "spilled bytes", "shared memory, KB",
-        "tensor-core instructions", "barriers",
-    )  # fmt: skip
-    rows = []
-    for layer, of_layer in groupby(found, key=lambda f: (f.cell, f.hidden_size, f.precision)):
-        kernels = list(of_layer)
-        each = {a: [f for f in kernels if f.architecture == a] for a in dict.fromkeys(f.architecture for f in kernels)}
-        kinds = dict.fromkeys(
-            " and ".join(dict.fromkeys(f.kernel.partition("_")[0] for f in of)) for of in each.values()
-        )
-        rows.append(
-            (
-                *layer,
-                ", ".join(kinds),
-                ", ".join(str(max(f.registers for f in of)) for of in each.values()),
-                ", ".join(str(max(f.spills for f in of)) for of in each.values()),
-                ", ".join(str(-(-max(f.shared_memory for f in of) // 1024)) for of in each.values()),
-                ", ".join(str(max(f.tensor_core_instructions for f in of)) for of in each.values()),
-                _barriers(kernels),
-            )
-        )
-    return _markdown(heads, rows)
+def _resources(cubin: bytes, triton: Path) -> tuple[int, int]:
+    """Registers and bytes of local memory per thread; without arrays, local memory is all spills."""
+    tool = triton / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        listed = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    registers, local = re.search(r"REG:(\d+)", listed), re.findall(r"(?:LOCAL|STACK):(\d+)", listed)
+    if registers is None or not local:
+        raise RuntimeError(f"cuobjdump reported no registers:\n{listed}")
+    return int(registers[1]), max(int(size) for size in local)
 
 
-def _barriers(found: Iterable[Figures]) -> str:
-    return "; ".join(fault for figures in found for fault in figures.faults) or "ok"
-
-
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+if __name__ == "__main__":
+    layers = [Layer(*layer) for layer in json.load(sys.stdin)]
+    json.dump([asdict(_compiled(launch, layer)) for layer in layers for launch in launches_of(layer)], sys.stdout)

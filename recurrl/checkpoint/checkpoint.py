@@ -14,7 +14,6 @@ from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError
 from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
-from recurrl.recurrent.auto import Choices
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE
 from recurrl.runtime.seeds import seed_of_rank
@@ -50,7 +49,6 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
         "reward_scaler": learner.reward_scaler,
         "learner": learner,
         "rng": GlobalRNGState(),
-        "backends": Choices([module.chooser for module in learner.policy.recurrent_modules]),
         **({"buffer": learner.buffer} if hasattr(learner.buffer, "state_dict") else {}),
         **others,
     }

@@ -190,6 +190,8 @@ def _equal(ours: Tensor, theirs: Tensor) -> bool:
 
 def _refusal(loss: Any) -> str | None:
     """Why a loss may do more than tensor operations; None if it does not."""
+    if any(isinstance(module, RecurrentModule) for module in loss.modules()):
+        return "a recurrent layer's backend is not seen by the recorder"
     for module in loss.modules() if isinstance(loss, nn.Module) else [loss]:
         parts = [module]
         if isinstance(module, RecurrentModule):

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from recurrl.recurrent.operators import WITHOUT_DISPATCH
-
 aten = torch.ops.aten
 # Without autograd they return what they are given.
 _SAME = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
@@ -133,7 +131,7 @@ class _Recorder(TorchDispatchMode):
         given = tree_map(lambda value: self._name(value) if isinstance(value, Tensor) else value, (args, kwargs))
         call = f"call_{len(self._calls)}"
         # An OpOverload is called through Python, which takes as long as a small operation.
-        self.names[call] = WITHOUT_DISPATCH.get(func) or func._op
+        self.names[call] = func._op
         source = ", ".join([*map(repr, given[0]), *(f"{key}={value!r}" for key, value in given[1].items())])
         writes = [_Name(f"{call}_{k}") for k in range(len(results))]
         reads = [name for name in tree_leaves(given) if isinstance(name, _Name)]

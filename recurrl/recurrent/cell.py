@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, TypeGuard
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -23,9 +23,9 @@ class Cell(ABC):
     """The maths of one layer. Layers, directions, resets, stored states and sequences are handled for it.
 
     A cell declares its ``parameters`` and ``states`` and computes one ``step``. It may also have ``project`` (what a
-    step computes from its input alone), ``parallel`` (all steps at once, see :class:`ParallelInTime`) and
-    ``initialize``. Weights and states are arguments: a cell holds no tensors. Autograd differentiates its step; a
-    derivative of your own is a ``torch.autograd.Function`` within it. A cell made of gates is a
+    step computes from its input alone) and ``initialize``. Weights and states are arguments: a cell holds no tensors.
+    Autograd differentiates its step; a custom derivative is a ``torch.autograd.Function`` within it. A cell that can
+    compute all steps at once is a :class:`ParallelCell`, a cell made of gates a
     :class:`~recurrl.recurrent.gated.GatedCell`.
     """
 
@@ -76,25 +76,15 @@ class Cell(ABC):
         nn.init.uniform_(parameter, -bound, bound)
 
 
-class ParallelInTime(Protocol):
+class ParallelCell(Cell):
     """A cell whose states can be computed in parallel over time, as those of a linear recurrence can (see
     :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`).
     """
 
-    def project(self, weights: Weights, x: Tensor) -> Tensor:
-        """As :meth:`Cell.project`."""
-        ...
-
+    @abstractmethod
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
         """The outputs ``[B, T, O]`` and the states ``[B, T, ...]`` of all steps.
 
         A step begins with the stored state at that step where ``starts`` is true, else with the state after the
         previous step. At other steps stored states may hold anything, NaN included.
         """
-        ...
-
-
-# hasattr rather than isinstance, which torch.compile cannot trace for protocols.
-def is_parallel_in_time(cell: object) -> TypeGuard[ParallelInTime]:
-    """True if the cell has a parallel form."""
-    return hasattr(cell, "parallel")

@@ -4,14 +4,14 @@ GRU and LSTM are such cells. In return for that form they get torch's layout of 
 projections of all steps, and optionally a hand-written derivative and torch's fused kernels.
 
 Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size, O output size (H, or that of the
-projection), K gates, G gate rows (K × H), A gates that memory is kept for (see :class:`HandWritten`).
+projection), K gates, G gate rows (K × H), A gates that memory is kept for (see :class:`AnalyticCell`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeGuard
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import functional
@@ -45,7 +45,7 @@ class GatedCell(Cell):
             if getattr(base, "TORCH", None) is not None:
                 raise TypeError(
                     f"{cls.__name__} cannot derive from {base.__name__}, whose kernels and derivative would ignore "
-                    f"what it changes. Derive from GatedCell and write its own activate."
+                    f"what it changes. Derive from GatedCell or AnalyticCell and write its activate."
                 )
 
     def __init__(self, hidden_size: int, bias: bool = True, proj_size: int = 0) -> None:
@@ -90,8 +90,8 @@ class GatedCell(Cell):
         return functional.linear(h_BO, weights["weight_hh"], weights.get("bias_hh"))
 
 
-class HandWritten(Protocol):
-    """A cell that also has an in-place step and derivative, for loops outside autograd.
+class AnalyticCell(GatedCell):
+    """A gated cell with an in-place step and a hand-written derivative, for loops outside autograd.
 
     In their shared memory ``gates [P, A × H]`` each gate holds the sum of its two projections, except the last
     ``SPLIT_GATES`` gates, whose projections stay separate. First come the recurrent projections of these gates, then
@@ -99,15 +99,14 @@ class HandWritten(Protocol):
     last ``GATES`` that of the input.
     """
 
-    GATES: int
-
-    SPLIT_GATES: int
+    SPLIT_GATES: ClassVar[int]
     """Number of final gates that keep their two projections separate."""
 
+    @abstractmethod
     def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
-        """One step from its projections into given memory. On return ``gates`` holds what ``derivatives`` reads."""
-        ...
+        """Writes ``out_states`` from the projections in ``gates``, and into ``gates`` what ``derivatives`` reads."""
 
+    @abstractmethod
     def derivatives(
         self, gates_PA: Tensor, before_PH: Sequence[Tensor], after_PH: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -121,8 +120,8 @@ class HandWritten(Protocol):
         Returns:
             The factors of the gates, ``[P, A / H, H]``, and any others, ``[P, 1, H]`` each.
         """
-        ...
 
+    @abstractmethod
     def backward_step(self, factors: tuple[Tensor, ...], grads_B1H: Sequence[Tensor], grad_before_B1H: Tensor) -> None:
         """One step back, in place.
 
@@ -133,10 +132,3 @@ class HandWritten(Protocol):
             grad_before_B1H: gradient of the first state before the step. Adds all contributions except that of the
                 recurrent matmul.
         """
-        ...
-
-
-# hasattr rather than isinstance, which torch.compile cannot trace for protocols.
-def is_hand_written(cell: object) -> TypeGuard[HandWritten]:
-    """True if the cell has an in-place step and derivative."""
-    return hasattr(cell, "backward_step")

@@ -4,7 +4,7 @@ A backend's loop computes both passes. For ``torch.compile``, which then takes t
 operators; eager calls skip their dispatch.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, O output size (H, or that of the
-projection), G gate rows, A columns that memory is kept for (see :class:`~recurrl.recurrent.gated.HandWritten`): the
+projection), G gate rows, A columns that memory is kept for (see :class:`~recurrl.recurrent.gated.AnalyticCell`): the
 first G take the recurrent product, the last G the input's. With a projection, H more hold what it projects.
 """
 
@@ -17,15 +17,24 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from recurrl.recurrent.cell import States, Weights
 from recurrl.recurrent.cells import make_cell
-from recurrl.recurrent.gated import WEIGHTS, HandWritten
+from recurrl.recurrent.gated import WEIGHTS, AnalyticCell
 from recurrl.recurrent.segments import Segments
 
-Parameters = Sequence[Tensor | None]
-"""Of :data:`WEIGHTS`."""
+
+class Settings(NamedTuple):
+    """How the passes of a layer are computed."""
+
+    keep_gates: bool = True
+    """Keep the gates for the backward pass; otherwise the loop recomputes them from the states."""
+    keep_states: bool = True
+    """Keep the states after every step too; otherwise the backward pass runs the forward pass again."""
+    precision: str = ""
+    """Concrete matmul precision, for a backend that controls it."""
+    chunk_len: int = 0
+    """Steps whose gates are recomputed at a time, for a backend that can; 0 for all."""
 
 
 class Layer(NamedTuple):
@@ -33,10 +42,11 @@ class Layer(NamedTuple):
 
     backend: str
     """Whose loop runs."""
-    cell: Any
-    """:class:`HandWritten`."""
+    cell: AnalyticCell
+    precision: str
+    chunk_len: int
     weights: Sequence[Any]
-    """:data:`Parameters`."""
+    """A tensor or None for each of :data:`WEIGHTS`."""
     segments: Segments
     stored: list[Tensor]
     """The stored states ``[B, T, ...]``."""
@@ -71,7 +81,7 @@ class Loop(Protocol):
         grads: list[Tensor],
     ) -> None:
         """Writes ``grads``, those of x, the weights and the stored states, except where they are empty, from
-        ``incoming``, those of the output and of each state at the segments' last steps.
+        ``incoming``, those of the output and of each state at the segments' last steps. Recomputes ``gates`` if empty.
         """
         ...
 
@@ -96,7 +106,14 @@ def backward(
 ) -> list[Tensor]:
     """Gradients of x, the weights and the stored states; empty where there are none or none is wanted.
 
-    Args as for :func:`forward`, and ``incoming``: the gradients of the output and of each state at the segments' ends.
+    Args:
+        layer: the layer.
+        x_BTI: its input.
+        wants_x: compute the gradient of the input.
+        wants_stored: compute the gradients of the stored states.
+        incoming: gradients of the output and of each state at the segments' ends; None for zero.
+        states: each state after every step.
+        gates_PA: as :func:`forward` returned them.
     """
     grads = _gradients(layer, x_BTI, wants_x, wants_stored)
     _loop(layer.backend).backward(layer, x_BTI, states, gates_PA, incoming, grads)
@@ -110,9 +127,9 @@ def _loop(backend: str) -> Loop:
 
 def _outputs(layer: Layer, x_BTI: Tensor, keep: bool) -> list[Tensor]:
     rows, steps, _ = x_BTI.shape
-    _, cell, (w_ih, *_, w_hr), _, stored = layer
+    cell, (w_ih, *_, w_hr) = layer.cell, layer.weights
     columns = (cell.GATES + cell.SPLIT_GATES + (w_hr is not None)) * (len(w_ih) // cell.GATES)
-    states = [x_BTI.new_empty(rows, steps, state.shape[2]) for state in 2 * stored]
+    states = [x_BTI.new_empty(rows, steps, state.shape[2]) for state in 2 * layer.stored]
     return [*states, x_BTI.new_empty(rows * steps if keep else 0, columns)]
 
 
@@ -125,24 +142,27 @@ def _gradients(layer: Layer, x_BTI: Tensor, wants_x: bool, wants_stored: bool, *
 
 
 _operators = torch.library.Library("recurrl", "FRAGMENT")
-_LAYER = "str backend, str cell, Tensor?[] weights, Tensor starts, Tensor[] stored, Tensor x"
-_operators.define(f"layer_forward({_LAYER}, bool keep) -> Tensor[]")
+_LAYER = "str backend, str cell, str precision, int chunk_len, Tensor?[] weights, Tensor starts, Tensor[] stored"
+_operators.define(f"layer_forward({_LAYER}, Tensor x, bool keep) -> Tensor[]")
 _operators.define(
-    f"layer_backward({_LAYER}, bool wants_x, bool wants_stored, Tensor?[] grads, Tensor[] states, Tensor gates) "
-    "-> Tensor[]"
+    f"layer_backward({_LAYER}, Tensor x, bool wants_x, bool wants_stored, Tensor?[] grads, Tensor[] states, "
+    "Tensor gates) -> Tensor[]"
 )
 
 
 @cache
-def _named(cell: str) -> Any:
-    return make_cell(cell, 1)  # its maths reads the sizes from its arguments
+def _named(cell: str) -> AnalyticCell:
+    # Its maths reads the sizes from its arguments.
+    return cast(AnalyticCell, make_cell(cell, 1))
 
 
 def _operator(run: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     """``run(layer, ...)`` with the arguments of an operator."""
 
-    def operator(backend: str, cell: str, weights: Any, starts_BT: Tensor, stored: Any, *others: Any) -> list[Tensor]:
-        return run(Layer(backend, _named(cell), weights, Segments(starts_BT), stored), *others)
+    def operator(
+        backend: str, cell: str, precision: str, chunk_len: int, weights: Any, starts: Tensor, stored: Any, *others: Any
+    ) -> list[Tensor]:
+        return run(Layer(backend, _named(cell), precision, chunk_len, weights, Segments(starts), stored), *others)
 
     return operator
 
@@ -151,21 +171,23 @@ for _name, _run, _shapes in (("layer_forward", forward, _outputs), ("layer_backw
     _operators.impl(_name, _operator(_run), "CompositeExplicitAutograd")
     torch.library.register_fake(f"recurrl::{_name}", _operator(_shapes))
 
-WITHOUT_DISPATCH: dict[Any, Callable[..., list[Tensor]]] = {
-    torch.ops.recurrl.layer_forward.default: _operator(forward),
-    torch.ops.recurrl.layer_backward.default: _operator(backward),
-}
-"""What an operator calls, by the operator."""
+
+def _traceable(run: Callable[..., list[Tensor]], operator: Any, layer: Layer, *others: Any) -> list[Tensor]:
+    """``run(layer, ...)``, under ``torch.compile`` as one operator."""
+    if not torch.compiler.is_compiling():
+        return run(layer, *others)
+    backend, cell, *settings, segments, stored = layer
+    return cast(list[Tensor], operator(backend, cell.name, *settings, segments.starts_BT, stored, *others))
 
 
 def layer(
     backend: str,
-    cell: HandWritten,
+    cell: AnalyticCell,
     x_BTI: Tensor,
     starts_BT: Tensor,
     stored: States,
     weights: Weights,
-    recompute: bool = False,
+    settings: Settings,
 ) -> tuple[Tensor, States]:
     """The output ``[B, T, O]`` of every step, and each state at the segments' last steps, zero elsewhere.
 
@@ -176,74 +198,57 @@ def layer(
         starts_BT: true where the stored state enters.
         stored: the stored states, read only there.
         weights: by name.
-        recompute: run the forward pass again for the backward pass, instead of keeping its gates and states.
+        settings: how the passes are computed.
     """
     parameters = [weights.get(name) for name in WEIGHTS]
-    if torch.is_grad_enabled():
-        given = (backend, cell, recompute, x_BTI, starts_BT, *parameters, *stored)
-        output, *ends = _Differentiable.apply(*given)  # type: ignore[no-untyped-call]
-        return output, tuple(ends)
-    found = _forward(backend, cell, parameters, starts_BT, list(stored), x_BTI, False)
-    return found[len(stored)], tuple(found[: len(stored)])
-
-
-def _is_traced(cell: Any) -> bool:
-    """True where the layer must be one operation: for the compiler, or for a ``TorchDispatchMode`` to see it."""
-    return torch.compiler.is_compiling() or (cell.TORCH is not None and _get_current_dispatch_mode() is not None)
-
-
-def _forward(
-    backend: str, cell: Any, weights: Any, starts_BT: Tensor, stored: list[Tensor], *others: Any
-) -> list[Tensor]:
-    if not _is_traced(cell):
-        return forward(Layer(backend, cell, weights, Segments(starts_BT), stored), *others)
-    operator = torch.ops.recurrl.layer_forward.default
-    found: list[Tensor] = operator(backend, cell.name, weights, starts_BT, stored, *others)
-    return found
-
-
-def refuse_second_derivative(backend: str) -> None:
-    """Refuses a backward pass that is itself differentiated.
-
-    Raises:
-        RuntimeError: gradients are enabled.
-    """
-    # once_differentiable would silently omit the layer from a second derivative.
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            f"backend={backend} supports first derivatives only, but create_graph=True asks for a second one. "
-            "Choose backend=reference, which supports any order."
-        )
+    output, *ends = _Differentiable.apply(  # type: ignore[no-untyped-call]
+        backend, cell, settings, torch.is_grad_enabled(), x_BTI, starts_BT, *parameters, *stored
+    )
+    return output, tuple(ends)
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, backend: str, cell: Any, recompute: bool, x_BTI: Tensor, starts_BT: Tensor, *given: Tensor
+        ctx: Any,
+        backend: str,
+        cell: AnalyticCell,
+        settings: Settings,
+        differentiated: bool,
+        x_BTI: Tensor,
+        starts_BT: Tensor,
+        *weights_and_stored: Tensor,
     ) -> tuple[Tensor, ...]:
-        weights, stored = given[: len(WEIGHTS)], list(given[len(WEIGHTS) :])
-        found = _forward(backend, cell, weights, starts_BT, stored, x_BTI, not recompute)
-        ctx.backend, ctx.cell, ctx.recompute = backend, cell, recompute
+        weights, stored = weights_and_stored[: len(WEIGHTS)], list(weights_and_stored[len(WEIGHTS) :])
+        layer = Layer(backend, cell, settings.precision, settings.chunk_len, weights, Segments(starts_BT), stored)
+        keep = differentiated and settings.keep_gates
+        found = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, keep)
+        ctx.of_layer = layer[:4]
+        kept = found[len(stored) :] if settings.keep_states else []
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x_BTI, starts_BT, *given, *([] if recompute else found[len(stored) :]))
+        ctx.save_for_backward(x_BTI, starts_BT, *weights_and_stored, *kept)
         return found[len(stored)], *found[: len(stored)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        refuse_second_derivative(ctx.backend)
+        # once_differentiable would silently omit the layer from a second derivative.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"backend={ctx.of_layer[0]} supports first derivatives only, but create_graph=True needs a second one. "
+                "Choose backend=reference, which supports any order."
+            )
         count = len(grads) - 1
-        x_BTI, starts_BT, *rest = ctx.saved_tensors
-        weights, rest = rest[: len(WEIGHTS)], rest[len(WEIGHTS) :]
-        stored, kept = rest[:count], rest[count:]
-        if ctx.recompute:
-            kept = _forward(ctx.backend, ctx.cell, weights, starts_BT, stored, x_BTI, True)[count:]
-        wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
-        others = (x_BTI, wants_x, wants_stored, list(grads), kept[:-1], kept[-1])
-        if _is_traced(ctx.cell):
-            operator = torch.ops.recurrl.layer_backward.default
-            found = operator(ctx.backend, ctx.cell.name, weights, starts_BT, stored, *others)
-        else:
-            found = backward(Layer(ctx.backend, ctx.cell, weights, Segments(starts_BT), stored), *others)
+        x_BTI, starts_BT, *saved = ctx.saved_tensors
+        weights, saved = saved[: len(WEIGHTS)], saved[len(WEIGHTS) :]
+        stored, kept = saved[:count], saved[count:]
+        wants_x, wants_stored = ctx.needs_input_grad[4], any(ctx.needs_input_grad[-count:])
+        backend_name, cell, precision, chunk_len = ctx.of_layer
+        layer = Layer(backend_name, cell, precision, chunk_len, weights, Segments(starts_BT), stored)
+        with torch.autocast(x_BTI.device.type, enabled=False):
+            if not kept:
+                kept = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, True)[count:]
+            arguments = (x_BTI, wants_x, wants_stored, list(grads), kept[:-1], kept[-1])
+            found = _traceable(backward, torch.ops.recurrl.layer_backward.default, layer, *arguments)
         wanted = [wants_x, *(weight is not None for weight in weights), *[wants_stored] * count]
         grad_x, *grad_others = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
-        return None, None, None, grad_x, None, *grad_others
+        return None, None, None, None, grad_x, None, *grad_others

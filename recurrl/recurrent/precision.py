@@ -81,8 +81,8 @@ def resolve(mode: str, device: torch.device) -> str:
     return PRESETS[mode] if _has_tensor_cores(device) else "ieee"
 
 
-def of_a_run() -> str:
-    """The mode or preset that ``auto`` resolves to, with torch's setting from before the first run of this process.
+def auto_mode() -> str:
+    """The mode or preset of ``auto``, with torch's setting as it was at import: earlier runs of a sweep change it.
 
     Raises:
         ConfigError: the environment variable is not a mode.
@@ -95,7 +95,7 @@ def _default(of_torch: str) -> str:
     return _FROM_TORCH[of_torch] if _override is None else _checked(_override, f"{RNN_PRECISION} is not a precision:")
 
 
-def torch_refusal(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device) -> str | None:
+def unsupported_by_torch(backend: str, mode: str, compute_dtype: torch.dtype, device: torch.device) -> str | None:
     """For a backend that uses torch's matmuls: why ``mode`` is not available on ``device``, or None if it is."""
     if compute_dtype not in (torch.float32, torch.float64):
         return (

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,11 +49,11 @@ class Packing:
 
     def pack(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to packed ``[P, ...]``."""
-        return permuted(values_BTX.flatten(0, 1), self.positions_P, self.inverse_P)
+        return values_BTX.flatten(0, 1).index_select(0, self.positions_P)
 
     def unpack(self, packed_PX: Tensor) -> Tensor:
         """Inverse of ``pack``."""
-        return permuted(packed_PX, self.inverse_P, self.positions_P).unflatten(0, self.rows_and_steps)
+        return packed_PX.index_select(0, self.inverse_P).unflatten(0, self.rows_and_steps)
 
     def at_starts(self, values_BTX: Tensor) -> Tensor:
         """``[B, T, ...]`` to ``[N, ...]``: the values at the segments' first steps."""
@@ -139,35 +138,13 @@ def expanded(flags: Tensor, values: Tensor) -> Tensor:
 
 
 def mirrored(values_BTX: Tensor, mirror_P: Tensor) -> Tensor:
-    """Reverses each segment of ``[B, T, ...]``. Its own inverse."""
-    return permuted(values_BTX.flatten(0, 1), mirror_P, mirror_P).unflatten(0, values_BTX.shape[:2])
-
-
-def permuted(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-    """``values[index]`` along the first dimension for a permutation, whose gradient is another permutation.
-
-    (Plain indexing scatter-adds its gradient into zeros, which a permutation does not need.) ``index`` may repeat a row
-    if the gradient is zero at all occurrences but the one in ``inverse``.
-    """
-    if in_transform() or torch.compiler.is_compiling():
-        return values.index_select(0, index)
-    return _Permuted.apply(values, index, inverse)  # type: ignore[no-untyped-call]
+    """Reverses each segment of ``[B, T, ...]``; twice gives the original."""
+    return values_BTX.flatten(0, 1).index_select(0, mirror_P).unflatten(0, values_BTX.shape[:2])
 
 
 def in_transform() -> bool:
     """True inside a ``torch.func`` transform such as ``vmap``, where tensor values cannot be read and hand-written
     derivatives are ignored.
     """
+    # A private member of torch, which has no public one that tells.
     return torch._C._functorch.maybe_current_level() is not None
-
-
-class _Permuted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(index, inverse)
-        return values.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        index, inverse = ctx.saved_tensors
-        return permuted(grad, inverse, index), None, None

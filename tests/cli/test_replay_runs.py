@@ -63,18 +63,19 @@ def test_what_replay_does_shows_in_the_update(train, tiny, tmp_path):
     [
         (
             ["buffer=replay", "algorithm.advantage=gae"],
-            "buffer must be on_policy with algorithm=ppo as configured (got replay), because its advantages are not "
-            "corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+            "buffer=replay learns from what older weights collected, but the advantages of algorithm=ppo are not "
+            "corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "collector=multi_async"],
-            "collector must be single or multi_sync with buffer=replay, which keeps each environment's steps in their "
-            "order (got multi_async). Choose one, or buffer=on_policy.",
+            "buffer=replay keeps each environment's steps in their order, but with collector=multi_async an "
+            "iteration's rows come from whichever worker is ready. Choose collector=single or multi_sync, or "
+            "buffer=on_policy.",
         ),
         (
             ["buffer=replay", "algorithm=grpo"],
-            "buffer must be on_policy with algorithm=grpo as configured (got replay), because its advantages are not "
-            "corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+            "buffer=replay learns from what older weights collected, but the advantages of algorithm=grpo are not "
+            "corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "buffer.frames=1000"],
@@ -83,7 +84,7 @@ def test_what_replay_does_shows_in_the_update(train, tiny, tmp_path):
         ),
         (
             ["buffer=replay", "buffer.replay_ratio=1"],
-            "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1).",
+            "buffer.replay_ratio=1 is out of range. Give an integer from 2 to 1_000.",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton import tiles
 
 
 @pytest.fixture
@@ -24,4 +24,4 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.fixture
 def one_launch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use one launch per step for every size."""
-    monkeypatch.setattr(table, "configuration", table.step_configuration)
+    monkeypatch.setattr(tiles, "configuration", tiles.step_configuration)

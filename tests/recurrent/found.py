@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recurrl.config.plugins import options_class
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.backends import AUTO, RECOMPUTE, Options, backend_names, refusal
+from recurrl.recurrent.backends import AUTO, RECOMPUTE, Options, backend_names, unsupported_reason
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.cells import cell_names, make_cell
 
@@ -68,7 +68,7 @@ RUNS = [
     for cell, make in CELLS.items()
     for backend in _BACKENDS
     for recompute in RECOMPUTE
-    if refusal(backend, make(1), Options(recompute, chunk_len=3), torch.device("cpu")) is None
+    if unsupported_reason(backend, make(1), Options(recompute, chunk_len=3), torch.device("cpu")) is None
 ]
 """Each cell with each backend that supports it, and each kind of recomputation that the backend supports for it."""
 

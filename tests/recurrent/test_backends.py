@@ -17,13 +17,13 @@ from torchrl.modules import GRUModule as TorchRLGRU
 from torchrl.modules import LSTMModule as TorchRLLSTM
 
 from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, set_recurrent_mode
-from recurrl.recurrent.cell import is_parallel_in_time
-from recurrl.recurrent.gated import is_hand_written
+from recurrl.recurrent.cell import ParallelCell
+from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.segments import expanded
 
 TORCH_CELLS = ("gru", "lstm")  # of which TorchRL has modules
 TORCH_RUNS = [run for run in RUNS if run[0] in TORCH_CELLS and run[2] != "chunk"]
-WITH_DERIVATIVE = [name for name, make in CELLS.items() if is_hand_written(make(1)) or is_parallel_in_time(make(1))]
+WITH_DERIVATIVE = [name for name, make in CELLS.items() if isinstance(make(1), AnalyticCell | ParallelCell)]
 SIZES = {  # B, T, I, H
     "ordinary": (5, 9, 4, 6),
     "one step": (4, 1, 3, 5),
@@ -208,7 +208,7 @@ def make_output(module: RecurrentModule, data: TensorDict) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", ["native", "scan"])
-@pytest.mark.parametrize("cell", [name for name, make in CELLS.items() if is_hand_written(make(1))])
+@pytest.mark.parametrize("cell", [name for name, make in CELLS.items() if isinstance(make(1), AnalyticCell)])
 def test_a_second_derivative_is_refused(cell: str, backend: str) -> None:
     module = layers_of(cell, backend, "none", (2, 3, 2, 3))
     data = batch(module, resets("none", 2, 3))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recurrl.recurrent.linear_recurrence import linear_recurrence
-from recurrl.recurrent.segments import Segments, mirrored, permuted
+from recurrl.recurrent.segments import Segments, mirrored
 
 
 @st.composite
@@ -80,12 +80,6 @@ def test_the_states_before_packed_steps_are_found(is_init: torch.Tensor) -> None
     first = packing.starts_N.tolist()
     for row_step, place in zip(packing.positions_P.tolist(), found, strict=True):
         assert place == (first.index(row_step) if row_step in first else len(first) + row_step - 1)
-
-
-def test_a_permutation_can_be_differentiated_twice() -> None:
-    index = torch.randperm(6)
-    values = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda v: permuted(v, index, index.argsort()) ** 2, [values])
 
 
 def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives() -> None:

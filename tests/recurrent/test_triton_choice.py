@@ -9,10 +9,10 @@ import pytest
 import torch
 from triton_layers import CELLS
 
-from benchmarks import compiled
+from benchmarks import kernels
 from recurrl.recurrent import backends
 from recurrl.recurrent.backends import Options
-from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cells import make_cell
 
 CPU = torch.device("cpu")
@@ -27,21 +27,21 @@ CPU = torch.device("cpu")
     ],
 )
 def test_unsupported_options_are_refused(cell: str, hidden_size: int, options: dict[str, Any], message: str) -> None:
-    reason = backends.refusal("triton", make_cell(cell, hidden_size), Options(**options), CPU)
+    reason = backends.unsupported_reason("triton", make_cell(cell, hidden_size), Options(**options), CPU)
     assert reason is not None
     assert pytest.RaisesExc(ValueError, match=message).matches(ValueError(reason))
 
 
 def test_without_a_gpu_and_the_interpreter_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    reason = backends.refusal("triton", make_cell("gru", 64), Options(), CPU)
+    reason = backends.unsupported_reason("triton", make_cell("gru", 64), Options(), CPU)
     assert str(reason).startswith("backend=triton needs a CUDA device, and this is device=cpu. Choose backend=auto")
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 9), True), ((9, 0), True)])
 def test_an_old_gpu_is_refused(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    reason = backends.refusal("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
+    reason = backends.unsupported_reason("triton", make_cell("gru", 512), Options(), torch.device("cuda"))
     assert (reason is None) is runs
     assert runs or "needs compute capability 8.0 or above" in str(reason)
 
@@ -60,16 +60,25 @@ def test_an_old_gpu_is_refused(capability: tuple[int, int], runs: bool, monkeypa
 def test_weights_stay_on_the_chip_where_they_fit(
     cell: str, hidden: int, precision: str, architecture: int, resident: bool
 ) -> None:
-    assert table.configuration(cell, hidden, precision, architecture, 64).resident is resident
+    assert tiles.configuration(cell, hidden, precision, architecture, 64).resident is resident
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_launch_specifies_all_arguments(cell: str) -> None:
-    for precision, architecture, hidden in product(table.PRECISIONS, table.ARCHITECTURES, [1, 64, 128, 1000]):
-        found = compiled.all_launches(compiled.Layer(cell, hidden, precision, architecture))
-        assert found
-        for launch in found:
+    for precision, architecture, hidden in product(tiles.PRECISIONS, tiles.SHARED_MEMORY, [1, 64, 128, 1000]):
+        for launch in kernels.launches_of(kernels.Layer(cell, hidden, precision, architecture)):
             annotations = launch.kernel.fn.__annotations__
             assert set(launch.constants) == set(annotations)
             assert set(annotations.values()) == {"tl.constexpr"}
-            assert set(compiled.aligned(launch)) <= set(compiled.signature(launch)) - set(annotations)
+
+
+def test_a_program_covers_all_units_of_resident_weights_and_every_tile_is_a_power_of_two() -> None:
+    layers = product(CELLS, range(1, tiles.LARGEST_HIDDEN + 1), tiles.PRECISIONS, tiles.SHARED_MEMORY, (1, 4096))
+    for cell, hidden, precision, architecture, lanes in layers:
+        chosen = tiles.configuration(cell, hidden, precision, architecture, lanes)
+        assert not chosen.resident or hidden <= chosen.units == chosen.depth
+        assert all(size & (size - 1) == 0 for size in chosen[1:5])
+        assert min(chosen.units, chosen.depth) >= 16
+        step = tiles.step_configuration(cell, hidden, precision, architecture, lanes)
+        assert not step.resident
+        assert chosen.resident or chosen == step

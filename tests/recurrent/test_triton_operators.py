@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton_layers import CELLS, WAYS, make
 
 from recurrl.recurrent import set_recurrent_mode
-from recurrl.recurrent.backends import triton as backend
-from recurrl.recurrent.backends.triton import recurrence, table
+from recurrl.recurrent.backends.triton import loop, tiles
+from recurrl.recurrent.cells import make_cell
+from recurrl.recurrent.gated import WEIGHTS
 from recurrl.recurrent.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -37,13 +38,13 @@ def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[int]) -
 def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records, for each forward pass of a layer, the number of steps whose gates it writes."""
     steps: list[int] = []
-    forward = recurrence.Recurrence.forward
+    forward = loop.Recurrence.forward
 
     def watched(self: Any, x_gates: Tensor, states: list[Tensor], gates: Tensor) -> None:
         steps.append(len(gates))
         forward(self, x_gates, states, gates)
 
-    monkeypatch.setattr(recurrence.Recurrence, "forward", watched)
+    monkeypatch.setattr(loop.Recurrence, "forward", watched)
     return steps
 
 
@@ -66,7 +67,7 @@ def test_recomputation_keeps_the_states_and_no_gates(cell: str) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_chunks_bound_scratch_memory(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch: dict[str, list[int]] = {}
-    run = recurrence.BackwardSweep.run
+    run = loop.BackwardSweep.run
     for recompute, way in WAYS.items():
         sizes = scratch[recompute] = []
 
@@ -75,7 +76,7 @@ def test_chunks_bound_scratch_memory(cell: str, monkeypatch: pytest.MonkeyPatch)
             sizes.append(sum(value.numel() for value in (gates, *found[:2])))
             return found
 
-        monkeypatch.setattr(recurrence.BackwardSweep, "run", watched)
+        monkeypatch.setattr(loop.BackwardSweep, "run", watched)
         module = make(cell, 16, **way)
         with set_recurrent_mode(True):
             module(batch(module, resets("none", 4, 12)))["y"].sum().backward()
@@ -100,11 +101,11 @@ def test_graph_capture_reads_no_data_on_the_host(
     cell: str, options: dict[str, Any], choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lanes are then rows, with starts in their middle."""
-    monkeypatch.setattr(table, "configuration", getattr(table, choose))
+    monkeypatch.setattr(tiles, "configuration", getattr(tiles, choose))
     module = make(cell, 6, bidirectional=True, **options, **WAYS[recompute])
     data = batch(module, resets("random", 3, 5))
     expected = outputs_and_gradients(module, data)
-    monkeypatch.setattr(backend, "_is_tracing_or_capturing", lambda _: True)
+    monkeypatch.setattr(loop, "_is_capturing", lambda _: True)
     monkeypatch.delattr(Segments, "packing")
     with NoLookAtTheData():
         found = outputs_and_gradients(module, data)
@@ -135,44 +136,24 @@ def test_under_autocast_a_projected_layer_computes_in_float32() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def operands(cell: str, keep: bool, window_steps: int) -> tuple[Any, ...]:
-    """Arguments of the forward operator: lanes of 5, 4 and 3 steps."""
-    torch.manual_seed(0)
-    steps, inputs, hidden = 12, 4, 6
-    gates, states = {"gru": 3, "lstm": 4}[cell], {"gru": 1, "lstm": 2}[cell]
-    return (
-        keep,
-        torch.randn(steps, inputs, requires_grad=True),
-        torch.randn(gates * hidden, inputs, requires_grad=True),
-        torch.randn(gates * hidden, hidden, requires_grad=True),
-        [torch.randn(steps, hidden, requires_grad=True) for _ in range(states)],
-        torch.randn(4 * hidden, requires_grad=True),
-        torch.tensor([1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.int8),
-        torch.tensor([3, 8, 0]),
-        torch.tensor([5, 4, 3], dtype=torch.int32),
-        [3, 3, 3, 2, 1],
-        "ieee",
-        window_steps,
-    )
-
-
-@pytest.mark.parametrize(("keep", "window_steps"), [(True, 0), (False, 0), (False, 2)], ids=["none", "full", "chunk"])
+@pytest.mark.parametrize(("keep", "chunk_len"), [(True, 0), (False, 0), (False, 2)], ids=["none", "full", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_operators_pass_torchs_registration_checks(
-    cell: str, keep: bool, window_steps: int, one_launch_a_step: None
+    cell: str, keep: bool, chunk_len: int, one_launch_a_step: None
 ) -> None:
-    from recurrl.recurrent.backends.triton.ops import recurrent_backward, recurrent_forward
-
     torch.use_deterministic_algorithms(False)  # NaN does not equal itself
-    arguments = operands(cell, keep, window_steps)
-    assert set(torch.library.opcheck(recurrent_forward, arguments).values()) == {"SUCCESS"}
-    _, *inputs = [
-        [each.detach() for each in value] if isinstance(value, list) and isinstance(value[0], Tensor) else value
-        for value in (value.detach() if isinstance(value, Tensor) else value for value in arguments)
-    ]
-    *states, gates = recurrent_forward(keep, *inputs)
-    backward = (True, True, *inputs, states, gates, [torch.randn_like(h) for h in states])
-    assert set(torch.library.opcheck(recurrent_backward, backward).values()) == {"SUCCESS"}
+    torch.manual_seed(0)
+    weights = {name: torch.randn(shape) for name, shape in make_cell(cell, 6).parameters(4).items()}
+    x, stored = torch.randn(2, 6, 4), [torch.randn(2, 6, 6) for _ in make_cell(cell, 6).states()]
+    starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
+    layer = ("triton", cell, "ieee", chunk_len, [weights.get(name) for name in WEIGHTS], starts, stored)
+    forward, backward = (getattr(torch.ops.recurrl, f"layer_{name}").default for name in ("forward", "backward"))
+    assert set(torch.library.opcheck(forward, (*layer, x, keep)).values()) == {"SUCCESS"}
+    *outputs, gates = forward(*layer, x, keep)
+    ends, states = outputs[: len(stored)], outputs[len(stored) :]
+    incoming = [torch.randn_like(states[0]), *map(torch.randn_like, ends)]
+    arguments = (*layer, x, True, True, incoming, states, gates)
+    assert set(torch.library.opcheck(backward, arguments).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize(("cell", "options"), LAYERS)

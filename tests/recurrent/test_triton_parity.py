@@ -12,8 +12,7 @@ from parity import PATTERNS, batch, outputs_and_gradients, resets
 from triton_layers import CELLS, SIGNIFICANT_BITS, WAYS, assert_within, errors, every_pattern, make
 
 from recurrl.recurrent import set_recurrent_mode
-from recurrl.recurrent.backends import triton as backend
-from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton import loop, tiles
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -96,24 +95,27 @@ def test_any_resets_in_chunks_of_any_length(
     inputs["is_init"] = torch.tensor(flags).reshape(rows, steps, 1)
     with monkeypatch.context() as patch:
         if data.draw(st.booleans(), "one launch a step"):
-            patch.setattr(table, "configuration", table.step_configuration)
+            patch.setattr(tiles, "configuration", tiles.step_configuration)
         if data.draw(st.booleans(), "rows for lanes"):
-            patch.setattr(backend, "_is_tracing_or_capturing", lambda _: True)
+            patch.setattr(loop, "_is_capturing", lambda _: True)
         assert_within(module, inputs, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hidden", [96, 128])
 @pytest.mark.parametrize("cell", CELLS)
-def test_resident_kernels_equal_the_reference_in_the_largest_sizes(cell: str, hidden: int) -> None:
-    with table.forced(table.Configuration(True, 16, 128, 128, warps=8, stages=1)):
-        assert_within(make(cell, hidden), batch(make(cell, hidden), resets("random", 5, 7)), TOLERANCE)
+def test_resident_kernels_equal_the_reference_in_the_largest_sizes(
+    cell: str, hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = tiles.Configuration(True, 16, 128, 128, warps=8, stages=1)
+    monkeypatch.setattr(tiles, "configuration", lambda *_: configuration)
+    assert_within(make(cell, hidden), batch(make(cell, hidden), resets("random", 5, 7)), TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_largest_size_equals_the_reference(cell: str) -> None:
-    module = make(cell, table.LARGEST_HIDDEN, precision="tf32x3")
+    module = make(cell, tiles.LARGEST_HIDDEN, precision="tf32x3")
     assert_within(module, batch(module, resets("random", 2, 2)), TOLERANCE)
 
 
@@ -194,8 +196,8 @@ def test_all_ways_to_compute_a_layer_round_the_same_operands(
     """They differ only in the order of float32 sums, far less than by differently rounded operands."""
     data = batch(make(cell, 24), resets("random", 3, 4))
     found = []
-    for configuration in (table.configuration, table.step_configuration):
-        monkeypatch.setattr(table, "configuration", configuration)
+    for configuration in (tiles.configuration, tiles.step_configuration):
+        monkeypatch.setattr(tiles, "configuration", configuration)
         for way in WAYS.values():
             module = make(cell, 24, precision=precision, **way)
             found.append(outputs_and_gradients(module, data))

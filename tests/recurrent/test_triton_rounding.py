@@ -9,7 +9,7 @@ import triton.language as tl
 from parity import batch, outputs_and_gradients, resets
 from triton_layers import SIGNIFICANT_BITS, make, to_significant_bits
 
-from recurrl.recurrent.backends.triton import maths, recurrence
+from recurrl.recurrent.backends.triton import loop, maths
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def test_weights_and_states_are_rounded_alike(precision: str) -> None:
     x[:2] = torch.tensor([float("nan"), -float("inf")])
     out = torch.empty(256)
     round_256[(1,)](x, out, PRECISION=precision)
-    torch.testing.assert_close(recurrence.rounded(x, precision), out, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(loop.rounded(x, precision), out, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16 emulated"])

@@ -13,7 +13,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 from triton_layers import WAYS, make
 
 from recurrl.recurrent import set_recurrent_mode
-from recurrl.recurrent.backends.triton import table
+from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.backends.triton.launches import Launch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="triton interprets only where there is no GPU")
@@ -79,7 +79,7 @@ def test_kernel_traffic_matches_the_documented_table(
     cell: str, choose: str, recompute: str, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, steps, hidden = 3, 12, 16
-    monkeypatch.setattr(table, "configuration", getattr(table, choose))
+    monkeypatch.setattr(tiles, "configuration", getattr(tiles, choose))
     module = make(cell, hidden, **WAYS[recompute])
     data = batch(module, resets("none", rows, steps))
     traffic = Traffic(monkeypatch)

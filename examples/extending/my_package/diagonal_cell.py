@@ -1,7 +1,7 @@
 """A diagonal linear recurrence h' = a ⊙ h + √(1 − a²) ⊙ W x, read out by a gated linear map.
 
-A real-valued LRU (Orvieto et al. 2023, https://arxiv.org/abs/2303.06349). Each unit forgets at a rate of its own, which
-is learnt. The recurrence is linear, so ``parallel`` computes all steps at once.
+A real-valued LRU (Orvieto et al. 2023, https://arxiv.org/abs/2303.06349). Each unit learns the rate at which it
+forgets. The recurrence is linear, so ``parallel`` computes all steps at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from recurrl.config import CellConfig
 from recurrl.config.options import STEPS, option
-from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.cell import ParallelCell, States, Weights
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 
 
@@ -25,7 +25,7 @@ class DiagonalConfig(CellConfig):
     longest_memory: int = option("steps that the slowest unit remembers at first", STEPS, default=100)
 
 
-class Diagonal(Cell):
+class Diagonal(ParallelCell):
     """One state, different from the output."""
 
     def __init__(self, options: DiagonalConfig) -> None:

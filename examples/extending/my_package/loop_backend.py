@@ -24,13 +24,13 @@ class LoopConfig(BackendConfig):
 class Loop:
     """Runs every cell on every device; autograd differentiates it."""
 
-    OWN_PRODUCTS = False  # torch's settings apply to its products
+    controls_matmul_precision = False  # torch's settings apply
 
     def __init__(self, options: LoopConfig) -> None:
-        self.project_first = getattr(options, "project_first", True)
+        self.project_first = options.project_first
 
     def supports(self, cell: Cell, options: Options, device: torch.device | None) -> str | None:
-        """None, or why not."""
+        """None if the cell and the options are supported, else an error message."""
         if options.recompute != "none":
             return f"recompute={options.recompute} is not possible with this loop. Choose recompute=none."
         return None

@@ -1,7 +1,7 @@
 """Backends: kernels that run one recurrent layer over a batch of rows, one module or package each.
 
-A backend has the attributes of :class:`Backend`: a module here, loaded by name, or an object of a user's own. It runs a
-single layer in one direction. Stacking, dropout and directions are shared by all backends and live in
+A backend has the attributes of :class:`Backend`: a module here, loaded by name, or a custom object. It runs a single
+layer in one direction. Stacking, dropout and directions are shared by all backends and live in
 :mod:`recurrl.recurrent.layer`.
 """
 
@@ -12,7 +12,6 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from types import SimpleNamespace
 from typing import Protocol, cast
 
 import torch
@@ -44,12 +43,12 @@ class Options:
 class Backend(Protocol):
     """The backend interface."""
 
-    OWN_PRODUCTS: bool
+    controls_matmul_precision: bool
     """True if the options set its matmul precision and dtype; False if torch's global settings and the weights do."""
 
     supports: Callable[[Cell, Options, torch.device | None], str | None]
-    """None if the backend supports this cell and these options on the device, else an error message saying why not and
-    what to choose. Without a device: whether any device would do.
+    """None if the backend supports this cell and these options on the device, else an error message with an
+    alternative. Without a device: whether any device would do.
     """
 
     sequence: Callable[[Cell, Tensor, Segments, States, Weights, Options], tuple[Tensor, States]]
@@ -70,35 +69,31 @@ def backend_names() -> tuple[str, ...]:
 _loaded: dict[str, Backend] = {}
 
 
-def load_backend(name: str | Backend) -> Backend:
-    """Returns the backend called ``name`` (never ``auto``, which selects one of them); one of a user's own as it is.
-
-    ``package.module:Name`` is a class of a user's own, called with options that hold only this ``name``.
+def load_backend(backend: str | Backend) -> Backend:
+    """The backend of this name (never ``auto``, which selects one of them); a custom backend is returned as it is.
 
     Raises:
         ValueError: no such backend.
     """
-    if not isinstance(name, str):
-        return name
-    if name not in _loaded and ":" in name:
-        module, _, attribute = name.partition(":")
-        _loaded[name] = getattr(importlib.import_module(module), attribute)(SimpleNamespace(name=name))
-    if name not in _loaded:
-        if name not in backend_names() or name == AUTO:
-            raise ValueError(f"Unknown recurrent_backend {name!r}. Choose one of: {', '.join(backend_names())}.")
-        _loaded[name] = cast(Backend, importlib.import_module(f"{__name__}.{name}"))
-    return _loaded[name]
+    if not isinstance(backend, str):
+        return backend
+    if backend not in _loaded:
+        if backend not in backend_names() or backend == AUTO:
+            raise ValueError(f"Unknown recurrent_backend {backend!r}. Choose one of: {', '.join(backend_names())}.")
+        _loaded[backend] = cast(Backend, importlib.import_module(f"{__name__}.{backend}"))
+    return _loaded[backend]
 
 
 def name_of(backend: str | Backend) -> str:
-    """For messages."""
+    """The backend's name for messages."""
     return backend if isinstance(backend, str) else f"{type(backend).__module__}:{type(backend).__qualname__}"
 
 
-def refusal(name: str | Backend, cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Why backend ``name`` cannot compute what is asked, or None if it can. ``auto`` can if any candidate can.
+def unsupported_reason(backend: str | Backend, cell: Cell, options: Options, device: torch.device | None) -> str | None:
+    """Why the backend does not support the cell and the options on a device, or None if it does.
 
-    Precision and dtype are not part of that, see :func:`follows_torch`.
+    ``auto`` does if any of its candidates does. Precision and dtype are checked elsewhere, see
+    :func:`uses_torch_precision`.
     """
     if options.recompute not in RECOMPUTE:
         return f"Unknown recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
@@ -106,15 +101,15 @@ def refusal(name: str | Backend, cell: Cell, options: Options, device: torch.dev
         return (
             f"recompute=chunk recomputes chunk_len steps at a time, but chunk_len={options.chunk_len}. Give 1 or more."
         )
-    if name != AUTO:
-        return load_backend(name).supports(cell, options, device)
+    if backend != AUTO:
+        return load_backend(backend).supports(cell, options, device)
     reasons = {each: load_backend(each).supports(cell, options, device) for each in candidates(device)}
     return None if None in reasons.values() else reasons["scan"]
 
 
-def follows_torch(name: str | Backend) -> bool:
-    """True if torch's settings and the weights' dtype decide the precision of backend ``name``, not the options."""
-    return name == AUTO or not load_backend(name).OWN_PRODUCTS
+def uses_torch_precision(backend: str | Backend) -> bool:
+    """True if torch's settings and the weights' dtype decide the matmul precision, not the options."""
+    return backend == AUTO or not load_backend(backend).controls_matmul_precision
 
 
 def candidates(device: torch.device | None) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments
 
-OWN_PRODUCTS = False
+controls_matmul_precision = False
 # i = o = σ(−∞) = 0 and f = σ(∞) = 1, exact in every floating format: c' = c and h' = 0.
 _HOLD = (-1e4, 1e4, 0.0, -1e4)
 

@@ -15,7 +15,7 @@ from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments, expanded
 
-OWN_PRODUCTS = False
+controls_matmul_precision = False
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:

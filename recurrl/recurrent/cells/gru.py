@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from recurrl.recurrent.cell import States
-from recurrl.recurrent.gated import GatedCell
+from recurrl.recurrent.gated import AnalyticCell
 
 
-class GRU(GatedCell):
+class GRU(AnalyticCell):
     """Gated recurrent unit, with a hand-written derivative."""
 
     GATES = 3

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from recurrl.recurrent.cell import States
-from recurrl.recurrent.gated import GatedCell
+from recurrl.recurrent.gated import AnalyticCell
 
 
-class LSTM(GatedCell):
+class LSTM(AnalyticCell):
     """Long short-term memory, with a hand-written derivative."""
 
     GATES = 4

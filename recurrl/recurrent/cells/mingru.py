@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurrl.recurrent.cell import States, Weights
+from recurrl.recurrent.cell import ParallelCell, States, Weights
 from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.linear_recurrence import linear_recurrence
 
 
-class MinGRU(GatedCell):
+class MinGRU(GatedCell, ParallelCell):
     """A gated cell without a recurrent projection."""
 
     GATES = 2

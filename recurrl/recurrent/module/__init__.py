@@ -24,8 +24,15 @@ from recurrl.recurrent import auto, backends, precision, rnn, submodule
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, reset_states, run_sequence, run_step, state_shapes
-from recurrl.recurrent.module.entries import contiguous, primer, required_entry, stored_states
-from recurrl.recurrent.module.keys import read_keys, state_keys, written_keys
+from recurrl.recurrent.module.keys import (
+    contiguous,
+    primer,
+    read_keys,
+    required_entry,
+    state_keys,
+    stored_states,
+    written_keys,
+)
 from recurrl.recurrent.segments import Segments, in_transform
 
 
@@ -54,7 +61,7 @@ class RecurrentModule(TensorDictModuleBase):
         python_based: avoid torch's fused kernels, so that ``torch.vmap`` works on the module in step mode and on its
             submodule anywhere.
         recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence
-            mode; or :class:`~recurrl.recurrent.backends.Backend` of your own, or ``package.module:Name`` of its class.
+            mode; or a custom :class:`~recurrl.recurrent.backends.Backend`.
         recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``; others warn and ignore it.
         recurrent_recompute: ``none``; ``full`` to save memory by recomputing the forward pass in the backward pass;
             ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
@@ -75,9 +82,9 @@ class RecurrentModule(TensorDictModuleBase):
     """
 
     DEFAULT_IN_KEYS: ClassVar[Sequence[NestedKey]] = ()
-    """Keys of the states if ``in_key`` is given; empty for those of the cell's states."""
+    """Keys of the states for a constructor with ``in_key``; empty for those of the cell's states."""
     DEFAULT_OUT_KEYS: ClassVar[Sequence[NestedKey]] = ()
-    """Keys of the new states if ``out_key`` is given; empty for those keys under ``"next"``."""
+    """Keys of the new states for a constructor with ``out_key``; empty for those keys under ``"next"``."""
 
     def __init__(
         self,
@@ -140,13 +147,12 @@ class RecurrentModule(TensorDictModuleBase):
             backends.load_backend("native")
         self.backend_in_use: str | None = None
         """The backend that ran last; None before the first call in sequence mode."""
-        self.chooser = auto.Chooser()
-        """Chooses for recurrent_backend=auto."""
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
-        self._refuse_if(backends.refusal(recurrent_backend, self.cell, self.options, None))
+        self._check_supported(None)
 
-    def _refuse_if(self, reason: str | None) -> None:
+    def _check_supported(self, device: torch.device | None) -> None:
+        reason = backends.unsupported_reason(self.recurrent_backend, self.cell, self.options, device)
         if reason is not None:
             raise ValueError(
                 f"{self._name}(recurrent_backend={backends.name_of(self.recurrent_backend)!r}, "
@@ -320,7 +326,7 @@ class RecurrentModule(TensorDictModuleBase):
 
     def _warn_of_ignored(self, backend: str | Backend, options: Options, device: torch.device) -> None:
         name = backends.name_of(backend)
-        reason = precision.torch_refusal(
+        reason = precision.unsupported_by_torch(
             name, options.precision, options.compute_dtype, device
         ) or precision.conflict_with_torch(name, options.precision, device)
         if reason is not None:
@@ -331,7 +337,7 @@ class RecurrentModule(TensorDictModuleBase):
         segments = Segments.from_is_init(is_init_BT)
         name, options = self.recurrent_backend, self.options
         if name == backends.AUTO:
-            name = self.chooser.choose(self.cell, x_BTI, options)
+            name = auto.choose(self.cell, x_BTI, options)
         elif name in ("native", "scan") and in_transform():
             raise ValueError(
                 f"backend={name} is not possible inside torch.vmap and other torch.func transforms, which cannot "
@@ -339,8 +345,8 @@ class RecurrentModule(TensorDictModuleBase):
                 "python_based=True."
             )
         elif not torch.compiler.is_compiling():
-            self._refuse_if(backends.refusal(name, self.cell, options, x_BTI.device))
-        if not torch.compiler.is_compiling() and backends.follows_torch(name):
+            self._check_supported(x_BTI.device)
+        if not torch.compiler.is_compiling() and backends.uses_torch_precision(name):
             self._warn_of_ignored(name, options, x_BTI.device)
         self.backend_in_use = backends.name_of(name)
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)

@@ -13,7 +13,7 @@ from torch import nn
 from recurrl.recurrent import backends, precision
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.module import RecurrentModule
-from recurrl.recurrent.module.entries import contiguous
+from recurrl.recurrent.module.keys import contiguous
 from recurrl.recurrent.rnn import given
 
 

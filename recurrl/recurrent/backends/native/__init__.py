@@ -11,11 +11,11 @@ from torch import Tensor
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import is_hand_written
-from recurrl.recurrent.operators import layer
+from recurrl.recurrent.gated import AnalyticCell
+from recurrl.recurrent.operators import Settings, layer
 from recurrl.recurrent.segments import Segments
 
-OWN_PRODUCTS = False
+controls_matmul_precision = False
 DTYPES = (torch.float32, torch.float64)
 """The dtypes that it computes in."""
 
@@ -53,5 +53,7 @@ def sequence(
             f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
             "Choose backend=scan."
         )
-    assert is_hand_written(cell)
-    return layer("native", cell, x_BTI, segments.starts_BT, stored_states, weights, options.recompute == "full")
+    assert isinstance(cell, AnalyticCell)
+    keep = options.recompute == "none"
+    settings = Settings(keep_gates=keep, keep_states=keep)
+    return layer("native", cell, x_BTI, segments.starts_BT, stored_states, weights, settings)

@@ -81,12 +81,12 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
 
 def _compiler() -> list[str]:
     """The command of the C compiler: ``$CC``, or the first found of ``cc``, ``gcc`` and ``clang``."""
-    given = shlex.split(os.environ.get("CC", ""))
-    names = [given[0]] if given else ["cc", "gcc", "clang"]
+    command = shlex.split(os.environ.get("CC", ""))
+    names = [command[0]] if command else ["cc", "gcc", "clang"]
     for name in names:
         found = shutil.which(name)
         if found is not None:
-            return [found, *given[1:]]
+            return [found, *command[1:]]
     raise NoKernelError(f"backend=native needs a C compiler, and there is no {', '.join(names)} in PATH. {_INSTALL}")
 
 
@@ -125,8 +125,8 @@ def _compile(source: bytes, compiler: list[str], flags: tuple[str, ...], to: Pat
     except OSError as error:
         raise NoKernelError(f"backend=native needs a C compiler, and {compiler[0]} does not run: {error}.") from error
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        line = next((line for line in said.splitlines() if "error" in line), said)
+        output = done.stderr.decode(errors="replace").strip()
+        line = next((line for line in output.splitlines() if "error" in line), output)
         raise NoKernelError(
             f"backend=native needs a C compiler, and {shlex.join(compiler)} fails with: {line} Repair it "
             "(on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."

@@ -46,7 +46,7 @@ class _Layer(ctypes.Structure):
 
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
-    """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
+    """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
     _run("forward", layer, x_BTI, states, gates_PA, (0, 0), *_two(ends))
 
 
@@ -58,16 +58,16 @@ def backward(
     incoming: list[Tensor | None],
     grads: list[Tensor],
 ) -> None:
-    """As :meth:`~recurrl.recurrent.operators.Loop.backward`."""
+    """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
     grad_output = None if incoming[0] is None else _with_rows(incoming[0])
     grad_ends = [None if grad is None else grad.contiguous() for grad in incoming[1:]]
     strides = (0, 0) if grad_output is None else grad_output.stride()[:2]
-    given = None, None, grad_output, *_two(grad_ends), *grads[: 1 + len(_WEIGHTS)], *_two(grads[-len(states) :])
-    _run("backward", layer, x_BTI, states, gates_PA, strides, *given)
+    memory = None, None, grad_output, *_two(grad_ends), *grads[: 1 + len(_WEIGHTS)], *_two(grads[-len(states) :])
+    _run("backward", layer, x_BTI, states, gates_PA, strides, *memory)
 
 
 def _with_rows(grad_BTH: Tensor) -> Tensor:
-    """The same with the features of a step side by side, without copying rows or steps that are all alike."""
+    """The gradient with adjacent features in memory; rows or steps that share memory are not copied apart."""
     if grad_BTH.stride(2) == 1:
         return grad_BTH
     different = tuple(slice(1 if stride == 0 else None) for stride in grad_BTH.stride()[:2])
@@ -110,11 +110,11 @@ def _run(
             raise ValueError(f"backend=native needs states [{rows}, {steps}, {hidden}]; there is {list(state.shape)}.")
     if len({state.stride() for state in stored}) > 1 or stored[0].stride(2) != 1:
         stored = [state.contiguous() for state in stored]
-    # Held here until the kernel has run.
+    # The list keeps the copies alive until the kernel has run.
     read = [None if each is None else each.contiguous() for each in (x_BTI, *layer.weights[: len(_WEIGHTS)])]
     starts_BT = layer.segments.starts_BT.bool().contiguous()
-    given = (*read, starts_BT, *_two(stored), *_two(states), gates_PA, *memory)
-    pointers = [None if each is None else each.data_ptr() for each in given]
+    arrays = (*read, starts_BT, *_two(stored), *_two(states), gates_PA, *memory)
+    pointers = [None if each is None else each.data_ptr() for each in arrays]
     kernel_layer = _Layer(rows, steps, inputs, hidden, *stored[0].stride()[:2], *grad_strides, *pointers)
     work = rows * steps * _COLUMNS * hidden * (inputs + hidden)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_OF_A_THREAD))
@@ -127,5 +127,5 @@ def _run(
 
 
 def _two(tensors: list[Any]) -> list[Any]:
-    """Of a cell's one or two states."""
+    """The tensors of a cell's one or two states as two, the second None if there is one."""
     return [*tensors, None] if len(tensors) == 1 else tensors

@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from recurrl.recurrent.backends import Options
-from recurrl.recurrent.cell import Cell, States, Weights, is_parallel_in_time
-from recurrl.recurrent.gated import is_hand_written
-from recurrl.recurrent.operators import layer
+from recurrl.recurrent.cell import Cell, ParallelCell, States, Weights
+from recurrl.recurrent.gated import AnalyticCell
+from recurrl.recurrent.operators import Settings, layer
 from recurrl.recurrent.segments import Segments, expanded
 
-OWN_PRODUCTS = False
+controls_matmul_precision = False
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
     """Supports every cell on every device; recomputes whole chunks of steps."""
-    if options.recompute != "none" and is_parallel_in_time(cell):
+    if options.recompute != "none" and isinstance(cell, ParallelCell):
         return (
             f"recompute={options.recompute} is not possible with backend=scan for a cell with a parallel form, which "
             "has no steps to recompute. Choose recompute=none."
@@ -73,12 +73,12 @@ def _continued(
 
 def _sequence(cell: Cell, x_BTI: Tensor, starts_BT: Tensor, stored: States, weights: Weights) -> tuple[Tensor, States]:
     segments = Segments(starts_BT)
-    if is_parallel_in_time(cell):
+    if isinstance(cell, ParallelCell):
         output_BTO, states = cell.parallel(weights, cell.project(weights, x_BTI), starts_BT, stored)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     compiling = torch.compiler.is_compiling()
-    if not (compiling and cell.TORCH is None) and is_hand_written(cell):
-        return layer("scan", cell, x_BTI, starts_BT, stored, weights)
+    if isinstance(cell, AnalyticCell) and not (compiling and cell.TORCH is None):
+        return layer("scan", cell, x_BTI, starts_BT, stored, weights, Settings())
     if compiling:
         raise ValueError(
             "backend=scan under torch.compile needs a GRU, an LSTM or a cell with a parallel form: what autograd does "

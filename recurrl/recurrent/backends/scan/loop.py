@@ -16,8 +16,8 @@ from recurrl.recurrent.operators import Layer
 
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
-    """As :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    _, cell, (w_ih, w_hh, b_ih, b_hh, w_hr), segments, stored = layer
+    """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
+    cell, (w_ih, w_hh, b_ih, b_hh, w_hr), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
     packing, sizes = segments.packing, segments.packing.batch_sizes
     x_PI = x_BTI.flatten(0, 1).index_select(0, packing.positions_P)
     if not len(gates_PA):
@@ -55,8 +55,8 @@ def backward(
     incoming: list[Tensor | None],
     grads: list[Tensor],
 ) -> None:
-    """As :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    _, cell, (w_ih, w_hh, b_ih, _, w_hr), segments, stored = layer
+    """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
+    cell, (w_ih, w_hh, b_ih, _, w_hr), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
     packing, sizes = segments.packing, segments.packing.batch_sizes
     count, w_hh = sizes[0], w_hh.roll(layer.split, 0)
     after_PX = [state.flatten(0, 1) for state in states]

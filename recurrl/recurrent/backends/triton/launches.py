@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from recurrl.recurrent.backends.triton import kernels
-from recurrl.recurrent.backends.triton.table import Configuration
+from recurrl.recurrent.backends.triton.tiles import Configuration
 
 Layer = tuple[str, int, str]
 """The cell, ``gru`` or ``lstm``, the hidden size, and the precision."""
