@@ -24,7 +24,6 @@ from recurrl.collector.rollouts import RolloutCollector, Rollouts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import ReplayConfig
-from recurrl.config.options import check_effects
 from recurrl.config.plugins import factory
 from recurrl.envs import make_env
 from recurrl.errors import naming
@@ -46,6 +45,7 @@ from recurrl.runtime.seeds import seed_after, seed_of_rank, seed_process, seeds
 from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
 from recurrl.trainer import Trainer
+from recurrl.validation import check_effects
 
 logger = logging.getLogger(__name__)
 _DEFAULT_THREADS = torch.get_num_threads()

@@ -1,22 +1,25 @@
 """The rules of a configuration.
 
-The values of a single key are in its field, see :mod:`recurrl.config.options`. Here is what depends on other values, or
-on the machine: a function for each subject.
+The values of a single key are in its field, see :mod:`recurrl.config.options`. What depends on other values, or on the
+machine, is here: a function for each subject.
 """
 
+import json
 import math
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
 
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import MultiAsyncConfig, RayConfig
-from recurrl.config.keys import typed_value
-from recurrl.config.options import check_effects, check_values
-from recurrl.config.plugins import GROUPS, check_name, factory, is_own, key_of
+from recurrl.config.keys import WRAPPERS
+from recurrl.config.options import Condition, Meaning, meaning_of
+from recurrl.config.plugins import GROUPS, check_name, factory, is_custom
 from recurrl.config.run import BURN_IN, STORED
 from recurrl.envs.checks import check_rows
 from recurrl.envs.source import source_of
@@ -32,19 +35,19 @@ COMPILABLE = (AUTO, "native", "scan", "triton")
 """Backends that can be compiled; ``auto`` then means ``native``, or ``scan`` without a C compiler."""
 
 
-def check_config(config: TrainConfig, given: Collection[str] = ()) -> None:
+def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
     """Checks every value and every rule between values, before any environment or process is started.
 
     Args:
         config: the configuration.
-        given: the keys of values that the user gave; those that have no effect are rejected.
+        explicit: the keys of values that the user set; those that have no effect are errors.
 
     Raises:
-        ConfigError: a rule is violated; the message says what was asked, why it cannot be, and what to do.
+        ConfigError: a rule is violated; the message says what was requested, why it cannot be, and what to do.
     """
     check_values(config)
     for group in GROUPS:
-        check_name(group, typed_value(config, key_of(group)))
+        check_name(group, config.env.source if group == "env" else getattr(config, group).name)
     factory("logger", config.logger.name)  # imports the package that it needs
     # In this order: later checks rely on the existence and range of values that earlier ones checked.
     for check in (_groups, _device, _recurrence, _batches, _normalization, _off_policy, _states, _workers, _ranks):
@@ -52,50 +55,99 @@ def check_config(config: TrainConfig, given: Collection[str] = ()) -> None:
     source_of(config.env).check()
     if config.algorithm.members_of_a_group is not None:
         check_rows(config.env, config.steps_per_row)
-    check_effects(config, given)
+    check_effects(config, explicit)
+
+
+def check_values(options: Any, prefix: str = "") -> None:
+    """Rejects values out of range, and names that are not among a key's choices.
+
+    Args:
+        options: a dataclass; those within it are checked too.
+        prefix: of its keys, with a dot at its end.
+
+    Raises:
+        ConfigError: with the values that the key takes.
+    """
+    for key, value, meaning in _values(options, prefix):
+        if isinstance(value, str) and meaning.choices:
+            _must(value in meaning.choices, key, f"one of {', '.join(meaning.choices)}", value)
+        items = {f"{key}[{place}]": item for place, item in enumerate(value)} if isinstance(value, list) else {}
+        for name, item in (items or {key: value}).items():
+            # OmegaConf accepts nested values in any list.
+            _must(not isinstance(item, list | dict) or key == WRAPPERS or not items, name, "a plain value", item)
+            if meaning.range is not None and isinstance(item, int | float):
+                _must(meaning.range.holds(item), name, meaning.range.words, item)
+
+
+def check_effects(config: Any, explicit: Collection[str], kinds: Collection[Condition] | None = None) -> None:
+    """Rejects values that the user set and that have no effect.
+
+    Args:
+        config: the run's.
+        explicit: the keys of the values that the user set.
+        kinds: what the environment's spaces have; None to check what the configuration alone decides.
+
+    Raises:
+        ConfigError: with what such a value needs.
+    """
+    for key, value, meaning in _values(config):
+        needed = meaning.only_with
+        if needed is None or key not in explicit or (needed.holds is None) == (kinds is None):
+            continue
+        name, shown = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value, default=str).strip('"')
+        message = f"{name}={shown} has no effect without {needed.words}"
+        if kinds is not None:
+            require(needed in kinds, f"{message}, which env.id={config.env.id} does not have. Leave it out.")
+        elif needed.holds is not None:
+            require(needed.holds(config), f"{message}. Leave it out, or choose {needed.words}.")
+
+
+def _values(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
+    """The dotted keys of options, those within them included, with their values and what they mean."""
+    for of in fields(options):
+        key, value = prefix + of.name, getattr(options, of.name)
+        if is_dataclass(value):
+            yield from _values(value, f"{key}.")
+        else:
+            yield key, value, meaning_of(of)
+
+
+def _must(holds: bool, key: str, condition: str, value: object, advice: str = "") -> None:
+    """Requires that the value of a key meets a condition.
+
+    Raises:
+        ConfigError: it does not; with the advice.
+    """
+    require(holds, f"{key} must be {condition} (got {value}). {advice}".rstrip())
 
 
 def _groups(config: TrainConfig) -> None:
     """Groups of environments that start from the same state fit the environments, and no workers split them."""
-    size, num_envs = config.algorithm.members_of_a_group, config.env.num_envs
+    size, num_envs, collector = config.algorithm.members_of_a_group, config.env.num_envs, config.collector
     if size is None:
         return
-    fitting = [divisor for divisor in _divisors(num_envs) if divisor > 1]
-    advice = f"Give one of: {', '.join(map(str, fitting))}." if fitting else "Give a larger env.num_envs."
-    require(size >= 2, f"algorithm.group_size={size} leaves an episode nothing to be compared with. {advice}")
-    require(
-        num_envs % size == 0,
-        f"algorithm.group_size={size} does not divide env.num_envs={num_envs}, so the environments do not form "
-        f"groups. {advice}",
-    )
-    require(
-        not isinstance(config.collector, WorkersConfig),
-        f"algorithm={config.algorithm.name} compares episodes of environments that are reset together, but the workers "
-        f"of collector={config.collector.name} reset independently. Choose collector=single, or algorithm=ppo.",
-    )
+    fitting = ", ".join(map(str, _divisors(num_envs)[1:]))
+    advice = f"Give one of: {fitting}." if fitting else "Give a larger env.num_envs."
+    condition = f"at least 2 and divide env.num_envs={num_envs}"
+    _must(size >= 2 and num_envs % size == 0, "algorithm.group_size", condition, size, advice)
+    workers = isinstance(collector, WorkersConfig)
+    reason = f"single with algorithm={config.algorithm.name}, because the workers of other collectors reset separately"
+    _must(not workers, "collector", reason, collector.name, "Choose collector=single, or algorithm=ppo.")
 
 
 def _device(config: TrainConfig) -> None:
     """The device is known to torch, present, and supported."""
+    advice = "Choose auto, cpu, cuda or cuda:0."
     try:
         device = torch.device(config.device)
     except RuntimeError as error:
-        raise ConfigError(f"device={config.device} is not a torch device. Choose auto, cpu, cuda or cuda:0.") from error
-    require(
-        device.type in ("cpu", "cuda"),
-        f"device={config.device} is not supported for training. Choose auto, cpu, cuda or cuda:0.",
-    )
+        raise ConfigError(f"device must be known to torch (got {config.device}). {advice}") from error
+    _must(device.type in ("cpu", "cuda"), "device", "a CPU or a CUDA device", config.device, advice)
     if device.type == "cuda":
-        require(
-            torch.cuda.is_available(),
-            f"device={config.device} was requested, but torch {torch.__version__} finds no CUDA device. Choose "
-            "device=cpu, or install a CUDA build of torch on a machine with a GPU.",
-        )
-        require(
-            (device.index or 0) < torch.cuda.device_count(),
-            f"device={config.device} was requested, but there are {torch.cuda.device_count()} CUDA devices, numbered "
-            "from 0.",
-        )
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        advice = "Choose device=cpu, or install a CUDA build of torch on a machine with a GPU."
+        found = f"one of the {count} CUDA devices that torch {torch.__version__} finds"
+        _must((device.index or 0) < count, "device", found, config.device, advice)
 
 
 def _recurrence(config: TrainConfig) -> None:
@@ -110,10 +162,9 @@ def _recurrence(config: TrainConfig) -> None:
         if reason is None and uses_torch_precision(backend):
             reason = unsupported_by_torch(config.backend.name, options.precision, options.compute_dtype, device)
         require(reason is None, str(reason))
-    require(
-        config.algorithm.critic_kind != "recurrent" or cell is not None,
-        "algorithm.critic=recurrent needs a cell, but cell=none. Choose a cell, or algorithm.critic=feedforward.",
-    )
+    recurrent = config.algorithm.critic_kind == "recurrent"
+    advice = "Choose a cell, or algorithm.critic=feedforward."
+    _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
     if config.compile:
         reason = compiling.refusal(device)
         require(reason is None, str(reason))
@@ -123,181 +174,115 @@ def _recurrence(config: TrainConfig) -> None:
 
 def _compiled_cell(config: TrainConfig, cell: Cell) -> None:
     """The recurrent layer can be compiled as one graph."""
-    require(
-        config.backend.name in COMPILABLE or is_own(config.backend.name),
-        f"compile=true is not possible with backend={config.backend.name}, whose control flow depends on where "
-        f"episodes start. Choose one of: {', '.join(COMPILABLE)}; or leave compile out.",
-    )
-    require(
-        cell.TORCH is not None or isinstance(cell, ParallelCell),
-        f"compile=true is not possible with cell={config.cell.name}: compiling needs a GRU, an LSTM or a cell "
-        "with a parallel form. Leave compile out.",
-    )
+    name, advice = config.backend.name, "Choose another one, or leave compile out."
+    compilable = name in COMPILABLE or is_custom(name)
+    _must(compilable, "backend", f"one of {', '.join(COMPILABLE)} with compile=true", name, advice)
+    parallel = cell.TORCH is not None or isinstance(cell, ParallelCell)
+    condition = "a GRU, an LSTM or a cell with a parallel form with compile=true"
+    _must(parallel, "cell", condition, config.cell.name, advice)
 
 
 def _batches(config: TrainConfig) -> None:
     """The frames of an iteration divide evenly into environments, slices and minibatches."""
     num_envs, frames, steps = config.env.num_envs, config.frames_per_batch, config.steps_per_row
-    _check_multiple("frames_per_batch", frames, "env.num_envs", num_envs)
-    require(
-        config.slice_len <= steps,
-        f"slice_len={config.slice_len} is longer than a row, which has {steps} steps (frames_per_batch / "
-        f"env.num_envs). Give slice_len={steps} or a divisor of it, or a larger frames_per_batch.",
-    )
-    require(
-        steps % config.slice_len == 0,
-        f"slice_len={config.slice_len} does not divide a row of {steps} steps. Give one of: "
-        f"{', '.join(map(str, _divisors(steps)))}.",
-    )
+    _check_multiple("frames_per_batch", frames, num_envs, f"env.num_envs={num_envs}")
+    row = f"a divisor of the {steps} steps of a row (frames_per_batch / env.num_envs)"
+    _must(steps % config.slice_len == 0, "slice_len", row, config.slice_len, _one_of(steps))
     slices = config.slices_per_batch
-    require(
-        slices % config.minibatch_slices == 0,
-        f"minibatch_slices={config.minibatch_slices} does not divide the {slices} slices of an iteration "
-        f"(frames_per_batch / slice_len). Give one of: {', '.join(map(str, _divisors(slices)))}.",
-    )
+    batch = f"a divisor of the {slices} slices of an iteration (frames_per_batch / slice_len)"
+    fits = slices % config.minibatch_slices == 0
+    _must(fits, "minibatch_slices", batch, config.minibatch_slices, _one_of(slices))
     for key in ("total_frames", "schedule_frames"):
-        number = getattr(config, key)
-        require(
-            number is None or number >= frames,
-            f"{key}={number} is less than one iteration of frames_per_batch={frames}. Give a larger {key} or a smaller "
-            "frames_per_batch.",
-        )
+        number, condition = getattr(config, key), f"at least one iteration of frames_per_batch={frames}"
+        enough = number is None or number >= frames
+        _must(enough, key, condition, number, f"Give a larger {key} or a smaller frames_per_batch.")
 
 
 def _normalization(config: TrainConfig) -> None:
     """Normalisation does not cancel the scale of rewards, and the numbers of frames suit the algorithm."""
-    scale = config.env.reward_scale
-    require(
-        scale == 1 or not config.env.normalize_reward,
-        f"env.reward_scale={scale:g} has no effect with env.normalize_reward=true, which divides it out again. Give "
-        "env.reward_scale=1, or env.normalize_reward=false.",
-    )
+    scale, condition = config.env.reward_scale, "1 with env.normalize_reward=true, which divides it out again"
+    advice = "Give env.reward_scale=1, or env.normalize_reward=false."
+    _must(scale == 1 or not config.env.normalize_reward, "env.reward_scale", condition, scale, advice)
     config.algorithm.check(config.minibatch_slices * config.slice_len, config.frames_per_batch)
 
 
 def _off_policy(config: TrainConfig) -> None:
-    """What older weights collected is corrected for, and the buffer holds an iteration."""
+    """What older weights collected is corrected for, and the buffer fits an iteration."""
+    buffer = config.buffer.name
     config.buffer.check(config.frames_per_batch)
     require(
         config.algorithm.is_off_policy or not config.buffer.replays,
-        f"buffer={config.buffer.name} learns from what older weights collected, but the advantages of "
-        f"algorithm={config.algorithm.name} are not corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, "
-        "or buffer=on_policy.",
+        f"buffer must be on_policy with algorithm={config.algorithm.name} as configured (got {buffer}), because its "
+        "advantages are not corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or "
+        "buffer=on_policy.",
     )
-    require(
-        not (config.buffer.replays and isinstance(config.collector, MultiAsyncConfig)),
-        f"buffer={config.buffer.name} keeps each environment's steps in their order, but with "
-        f"collector={config.collector.name} an iteration's rows come from whichever worker is ready. Choose "
-        "collector=single or multi_sync, or buffer=on_policy.",
-    )
+    asynchronous = config.buffer.replays and isinstance(config.collector, MultiAsyncConfig)
+    condition = f"single or multi_sync with buffer={buffer}, which keeps each environment's steps in their order"
+    _must(not asynchronous, "collector", condition, config.collector.name, "Choose one, or buffer=on_policy.")
 
 
 def _states(config: TrainConfig) -> None:
     """There are states for the state policy, and steps for burn-in."""
-    require(
-        config.cell.name != NO_CELL or config.state == STORED,
-        f"state={config.state} concerns recurrent states, but cell=none has none. Leave state out, or choose a cell.",
-    )
-    steps, half = config.burn_in_len, max(1, config.slice_len // 2)
+    advice = "Leave state out, or choose a cell."
+    _must(config.cell.name != NO_CELL or config.state == STORED, "state", "stored with cell=none", config.state, advice)
     if config.state != BURN_IN:
         return
-    require(
-        steps is not None,
-        f"state=burn_in needs burn_in_len, the number of warm-up steps before a slice. Give burn_in_len={half}, for "
-        "example.",
-    )
-    require(
-        steps is None or steps < config.slice_len,
-        f"burn_in_len={steps} is not less than slice_len={config.slice_len}: burn-in steps come from the preceding "
-        f"slice. Give burn_in_len={half}, or a larger slice_len.",
-    )
-    require(
-        config.slice_len < config.steps_per_row,
-        f"state=burn_in has no burn-in steps with slice_len={config.slice_len}, a whole row: no slice has steps before "
-        "it. Give a smaller slice_len, or a larger frames_per_batch.",
-    )
+    steps, half = config.burn_in_len, max(1, config.slice_len // 2)
+    condition = f"at least 1 and less than slice_len={config.slice_len} with state=burn_in"
+    shorter = steps is not None and steps < config.slice_len
+    _must(shorter, "burn_in_len", condition, steps, f"Give burn_in_len={half}, or a larger slice_len.")
+    condition = f"less than the {config.steps_per_row} steps of a row with state=burn_in"
+    advice = "Give a smaller slice_len, so that slices have steps before them, or a larger frames_per_batch."
+    _must(config.slice_len < config.steps_per_row, "slice_len", condition, config.slice_len, advice)
 
 
 def _workers(config: TrainConfig) -> None:
     """Workers share the environments evenly, and a cluster's address is one."""
     if not isinstance(config.collector, WorkersConfig):
         return
-    workers, num_envs = config.collector.num_workers, config.env.num_envs
-    _check_multiple("env.num_envs", num_envs, "collector.num_workers", workers)
+    workers = config.collector.num_workers
+    _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")
     address = config.collector.address if isinstance(config.collector, RayConfig) else None
-    require(
-        address in (None, "auto") or re.fullmatch(r"(ray://)?[^\s/]+:\d+", str(address)) is not None,
-        f"collector.address={address} is not an address of a Ray cluster. Give auto, host:port, ray://host:port or "
-        "null.",
-    )
+    known = address in (None, "auto") or re.fullmatch(r"(ray://)?[^\s/]+:\d+", str(address)) is not None
+    _must(known, "collector.address", "auto, host:port, ray://host:port or null", address)
 
 
 def _ranks(config: TrainConfig) -> None:
     """What ranks share divides among them, and each has a device."""
-    ranks, group = launched_size(), config.algorithm.members_of_a_group
+    ranks, group = launched_size(), config.algorithm.members_of_a_group or 1
     if ranks == 1:
         return
-    shared = {"env.num_envs": (config.env.num_envs, group), "minibatch_slices": (config.minibatch_slices, None)}
+    among = f"{ranks} ranks" + (f" times algorithm.group_size={group}" if group > 1 else "")
+    _check_multiple("env.num_envs", config.env.num_envs, ranks * group, among)
+    _check_multiple("minibatch_slices", config.minibatch_slices, ranks, f"{ranks} ranks")
     if isinstance(config.collector, WorkersConfig):
-        shared["collector.num_workers"] = config.collector.num_workers, None
-    for key, (number, of_one) in shared.items():
-        of = ranks if of_one is None else ranks * of_one
-        groups = "" if of_one is None else f" in groups of {of_one}"
-        require(
-            number % of == 0,
-            f"{key}={number}, which is of all ranks together, does not divide among {ranks} ranks{groups}. Give a "
-            f"multiple of {of}, for example {key}={_nearest_multiple(number, of)}.",
-        )
-    require(
-        not (config.compile and getattr(config.algorithm, "normalize_advantage", None) == "minibatch"),
-        "compile=true cannot compile algorithm.normalize_advantage=minibatch over several ranks, which have to wait "
-        "for one another within it. Leave one of them out.",
-    )
+        _check_multiple("collector.num_workers", config.collector.num_workers, ranks, f"{ranks} ranks")
+    minibatches = config.compile and getattr(config.algorithm, "normalize_advantage", None) == "minibatch"
+    condition = "false with algorithm.normalize_advantage=minibatch and several ranks"
+    _must(not minibatches, "compile", condition, "true", "Leave one of them out.")
     require(
         config.pretrain.folder is None,
-        "pretrain.folder is not possible with several ranks. Pretrain in a run of one process, with a small "
-        "total_frames, and start this one with init_from=... of it.",
-    )
-    _device_of_rank(config)
-
-
-def _device_of_rank(config: TrainConfig) -> None:
-    """The backend that averages gradients can do so on the device, and each rank has one of its own."""
-    backend, device = config.ranks.backend, torch.device(config.device)
-    require(
-        backend != "nccl" or device.type == "cuda",
-        f"ranks.backend=nccl is not possible with device={config.device}. Give ranks.backend=gloo, or device=cuda.",
-    )
-    if device.type != "cuda":
-        return
-    numbered = ":" in config.device
-    require(
-        backend == "gloo" or not numbered,
-        f"device={config.device} is one GPU for all ranks, which nccl does not do. Give device=cuda for one GPU a "
-        "rank, or ranks.backend=gloo.",
+        f"pretrain.folder must be null with several ranks (got {config.pretrain.folder}). Pretrain in a run of one "
+        "process, with a small total_frames, and start this one with init_from=... of it.",
     )
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    require(
-        numbered or here <= torch.cuda.device_count(),
-        f"device=cuda gives each rank a GPU, but {here} ranks on this machine share {torch.cuda.device_count()}. Give "
-        "torchrun a smaller --nproc-per-node, or device=cuda:0 ranks.backend=gloo.",
-    )
+    if config.device == "cuda":
+        advice = "Give torchrun a smaller --nproc-per-node, or device=cuda:0 for all ranks."
+        count = f"one of at least {here} GPUs, one a rank"
+        _must(here <= torch.cuda.device_count(), "device=cuda", count, torch.cuda.device_count(), advice)
 
 
-def _check_multiple(key: str, number: int, of_key: str, of: int) -> None:
-    require(
-        number % of == 0,
-        f"{key}={number} is not a multiple of {of_key}={of}. Give a multiple of {of}, for example "
-        f"{key}={_nearest_multiple(number, of)}.",
-    )
+def _check_multiple(key: str, number: int, of: int, words: str) -> None:
+    """Requires a multiple, and names the nearest one."""
+    nearest = max(1, round(number / of)) * of
+    _must(number % of == 0, key, f"a multiple of {words}", number, f"Give {key}={nearest}, for example.")
+
+
+def _one_of(number: int) -> str:
+    return f"Give one of: {', '.join(map(str, _divisors(number)))}."
 
 
 def _divisors(number: int) -> list[int]:
     """All divisors, in ascending order."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
-
-
-def _nearest_multiple(number: int, of: int) -> int:
-    """The multiple of ``of`` nearest to ``number``, and at least ``of`` itself."""
-    return max(1, round(number / of)) * of

@@ -81,7 +81,7 @@ def test_an_unknown_choice_is_rejected_with_those_that_exist(refused, group):
     assert error.startswith(f"{group}=nonesuch does not exist. ")
     listed = error.partition("Choose one of: ")[2].rstrip(".").split(", ")
     assert {path.stem for path in (CONFIGS / group).glob("*.yaml")} <= set(listed)
-    own = "or package.module:Name for one of your own"
+    own = "or package.module:Name for a custom one"
     assert (own in listed) == (group not in (*PRESETS, "precision", "recompute"))
 
 
@@ -93,7 +93,7 @@ def test_the_nearest_choice_is_suggested(refused):
 def test_an_unknown_name_of_a_choice_is_rejected_with_those_that_exist(refused):
     known = ", ".join(names("algorithm"))
     assert refused("algorithm.name=nonesuch") == (
-        f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for one of your own."
+        f"algorithm=nonesuch does not exist. Choose one of: {known}, or package.module:Name for a custom one."
     )
 
 
@@ -105,4 +105,4 @@ def test_several_choices_where_one_belongs_are_rejected(refused):
 
 @pytest.mark.parametrize("group", [*GROUPS, *PRESETS])
 def test_a_group_without_a_choice_is_rejected(refused, group):
-    assert refused(f"{group}=null").startswith(f"{group}=null is not a valid choice.")
+    assert refused(f"{group}=null").startswith(f"{group} must be one of its choices (got null).")

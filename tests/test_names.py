@@ -14,8 +14,8 @@ import recurrl.configs
 from recurrl.config.cell import NO_CELL
 from recurrl.config.plugins import (
     GROUPS,
+    PACKAGES,
     PRESETS,
-    ROOMS,
     base_options,
     default_name,
     factory,
@@ -42,7 +42,7 @@ def test_the_name_in_a_yaml_is_that_of_its_file(group, name):
     assert values(group, name)["name"] == name
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group in ROOMS for name in names(group)])
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in PACKAGES for name in names(group)])
 def test_every_choice_has_a_factory_with_options(group, name):
     if name in NOT_IN_DEV:
         pytest.importorskip(name)
@@ -63,11 +63,11 @@ def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer(
     assert set(names("recompute")) == set(RECOMPUTE)
 
 
-@pytest.mark.parametrize("group", ROOMS)
+@pytest.mark.parametrize("group", PACKAGES)
 def test_every_module_with_a_factory_is_a_choice(group):
-    package = importlib.import_module(ROOMS[group])
+    package = importlib.import_module(PACKAGES[group])
     modules = [
-        importlib.import_module(f"{ROOMS[group]}.{found.name}")
+        importlib.import_module(f"{PACKAGES[group]}.{found.name}")
         for found in pkgutil.iter_modules(package.__path__)
         if found.name not in NOT_IN_DEV or find_spec(found.name)
     ]

@@ -254,7 +254,7 @@ def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(
 def test_options_without_a_folder_are_rejected(recurrl_train: Any, tiny: list[str], tmp_path: Path) -> None:
     outcome = recurrl_train(*tiny, "pretrain.epochs=3", cwd=tmp_path)
     assert outcome.error == (
-        "pretrain.epochs=3 has no effect here: it goes with pretrain.folder. Leave it out, or choose pretrain.folder."
+        "pretrain.epochs=3 has no effect without pretrain.folder. Leave it out, or choose pretrain.folder."
     )
 
 

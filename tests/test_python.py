@@ -22,7 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 
 import recurrl
 from recurrl.agent import Agent
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.train_run import overrides_of
 from recurrl.config.keys import flat
 from recurrl.errors import ConfigError

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from typing import Any
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.cli.results import table
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
+from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
 _STARTS = {"kept": "", "zeroed": "with its memory zeroed: ", "shuffled": "with another episode's: "}
@@ -23,24 +25,114 @@ def evaluate_main() -> None:
     arguments = _parser().parse_intermixed_args()
     overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
     runs = [Path(text) for text in arguments.run if text not in overrides]
-    # With torch, which help and typos do not wait for.
-    from recurrl.cli.evaluate_run import evaluate_run, video_files
-    from recurrl.returns import summarized
-
     with errors_as_messages():
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
+        from recurrl.returns import summarized  # with torch, which help and typos do not wait for
+
         files = [] if arguments.video is None else video_files(runs, Path(arguments.video) if arguments.video else None)
         described = {"overrides": overrides, "deterministic": not arguments.sampled}
         described |= {"video": [str(file) for file in files]} if files else {}
-        states = list(_STARTS) if arguments.memory else ["kept"]
-        given = (states, arguments.trust_packages, arguments.which, not arguments.sampled, overrides, files)
         reports = []
         for run in runs:
-            returns = evaluate_run(run, arguments.episodes, arguments.seed, arguments.device, *given)
+            returns = evaluate_run(
+                run,
+                arguments.episodes,
+                arguments.seed,
+                arguments.device,
+                states=list(_STARTS) if arguments.memory else ["kept"],
+                trust_packages=arguments.trust_packages,
+                which=arguments.which,
+                deterministic=not arguments.sampled,
+                overrides=overrides,
+                video=files,
+            )
             found = {state: summarized(each) for state, each in returns.items()}
             reports.append({"run": str(run), **described, "returns": found})
     sys.stdout.write(_text(reports, arguments.json))
+
+
+def evaluate_run(
+    path: Path,
+    episodes: int | None = None,
+    seed: int | Sequence[int] | None = None,
+    device: str | None = None,
+    states: Sequence[str] = ("kept",),
+    trust_packages: bool = False,
+    which: str = "last",
+    deterministic: bool = True,
+    overrides: Sequence[str] = (),
+    video: Sequence[Path] = (),
+) -> dict[str, list[float]]:
+    """Returns of episodes of a run's policy in the environment it was trained in, for each of ``states``.
+
+    Args:
+        path: a checkpoint, or a run directory.
+        episodes: number of episodes for each seed; default: as in the run's own evaluation.
+        seed: of the environments, or several; default: the run's.
+        device: where the policy runs; default: the run's.
+        states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
+        trust_packages: import the packages that the run's configuration names.
+        which: of a run directory: the ``last`` checkpoint, or the ``best`` by its evaluation.
+        deterministic: play the most probable actions; False to sample them.
+        overrides: ``env.key=value``, changes of the environment.
+        video: files to write, as :func:`recurrl.video.writing.files_of` names them: the first episode of each seed,
+            with unchanged states.
+
+    Raises:
+        ConfigError: the path is not a run, its configuration names untrusted packages, its environment or device is not
+            available here or cannot be drawn, or its policy has no states.
+    """
+    from recurrl.build import set_process_state
+    from recurrl.cli.load_run import open_run
+    from recurrl.envs.watched import watched
+    from recurrl.evaluation import KEPT, evaluate_many
+    from recurrl.runtime.resources import resource_errors_as_messages
+    from recurrl.runtime.time_limit import time_limit
+    from recurrl.video.episode import Recorder
+    from recurrl.video.writing import write
+
+    with resource_errors_as_messages():
+        opened = open_run(path, which, device, trust_packages, overrides)
+        config = opened.config
+        set_process_state(config)
+        episodes = config.evaluation.episodes if episodes is None else episodes
+        require(episodes >= 1, f"--episodes must be at least 1 (got {episodes}).")
+        seeds = [config.seed] if seed is None else [seed] if isinstance(seed, int) else seed
+        with time_limit(config.collector.timeout_s):
+            policy = opened.make_policy()
+            if set(states) != {KEPT} and not policy.state_keys:
+                raise ConfigError(f"--memory needs recurrent states, but the policy of {path} has none. Leave it out.")
+            env = watched(config.env) if video else config.env
+            recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
+            returns = {
+                each: evaluate_many(
+                    env, policy, episodes, seeds, each, deterministic, recorders if each == KEPT else ()
+                )
+                for each in states
+            }
+        if video:
+            write([each.episode() for each in recorders], video)
+        return returns
+
+
+def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:
+    """The files of a video, by default in the folder ``video`` of the run.
+
+    Args:
+        runs: to evaluate; one.
+        path: a file or a folder.
+
+    Raises:
+        ConfigError: there are several runs, the path does not fit, or a package is missing.
+    """
+    from recurrl.video.writing import files_of
+
+    require(len(runs) == 1, f"--video shows one run (got {len(runs)}). Evaluate them one by one.")
+    folder = run_directory_of(runs[0]) / VIDEOS
+    is_run = path is not None and os.path.lexists(path / CONFIG_FILE)
+    require(not is_run, f"--video {path} would write into a run. Give the run before --video, or another folder.")
+    return files_of(path or folder)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,15 +181,12 @@ def _seeds(text: str) -> list[int]:
 def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
     if as_json:
         return json.dumps(reports, indent=2, ensure_ascii=False) + "\n"
-    rows = [
-        (f"{each['run']} {_STARTS[states].removesuffix(': ')}".rstrip(), found, _STARTS[states])
-        for each in reports
-        for states, found in each["returns"].items()
-    ]
+    rows = [(each["run"], _STARTS[states], found) for each in reports for states, found in each["returns"].items()]
     if len(reports) == 1:
-        lines = [*(f"{start}{_line(found)}" for _, found, start in rows), *reports[0].get("video", ())]
+        lines = [*(f"{start}{_line(found)}" for _, start, found in rows), *reports[0].get("video", ())]
         return "".join(f"{line}\n" for line in lines)
-    return table([("run", *_COLUMNS), *((name, *_cells(found)) for name, found, _ in rows)])
+    cells = ((f"{run} {start.removesuffix(': ')}".rstrip(), *_cells(found)) for run, start, found in rows)
+    return table([("run", *_COLUMNS), *cells])
 
 
 def _line(found: dict[str, Any]) -> str:

@@ -2,11 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.errors import require
+from recurrl.runtime.run_directory import EXPORTS, run_directory_of
 
 
 def export_main() -> None:
@@ -20,7 +23,7 @@ def export_main() -> None:
     parser.add_argument("run", type=Path, help="a run directory, or a checkpoint in one")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where to write (default: export in the run)")
     parser.add_argument("--which", default="best", help="the best checkpoint of a run, or the last (default: best)")
-    parser.add_argument("--sampled", action="store_true", help="draw actions with the noise given as an input")
+    parser.add_argument("--sampled", action="store_true", help="draw actions with noise, which is another input")
     parser.add_argument("--format", action="append", metavar="onnx|pt2", help="only this one; may be repeated")
     parser.add_argument(
         "--hub-folder",
@@ -38,10 +41,14 @@ def export_main() -> None:
 
 def _exported(arguments: argparse.Namespace) -> str:
     require(arguments.license is None, "--license belongs to a model card. Add --hub-folder DIR.")
-    from recurrl.cli.export_run import export_run  # with torch, which help and typos do not wait for
-
-    given = (arguments.which, arguments.sampled, arguments.format, arguments.trust_packages)
-    folder, written = export_run(arguments.run, arguments.output, *given)
+    folder, written = export_run(
+        arguments.run,
+        arguments.output,
+        arguments.which,
+        arguments.sampled,
+        arguments.format,
+        arguments.trust_packages,
+    )
     return "".join(
         f"{folder / name}: at most {file['largest_difference']:.1e} of the scale off the policy\n"
         for name, file in written["files"].items()
@@ -50,10 +57,38 @@ def _exported(arguments: argparse.Namespace) -> str:
 
 def _hub_folder(arguments: argparse.Namespace) -> str:
     for name in ("output", "sampled"):
-        require(not getattr(arguments, name), f"--{name} does not go with --hub-folder. Leave one of them out.")
+        require(not getattr(arguments, name), f"--{name} has no effect with --hub-folder. Leave one of them out.")
     from recurrl.cli.hub_run import write_hub_folder
 
-    given = (arguments.which, arguments.format, arguments.trust_packages, arguments.license)
-    files, reason = write_hub_folder(arguments.run, arguments.hub_folder, *given)
+    options = (arguments.which, arguments.format, arguments.trust_packages, arguments.license)
+    files, reason = write_hub_folder(arguments.run, arguments.hub_folder, *options)
     without = f"no video: {reason}\n" if reason else ""
     return f"{arguments.hub_folder}: {', '.join(files)} and the checkpoint\n{without}"
+
+
+def export_run(
+    run: Path,
+    folder: Path | None = None,
+    which: str = "best",
+    sampled: bool = False,
+    formats: Collection[str] | None = None,
+    trust_packages: bool = False,
+) -> tuple[Path, dict[str, Any]]:
+    """Writes a run's policy into a folder, ``export`` in the run by default; see :func:`recurrl.export.export.export`.
+
+    Returns the folder, and what ``policy.json`` says.
+
+    Raises:
+        ConfigError: the run has no such checkpoint, a package is missing, or the export is not exact.
+    """
+    # With torch, which help and typos do not wait for.
+    from recurrl.agent import Agent
+    from recurrl.cli.load_run import open_run
+    from recurrl.export.export import FORMATS, export
+    from recurrl.runtime.resources import resource_errors_as_messages
+
+    with resource_errors_as_messages():
+        opened = open_run(run, which, "cpu", trust_packages)
+        agent = Agent(opened.make_policy(), opened.config.env)
+        folder = folder or run_directory_of(run) / EXPORTS
+        return folder, export(agent, folder, opened.described(str(run)), sampled, formats or FORMATS)

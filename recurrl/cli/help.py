@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from recurrl.config.composed import chosen_options, plain, with_defaults
 from recurrl.config.keys import flat, keys_of
@@ -26,20 +26,19 @@ Examples:
   recurrl-train -m cell=gru,lstm seed=0,1                  a sweep: four jobs
   recurrl-train -m hparams_search=ppo                      a search for better values, by Optuna
   recurrl-train resume=outputs/<date>/<time> total_frames=100_000
-  recurrl-train cell=my_package.elman:Elman cell.leak=0.5  a cell of your own, see examples/extending
+  recurrl-train cell=my_package.elman:Elman cell.leak=0.5  a custom cell, see examples/extending
 
 Options, before the rest:
   -m                  sweep over values separated by commas
-  --config-dir DIR    a folder with yamls of your own, as DIR/cell/mine.yaml for cell=mine
+  --config-dir DIR    a folder with your yamls, as DIR/cell/mine.yaml for cell=mine
   --cfg job           print all keys and values of a run with their meaning, and exit
   --help, --help all, --version, --hydra-help (Hydra's other options)
 
 Groups and their choices (group=choice):
 
 """
-_OWN = """\
-All but experiment, hparams_search, precision and recompute also take package.module:Name, a class or function of your
-own.
+_CUSTOM = """\
+All but experiment, hparams_search, precision and recompute also take package.module:Name, a custom class or function.
 """
 _MOST_USED = """
 The most used keys and their values (key=value); recurrl-train --help all lists every key:
@@ -60,49 +59,46 @@ MOST_USED = (
 _COLUMN, _WIDTH = 36, 120
 
 
-def help_of(printed: str, every_key: bool, config_dir: str | None) -> str:
+def help_of(composed: DictConfig, every_key: bool, config_dir: str | None) -> str:
     """The text of ``--help``.
 
     Args:
-        printed: the configuration that the rest of the command line composes.
+        composed: the configuration that the rest of the command line composes.
         every_key: list all keys, not only the most used ones.
-        config_dir: a folder with yamls of the user's own.
+        config_dir: a folder with yamls of the user.
 
     Raises:
         ConfigError: a key or a value is wrong.
     """
-    values, texts = _explanations(printed)
-    if every_key:
-        keys = _EVERY + "".join(f"{line}\n" for line in _lines(values, texts))
-    else:
-        found = flat(values)
-        lines = (line for key in MOST_USED for line in _commented(f"{key}: {flow(found[key])}", texts[key]))
-        keys = _MOST_USED + "".join(f"{line}\n" for line in lines)
-    return "".join([_HEAD, *(f"{line}\n" for line in _groups(config_dir)), _OWN, keys, _FOOT])
+    values, texts = _explanations(composed)
+    found = flat(values)
+    few = (line for key in MOST_USED for line in _commented(f"{key}: {flow(found[key])}", texts[key]))
+    keys = _lines(values, texts) if every_key else few
+    head = [_HEAD, *(f"{line}\n" for line in _groups(config_dir)), _CUSTOM, _EVERY if every_key else _MOST_USED]
+    return "".join([*head, *(f"{line}\n" for line in keys), _FOOT])
 
 
-def explained(printed: str) -> str:
-    """A printed configuration with comments that say what its keys mean.
+def explained(composed: DictConfig) -> str:
+    """A configuration as YAML, with comments that say what its keys mean.
 
     Raises:
         ConfigError: a key or a value is wrong.
     """
-    return "\n".join(_lines(*_explanations(printed))) + "\n"
+    return "\n".join(_lines(*_explanations(composed))) + "\n"
 
 
-def _explanations(printed: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of a printed configuration, and the meanings of its keys."""
-    config = OmegaConf.create(printed)
-    assert isinstance(config, DictConfig)
-    chosen = chosen_options(config)
-    texts = {key: meaning.text for key, kind, meaning in keys_of(chosen=chosen) if not is_dataclass(kind)}
-    return plain(with_defaults(config, chosen), resolve=False), texts
+def _explanations(composed: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a configuration, and the meanings of its keys."""
+    texts = {
+        key: meaning.text for key, kind, meaning in keys_of(chosen=chosen_options(composed)) if not is_dataclass(kind)
+    }
+    return plain(with_defaults(composed), resolve=False), texts
 
 
 def _groups(config_dir: str | None) -> Iterator[str]:
     for group in sorted([*GROUPS, *PRESETS]):
-        own = () if config_dir is None else (path.stem for path in Path(config_dir, group).glob("*.yaml"))
-        line, indent = f"{group}: {', '.join(sorted({*yaml_names(group), *own}))}", " " * (len(group) + 2)
+        custom = () if config_dir is None else (path.stem for path in Path(config_dir, group).glob("*.yaml"))
+        line, indent = f"{group}: {', '.join(sorted({*yaml_names(group), *custom}))}", " " * (len(group) + 2)
         yield textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 

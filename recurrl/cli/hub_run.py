@@ -12,9 +12,8 @@ from omegaconf import OmegaConf
 
 from recurrl import __version__, checkpoint
 from recurrl.agent import Agent
-from recurrl.cli.evaluate_run import evaluate_run
-from recurrl.cli.export_run import described
-from recurrl.cli.load_run import Opened, open_run
+from recurrl.cli.evaluate import evaluate_run
+from recurrl.cli.load_run import OpenedRun, open_run
 from recurrl.cli.saved_config import code_named
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
@@ -57,16 +56,16 @@ def write_hub_folder(
         license: an identifier such as ``mit``, or a file with the text of a license.
 
     Raises:
-        ConfigError: the folder is not empty, the license is neither, or as :func:`recurrl.cli.export_run.export_run`.
+        ConfigError: the folder is not empty, the license is neither, or as :func:`recurrl.cli.export.export_run`.
     """
     require(
         not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
-        f"--hub-folder {folder} already holds something. Give a new folder, or empty it.",
+        f"--hub-folder {folder} is not empty. Give a new folder, or empty it.",
     )
     is_file = license is not None and Path(license).is_file()
     require(
         license is None or is_file or _IDENTIFIER.fullmatch(license) is not None,
-        f"--license {license} is neither a file nor the identifier of a license, such as mit or apache-2.0.",
+        f"--license must be a file or the identifier of a license, such as mit or apache-2.0 (got {license}).",
     )
     opened = open_run(run, which, "cpu", trust_packages)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ def write_hub_folder(
         OmegaConf.save(opened.settings, stage / CONFIG_FILE)
         of = {"policy": policy}
         path = checkpoint.save(stage, saved.frames, saved.metrics, of, settings=plain(opened.settings))
-        facts = described(opened, run) | {"directory": run.resolve().name}
+        facts = opened.described(run.resolve().name)
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
         if is_file:
             shutil.copyfile(str(license), stage / LICENSE)
@@ -105,7 +104,7 @@ def _evaluated(stage: Path, seed: int, trust_packages: bool) -> tuple[list[float
 
 
 def _card(
-    opened: Opened, run: Path, seed: int, returns: list[float], license_name: str | None, files: list[str]
+    opened: OpenedRun, run: Path, seed: int, returns: list[float], license_name: str | None, files: list[str]
 ) -> Card:
     config = opened.config
     return Card(
@@ -122,7 +121,7 @@ def _card(
         version=opened.saved.version or __version__,
         license=license_name,
         files=files,
-        needs_trust=bool(code_named(opened.settings)),
+        needs_trust=bool(code_named(opened.settings, run)),
     )
 
 

@@ -2,26 +2,27 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback
-from recurrl.cli import run_config
-from recurrl.cli.overrides import given_keys, overridden_keys
+from recurrl.cli.overrides import explicit_keys, job_overrides, overridden_keys
 from recurrl.config import TrainConfig
-from recurrl.config.composed import plain, typed
+from recurrl.config.composed import plain, resolved, typed
 from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, RunError
-from recurrl.runtime.atomic import remove_unfinished
+from recurrl.runtime.atomic import atomic_write, remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import Report, read_summary, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
-from recurrl.runtime.run_directory import SUMMARY
+from recurrl.runtime.run_directory import CONFIG_FILE, SUMMARY
 from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
 from recurrl.validation import check_config
@@ -31,20 +32,20 @@ logger = logging.getLogger(__name__)
 
 def run(
     composed: DictConfig,
+    config: TrainConfig | None,
     overrides: Sequence[str],
     run_dir: Path,
     started: float,
-    record_refusals: bool,
     callbacks: Sequence[Callback | IterationCallback] = (),
 ) -> None:
-    """Trains as configured, and writes the run's summary however it ends.
+    """Trains as configured, and writes the run's summary however it ends, unless it is refused.
 
     Args:
         composed: what Hydra made of the configuration files and the command line.
+        config: the same with its types; None if it resumes a run, whose configuration it is merged with here.
         overrides: those whose values must have an effect.
-        run_dir: the run's directory, which it has to itself.
+        run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
-        record_refusals: write a summary of a rejected run, too.
         callbacks: the user's.
 
     Raises:
@@ -52,17 +53,19 @@ def run(
         RunError: the run failed; the message says why.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
-    report = Report(started=started)
-    refused = False
+    report, start, refused = Report(started=started), None, False
     try:
         with resource_errors_as_messages():
             remove_unfinished(run_dir)
-            effective, start = run_config.with_resumed(composed, run_dir)
-            config = typed(effective)
+            if config is None:
+                from recurrl.cli.run_config import with_resumed
+
+                composed, config, start = with_resumed(composed, job_overrides(), run_dir)
+            config = resolved(config)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-            # A resumed run's configuration has all values, whoever gave them.
-            explicit_keys = given_keys(composed, overrides) if start is None else overridden_keys(overrides)
-            check_config(config, explicit_keys)
+            # A resumed run's configuration has all values, whoever set them.
+            explicit = explicit_keys(composed, overrides) if start is None else overridden_keys(overrides)
+            check_config(config, explicit)
             factory("collector", config.collector.name)  # imports the package that it needs
             if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):
                 _check_extends(config, start)
@@ -70,15 +73,15 @@ def run(
                     logger.info("%s is complete: %d frames. A larger total_frames extends it.", run_dir, start.frames)
                     report.status = "completed"
                     return
-            run_config.record(effective, run_dir)
-            settings = plain(effective)
+            settings = plain(composed)
+            record(settings, run_dir)
             report.frames = 0 if start is None else start.frames
             if launched_size() > 1:
                 world().join()
                 world().broadcast((settings, report.frames))
                 world().connect(_backend(config), config.ranks.timeout_s)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                make_trainer(config, run_dir, settings, report, request, start, explicit_keys, callbacks).fit()
+                make_trainer(config, run_dir, settings, report, request, start, explicit, callbacks).fit()
     except KeyboardInterrupt as stop:
         report.status = "interrupted"
         logger.info(_stopped_line(stop, report, run_dir))
@@ -89,11 +92,28 @@ def run(
         refused = isinstance(error, ConfigError) and not report.has_begun
         raise
     finally:
-        if record_refusals or not refused:
-            _record(report, run_dir)
+        if not refused:
+            _record_summary(report, run_dir)
         world().leave()
     logger.info(_closing_line(report, run_dir))
     sys.stderr.writelines(f"warning: {warning}\n" for warning in report.warnings.values())
+
+
+def record(settings: Mapping[str, Any], run_dir: Path) -> None:
+    """Writes the configuration of an accepted run, for those who resume or evaluate it, and Hydra's files.
+
+    Args:
+        settings: with all references resolved, because a saved configuration with references is refused.
+        run_dir: the run's directory.
+    """
+    folder, found = run_dir / ".hydra", OmegaConf.create(dict(settings))
+    folder.mkdir(exist_ok=True)
+    contents: dict[Path, DictConfig | ListConfig] = {run_dir / CONFIG_FILE: found, folder / "config.yaml": found}
+    contents[folder / "hydra.yaml"] = OmegaConf.create({"hydra": HydraConfig.get()})
+    contents[folder / "overrides.yaml"] = OmegaConf.create(job_overrides())
+    for path, content in contents.items():
+        with atomic_write(path) as file:  # a resumed run depends on it
+            OmegaConf.save(content, file)
 
 
 def run_rank(started: float) -> None:
@@ -129,25 +149,24 @@ def dismiss_ranks() -> None:
 
 
 def _backend(config: TrainConfig) -> str:
-    if config.ranks.backend != "auto":
-        return config.ranks.backend
-    return "nccl" if config.device.startswith("cuda") else "gloo"
+    """What averages gradients: nccl needs a GPU for each rank."""
+    return "nccl" if config.device == "cuda" else "gloo"
 
 
 def _check_extends(config: TrainConfig, start: checkpoint.Checkpoint) -> None:
     """Rejects resuming a complete run, except by a scheduler that starts a finished job again."""
     if config.resume != checkpoint.AUTO:
         raise ConfigError(
-            f"resume={config.resume} is already at {start.frames} frames, so total_frames={config.total_frames} leaves "
-            f"nothing to do. Give total_frames of at least {start.frames + config.frames_per_batch}."
+            f"total_frames must be at least {start.frames + config.frames_per_batch} (got {config.total_frames}), "
+            f"because resume={config.resume} is already at {start.frames} frames. Give more total_frames."
         )
 
 
-def _record(report: Report, run_dir: Path) -> None:
+def _record_summary(report: Report, run_dir: Path) -> None:
     """Writes the summary. Where that fails too, the error that is raised is the one that the run failed with."""
     nothing_new = report.frames_here == 0 and (report.status != "completed" or _is_completed(run_dir))
     if nothing_new and (run_dir / SUMMARY).exists():
-        return  # what the run came to before is still true
+        return  # the earlier summary is still true
     try:
         write_summary(run_dir, report.summary())
     except OSError as error:

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import __version__, checkpoint
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for
+from recurrl.cli.overrides import parsed
 from recurrl.cli.run_config import check_trusted, config_of, source_of, trusted
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain
@@ -26,7 +26,7 @@ WITHOUT_EFFECT = ("num_envs", "reward_scale", "normalize_reward", "normalize_obs
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRun:
     """A checkpoint of a run, and its configuration.
 
     Attributes:
@@ -52,6 +52,20 @@ class Opened:
             self.saved.load_policy(policy, plain(self.settings))
         return policy
 
+    def described(self, directory: str) -> dict[str, Any]:
+        """Where the policy comes from, for ``policy.json``."""
+        saved, config = self.saved, self.config
+        return {
+            "directory": directory,
+            "checkpoint": saved.path.name,
+            "frames": saved.frames,
+            "eval_return_mean": (saved.evaluation or {}).get("eval/return_mean"),
+            "env": config.env.id,
+            "cell": config.cell.name,
+            "hidden_size": config.cell.hidden_size,
+            "seed": config.seed,
+        }
+
 
 def open_run(
     path: Path,
@@ -59,7 +73,7 @@ def open_run(
     device: str | None = None,
     trust_packages: bool = False,
     overrides: Sequence[str] = (),
-) -> Opened:
+) -> OpenedRun:
     """A checkpoint of a run.
 
     Args:
@@ -78,17 +92,16 @@ def open_run(
     if not trust_packages:
         # Before the overrides: what the command line names is trusted, what the file names is not.
         check_trusted(settings, source_of(saved))
-    with _naming_version(saved):
-        trusted(settings, source_of(saved), trust_packages=True)
     _change(settings, overrides)
-    config = trusted(settings, source_of(saved), trust_packages=True)
+    with _naming_version(saved):
+        config = trusted(settings, source_of(saved), trust_packages=True)
     if device not in (None, config.device):
         # The backend of another device may not run on this one, nor does acting need it.
         backend, recompute = replace(config.backend, name="reference"), replace(config.recompute, name="none")
         config = replace(config, device=device, backend=backend, recompute=recompute, compile=False)
     config = replace(config, resume=None)
     check_config(config)
-    return Opened(saved, config, settings)
+    return OpenedRun(saved, config, settings)
 
 
 @contextmanager
@@ -107,11 +120,7 @@ def _naming_version(saved: checkpoint.Checkpoint) -> Iterator[None]:
 
 
 def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise ConfigError(f"{error.override} is not an override. Give env.key=value.") from error
-    for override in parsed:
+    for override in parsed(overrides):
         group, _, key = override.key_or_group.partition(".")
         if group != "env" or not key or override.is_delete():
             raise ConfigError(

@@ -9,14 +9,8 @@ from contextlib import contextmanager
 from hydra.errors import HydraException, MissingConfigException
 
 from recurrl.config.keys import check_key
-from recurrl.config.plugins import GROUPS, ROOMS, is_own, names, unknown_choice
+from recurrl.config.plugins import GROUPS, PACKAGES, is_custom, names, unknown_choice
 from recurrl.errors import ConfigError, RunError
-
-RENAMED_CHOICES = {
-    "env/cartpole_novel": "cartpole_no_velocity",
-    "env/pendulum_novel": "pendulum_no_velocity",
-    "env/mountaincar_continuous_novel": "mountaincar_continuous_no_velocity",
-}
 
 
 @contextmanager
@@ -25,20 +19,24 @@ def errors_as_messages() -> Iterator[None]:
     try:
         yield
     except (ConfigError, RunError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {message(error)}")
 
 
 def has_lost_jobs(error: RuntimeError) -> bool:
-    """True for an error of a launcher: a process of its own that ran a job was killed."""
+    """True for an error of a launcher whose process that ran a job was killed."""
     return isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit.")
 
 
 def message(error: Exception) -> str:
     """The text to print for an error."""
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
-        return _no_such_choice(str(error.missing_cfg_file), sorted(error.options or ()))
+        return _missing_choice(str(error.missing_cfg_file), sorted(error.options or ()))
     if found := re.match(r"Could not override '((?!hydra)[\w.]+)'", str(error)):
-        return _no_such_option(found[1])
+        # The key is one of another choice; others were rejected before.
+        try:
+            check_key(found[1], ())
+        except ConfigError as unknown:
+            return str(unknown)
     # Hydra's error for a missing choice is an OSError too.
     if isinstance(error, OSError) and not isinstance(error, HydraException):
         from recurrl.runtime.resources import os_error_message  # imports torch, which typos need not wait for
@@ -47,24 +45,13 @@ def message(error: Exception) -> str:
     return str(error)
 
 
-def _no_such_option(key: str) -> str:
-    # The key is one of another choice; others were rejected before.
-    try:
-        check_key(key, ())
-    except ConfigError as error:
-        return str(error)
-    return f"{key} has no value to override."
-
-
-def _no_such_choice(asked: str, found: list[str]) -> str:
-    group, _, name = asked.rpartition("/")
+def _missing_choice(choice: str, found: list[str]) -> str:
+    group, _, name = choice.rpartition("/")
     if group == "hydra/launcher" and (extra := name.partition("_")[0]) in ("joblib", "submitit"):
         return f"{group}={name} is not installed. Install it with: pip install 'recurrl[{extra}]'"
-    if now := RENAMED_CHOICES.get(asked):
-        return f"{group}={name} is now {group}={now}. Give {group}={now}."
-    if is_own(name) and group in ROOMS:
+    if is_custom(name) and group in PACKAGES:
         return (
-            f"{group}={name} can be given on a command line, but not in the defaults of a yaml. Instead, give the "
-            f"yaml the lines '{group}:' and '  name: {name}'."
+            f"{group}={name} must be on a command line, not in the defaults of a yaml. Give the yaml the lines "
+            f"'{group}:' and '  name: {name}'."
         )
     return str(unknown_choice(group, group, name, found or (names(group) if group in GROUPS else ())))

@@ -1,8 +1,6 @@
 """Configurations that runs saved, read as what they may be: a stranger's, damaged, or another program's."""
 
 import io
-import json
-import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
@@ -15,22 +13,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
-from recurrl.config.keys import FREE, WRAPPERS, check_key, flat, key_paths, packaged_keys, paths_of
-from recurrl.config.plugins import EXTRAS, ROOMS, is_own, key_of
+from recurrl.config.keys import FREE, WRAPPERS, flat, key_paths
+from recurrl.config.plugins import EXTRAS
 from recurrl.errors import ConfigError, naming
-from recurrl.runtime.run_directory import (
-    CONFIG_FILE,
-    CURVE,
-    METRICS,
-    SUMMARY,
-    check_writable_places,
-    read_text,
-    run_directory_of,
-)
+from recurrl.runtime.run_directory import CONFIG_FILE, read_text, run_directory_of
 
+MOST_BYTES = 2**20
+"""Files of a run that are larger were not written by one."""
 _NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
 """Keys whose value is never imported, whatever it looks like."""
-_MOST_BYTES = 2**20
 _MOST_DEPTH = 32
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
@@ -46,7 +37,7 @@ def saved_config(path: Path) -> DictConfig:
     """
     file = run_directory_of(path) / CONFIG_FILE
     try:
-        return _config(_parsed(read_text(file, _MOST_BYTES)))
+        return _config(_parsed(read_text(file, MOST_BYTES)))
     except (ValueError, TypeError, OSError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(
             f"{file} was not written by a run: {_reason(error)}. Correct it; or delete it and give one of the run's "
@@ -68,15 +59,19 @@ def config_within(settings: Mapping[str, Any], path: Path) -> DictConfig:
         ) from error
 
 
-def code_named(config: DictConfig) -> dict[str, set[str]]:
-    """The code that a configuration would import, by key: what looks like ``module:Name``, and ``env.packages``.
+def code_named(config: DictConfig, source: object) -> dict[str, set[str]]:
+    """The code that a saved configuration would import, by key: what looks like ``module:Name``, and ``env.packages``.
 
-    Packages of recurrl's own extras do not count; nor does Gymnasium's own code.
+    Packages of recurrl's extras do not count; nor does Gymnasium's code.
+
+    Raises:
+        ConfigError: ``env.wrappers`` is malformed; the message names the source.
     """
     values = plain(config)
     env = values.get("env", {})
     found = {key: set(filter(_CODE.match, _texts(value))) for key, value in flat(values).items()}
-    found[WRAPPERS] = set(_wrappers(env))
+    with naming(source):
+        found[WRAPPERS] = set(_wrappers(env))
     env_id = str(env.get("id"))
     found["env.id"] = {env_id} if ":" in env_id else set()
     if env_id in _MAKERS:
@@ -103,7 +98,7 @@ def _is_of(name: str, packages: Collection[str]) -> bool:
 
 
 def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:
-    """Rejects to import what only a saved configuration names.
+    """Refuses to import what only a saved configuration names.
 
     Raises:
         ConfigError: it names something, with what to do.
@@ -114,42 +109,6 @@ def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> 
             f"{source} names code that would be imported and executed: {', '.join(texts)}. If you trust it, "
             f"{permission}."
         )
-
-
-def check_directory(run_dir: Path) -> None:
-    """Rejects a directory in which a run would overwrite files that no run wrote.
-
-    Raises:
-        ConfigError: with the file.
-    """
-    check_writable_places(run_dir)
-    if os.path.lexists(run_dir / CONFIG_FILE):
-        with naming(run_dir / CONFIG_FILE):
-            _check_keys(saved_config(run_dir))
-    ours = {run_dir / SUMMARY: _is_summary(run_dir / SUMMARY), run_dir / CURVE: (run_dir / METRICS).is_file()}
-    for path, is_ours in ours.items():
-        if os.path.lexists(path) and not is_ours:
-            raise ConfigError(
-                f"{path} was not written by a run, and this run would overwrite it. Move it away, or give the run a "
-                "directory of its own with hydra.run.dir=..."
-            )
-
-
-def _check_keys(config: DictConfig) -> None:
-    """Rejects unknown keys, except in a group with a choice of a user's own, whose keys only its code knows."""
-    known = packaged_keys()
-    own = tuple(f"{group}." for group in ROOMS if is_own(str(OmegaConf.select(config, key_of(group)))))
-    for path in paths_of(plain(config), known):
-        if not path.startswith(own):
-            check_key(path, known)
-
-
-def _is_summary(path: Path) -> bool:
-    try:
-        found = json.loads(read_text(path, _MOST_BYTES))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and {"status", "frames", "error"} <= found.keys()
 
 
 def _parsed(text: str) -> Any:

@@ -4,23 +4,21 @@ import logging
 import math
 import shlex
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import optuna
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from recurrl.agent import Agent
 from recurrl.cli.messages import has_lost_jobs
+from recurrl.cli.overrides import parsed
 from recurrl.cli.results import job_in, table
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError
@@ -31,7 +29,6 @@ logger = logging.getLogger(__name__)
 _PRUNERS = {
     # Of 20 reports in all: not before the fifth.
     "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5),
-    "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=5),
     None: optuna.pruners.NopPruner,
 }
 _NAME = "recurrl"
@@ -42,7 +39,7 @@ _SHOWN = 5
 
 
 def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher) -> None:
-    """Runs trials until there are ``n_trials``, or the time is up, and prints the best.
+    """Runs trials until there are ``n_trials``, and prints the best.
 
     Args:
         options: of ``configs/hydra/sweeper/optuna.yaml``.
@@ -54,7 +51,6 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         ConfigError: an option or a search space is wrong, or the folder holds another search.
         RunError: trials failed; the others were run nonetheless.
     """
-    began = time.monotonic()
     fixed, space = _space([*(f"{key}={value}" for key, value in options["params"].items()), *arguments])
     _check(options, space)
     folder = Path(config.hydra.sweep.dir).absolute()
@@ -62,11 +58,11 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
     at_once = options["n_jobs"] or OmegaConf.select(config, "hydra.launcher.n_jobs", default=1)
     with locked(folder):
         study = _study(folder, options, at_once, fixed)
-        while (count := min(at_once, _left(study, options, time.monotonic() - began))) > 0:
-            trials = [_asked(study, space) for _ in range(count)]
+        while (count := min(at_once, options["n_trials"] - len(_ended(study)))) > 0:
+            trials = [_proposed(study, space) for _ in range(count)]
             numbers = [trial.number for trial in trials]
             of_hydra = [[f"hydra.sweep.subdir={number}", f"hydra.sweeper.trial={number}"] for number in numbers]
-            jobs = [[*fixed, *_overrides(trial), *own] for trial, own in zip(trials, of_hydra, strict=True)]
+            jobs = [[*fixed, *_overrides(trial), *of_job] for trial, of_job in zip(trials, of_hydra, strict=True)]
             try:
                 launcher.launch(jobs, initial_job_idx=numbers[0])
             except RuntimeError as error:
@@ -108,15 +104,15 @@ def _check(options: Mapping[str, Any], space: Mapping[str, BaseDistribution]) ->
             "'lr=tag(log,interval(1e-4,1e-2))' or cell=gru,lstm."
         )
     if options["pruner"] not in _PRUNERS:
-        raise ConfigError(f"hydra.sweeper.pruner={options['pruner']} does not exist. Choose median, halving or null.")
-    if options["n_trials"] is None and options["seconds"] is None:
-        raise ConfigError("hydra.sweeper.n_trials=null has no end. Give hydra.sweeper.seconds=... too.")
+        raise ConfigError(f"hydra.sweeper.pruner must be median or null (got {options['pruner']}).")
+    if not isinstance(options["n_trials"], int):
+        raise ConfigError(f"hydra.sweeper.n_trials must be an integer (got {options['n_trials']}).")
 
 
 def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
     """The overrides that all trials have, and for the other keys what is searched; the last one of a key counts."""
     last: dict[str, Override] = {}
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in parsed(overrides):
         last[override.get_key_element().lstrip("+")] = override
     fixed = [str(override.input_line) for override in last.values() if not override.is_sweep_override()]
     return fixed, {each.get_key_element(): _distribution(each) for each in last.values() if each.is_sweep_override()}
@@ -163,16 +159,12 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     return study
 
 
-def _left(study: optuna.Study, options: Mapping[str, Any], elapsed: float) -> int:
-    """How many trials may begin: after the first, none that would probably end after the time is up."""
-    ended = [trial for trial in study.trials if "status" in trial.user_attrs]
-    usual = [trial.user_attrs["seconds"] for trial in ended if trial.state == TrialState.COMPLETE]
-    if ended and options["seconds"] is not None and elapsed + (median(usual) if usual else 0) > options["seconds"]:
-        return 0
-    return sys.maxsize if options["n_trials"] is None else options["n_trials"] - len(ended)
+def _ended(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials whose jobs have ended, however that was."""
+    return [trial for trial in study.trials if "status" in trial.user_attrs]
 
 
-def _asked(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
+def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
     try:
         return study.ask(space)
     except ValueError as error:
@@ -204,7 +196,7 @@ def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:
 
 def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
     """Prints the best trials, and the command line that repeats the best."""
-    ended = [trial for trial in study.trials if "status" in trial.user_attrs]
+    ended = _ended(study)
     best = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: trial.value or 0.0, reverse=True)
     if best:
         rows = [

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import signal
 import sys
-from contextlib import ExitStack, redirect_stdout
+from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from recurrl import __version__
-from recurrl.cli.directories import run_directory
+from recurrl.cli.directories import check_unused, run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import has_lost_jobs, message
-from recurrl.cli.overrides import asks_for_keys, check_overrides, given_overrides, prepared
+from recurrl.cli.overrides import arguments_of, compose, job_overrides, prepared
 from recurrl.cli.sweep import followed, job_started, recorded
-from recurrl.config.composed import as_schema
+from recurrl.config.composed import as_schema, value_of
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import read_summary
@@ -71,15 +70,17 @@ def _command() -> None:
     every_key = {"--help", "-h"} & set(sys.argv) and "all" in sys.argv
     if every_key:
         sys.argv.remove("all")
-    check_overrides(sys.argv[1:])
-    sys.argv[1:] = prepared(sys.argv[1:])
-    if asks_for_keys(sys.argv[1:]):
-        _print_explained(bool(every_key))
+    arguments = arguments_of(sys.argv[1:])
+    if arguments.help or (arguments.cfg == "job" and arguments.package is None):
+        _explain(arguments, bool(every_key))
     else:
+        sys.argv[1:] = prepared(sys.argv[1:])
         with followed():
             _jobs()
     if launched_size() > 1:
-        _dismiss()
+        from recurrl.cli.job import dismiss_ranks  # imports torch
+
+        dismiss_ranks()
 
 
 def _follow() -> None:
@@ -95,23 +96,10 @@ def _follow() -> None:
         raise RunError(f"rank {launched_rank()}: {error}") from error
 
 
-def _dismiss() -> None:
-    from recurrl.cli.job import dismiss_ranks  # imports torch
-
-    dismiss_ranks()
-
-
-def _print_explained(every_key: bool) -> None:
-    """Prints the help, or the configuration that ``--cfg job`` asks for, with what each key means."""
-    asked = get_args_parser().parse_args()
-    if asked.help:
-        # Hydra's own help takes most of a second to list the groups.
-        sys.argv[1:] = ["--cfg", "job", *(each for each in sys.argv[1:] if each not in ("--help", "-h"))]
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        _jobs()
-    found = printed.getvalue()
-    sys.stdout.write(help_of(found, every_key, asked.config_dir) if asked.help else explained(found))
+def _explain(arguments: Namespace, every_key: bool) -> None:
+    """Prints the help, or the configuration of a run with what each key means."""
+    composed = compose(arguments.overrides, arguments.config_dir)
+    sys.stdout.write(help_of(composed, every_key, arguments.config_dir) if arguments.help else explained(composed))
 
 
 _refused: list[ConfigError | RunError] = []
@@ -129,18 +117,20 @@ def _job(composed: DictConfig) -> float | None:
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if is_sweep and launched_size() > 1:
         raise ConfigError("-m starts many runs, and torchrun the ranks of one. Start torchrun once for each run.")
-    run_dir = Path(HydraConfig.get().runtime.output_dir)
-    started = job_started()
+    run_dir, started = Path(HydraConfig.get().runtime.output_dir), job_started()
     try:
-        with run_directory(run_dir, composed), ExitStack() as stack:
+        with ExitStack() as stack:
+            stack.enter_context(run_directory(run_dir))
+            resume = value_of(composed, "resume")
+            check_unused(run_dir, resume)
             if is_sweep:
-                stack.enter_context(recorded(run_dir, given_overrides()))
+                stack.enter_context(recorded(run_dir, job_overrides()))
                 _name_group(composed)
-            as_schema(composed)
+            config = as_schema(composed) if resume is None else None
             # This imports torch, which takes seconds.
             from recurrl.cli.job import run
 
-            run(composed, given_overrides(), run_dir, started, is_sweep, _callbacks(composed))
+            run(composed, config, job_overrides(), run_dir, started, _callbacks(composed))
     except (ConfigError, RunError) as error:
         # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
         if is_sweep:
@@ -155,7 +145,7 @@ def _callbacks(composed: DictConfig) -> list[IterationCallback]:
     sweeper = HydraConfig.get().sweeper
     if sweeper.get("trial") is None or sweeper.pruner is None:
         return []
-    from recurrl.cli.search import Pruning  # imports Optuna
+    from recurrl.cli.search import Pruning  # with Optuna
 
     return [Pruning(sweeper, Path(HydraConfig.get().sweep.dir).absolute(), composed.total_frames)]
 

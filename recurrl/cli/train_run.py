@@ -1,7 +1,6 @@
 """Training from Python."""
 
 import logging
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,25 +12,21 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.version import VersionBase
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import open_dict, read_write
 
 from recurrl.agent import Agent
 from recurrl.callbacks import Callback, IterationCallback
-from recurrl.cli.directories import BeforeRun, run_directory
+from recurrl.cli.directories import check_unused, run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
-from recurrl.cli.overrides import check_overrides, compose
-from recurrl.config.composed import as_schema
+from recurrl.cli.overrides import compose, text_of
+from recurrl.config.composed import as_schema, value_of
 from recurrl.config.keys import flat
-from recurrl.config.plugins import GROUPS, PRESETS, is_own, yaml_names
+from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.report import read_summary
-
-_SAFE = re.compile(r"[A-Za-z_][\w./-]*")
-_WORDS = ("null", "true", "false", "nan", "inf")
 
 
 @dataclass(frozen=True)
@@ -81,18 +76,21 @@ def train(
         )
     started = time.time()
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
+    # A mapping may be a whole configuration, with values that have no effect.
+    strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
     with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():
-        composed = _composed(overrides, run_dir, config_dir)
-        BeforeRun().on_run_start(composed)
-        directory = Path(composed.hydra.run.dir).absolute()
-        HydraConfig.instance().set_config(composed)
-        with open_dict(composed):
+        composed = compose(overrides, config_dir, with_hydra=True)
+        directory = Path(run_dir or composed.hydra.run.dir).absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        with read_write(composed), open_dict(composed):
+            composed.hydra.run.dir = str(directory)
+            HydraConfig.instance().set_config(composed)
             del composed["hydra"]
-        with run_directory(directory, composed), _log_in(directory / "recurrl.log"):
-            as_schema(composed)
-            # A mapping may be a whole configuration, with values that have no effect.
-            strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
-            run_job(composed, strict, directory, started, record_refusals=False, callbacks=callbacks)
+        with run_directory(directory), _log_in(directory / "recurrl.log"):
+            resume = value_of(composed, "resume")
+            check_unused(directory, resume)
+            typed = as_schema(composed) if resume is None else None
+            run_job(composed, typed, strict, directory, started, callbacks)
     return Run(directory, read_summary(directory))
 
 
@@ -108,54 +106,23 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
             choices.append(f"{key}={value}")
         elif isinstance(value, Mapping):
             name = value.get("name")
-            if key in GROUPS and isinstance(name, str) and (is_own(name) or name in yaml_names(key)):
+            if key in GROUPS and isinstance(name, str) and (is_custom(name) or name in yaml_names(key)):
                 choices.append(f"{key}={name}")
-            values += [f"{key}.{path}={_text(inner)}" for path, inner in flat(value).items()]
+            values += [f"{key}.{path}={text_of(inner)}" for path, inner in flat(value).items()]
         else:
-            values.append(f"{key}={_text(value)}")
+            values.append(f"{key}={text_of(value)}")
     return choices + values
-
-
-def _text(value: Any) -> str:
-    """A value in the grammar of overrides."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_text, value)) + "]"
-    if not isinstance(value, str | Path):
-        raise ConfigError(f"{value!r} cannot be a value of a configuration. Give numbers, strings, lists or mappings.")
-    text = str(value)
-    if _SAFE.fullmatch(text) and text.lower() not in _WORDS:
-        return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _composed(overrides: list[str], run_dir: str | Path | None, config_dir: str | Path | None) -> DictConfig:
-    check_overrides(overrides if config_dir is None else ["--config-dir", str(config_dir), *overrides])
-    composed = compose(overrides, config_dir, with_hydra=True)
-    if run_dir is not None:
-        with read_write(composed), open_dict(composed):
-            composed.hydra.run.dir = str(run_dir)
-    return composed
 
 
 @contextmanager
 def _hydra_apart() -> Iterator[None]:
     """Hydra as if this process had not used it before, nor afterwards."""
-    kinds: tuple[Any, ...] = (GlobalHydra, HydraConfig, VersionBase)
-    kept = {kind: Singleton._instances.pop(kind) for kind in kinds if kind in Singleton._instances}
+    state = Singleton.get_state()
+    GlobalHydra.instance().clear()
     try:
         yield
     finally:
-        for kind in kinds:
-            Singleton._instances.pop(kind, None)
-        Singleton._instances.update(kept)
+        Singleton.set_state(state)
 
 
 @contextmanager

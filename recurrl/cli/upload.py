@@ -2,10 +2,21 @@
 
 import argparse
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
+from recurrl.config import WandbConfig
+from recurrl.config.composed import plain
+from recurrl.errors import ConfigError, require
+from recurrl.runtime.report import read_summary
+from recurrl.runtime.run_directory import EXPORTS, VIDEOS, run_directory_of
+from recurrl.runtime.run_lock import locked
+
+_COMMANDS = {EXPORTS: "recurrl-export {}", VIDEOS: "recurrl-evaluate {} --video"}
+"""What makes each kind of artifact but the checkpoint."""
 
 
 def upload_main() -> None:
@@ -23,7 +34,51 @@ def upload_main() -> None:
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
     with errors_as_messages():
-        from recurrl.cli.upload_run import upload_run  # with torch, which help and typos do not wait for
-
         kinds, where = upload_run(arguments.run, arguments.kind, arguments.trust_packages)
     sys.stdout.write(f"{', '.join(kinds)}: artifacts of the run's wandb run. {where}\n")
+
+
+def upload_run(run: Path, kinds: Collection[str] = (), trust_packages: bool = False) -> tuple[list[str], str]:
+    """Makes files of a run artifacts of its wandb run, and returns their kinds and where they are.
+
+    Args:
+        run: a run directory.
+        kinds: ``checkpoint`` (the best one), ``export`` and ``video``; empty for all that there are.
+        trust_packages: import the packages that the run's configuration names.
+
+    Raises:
+        ConfigError: the run was not logged to wandb, is running, or lacks what was requested.
+        RunError: something could not be recorded or uploaded.
+    """
+    # With torch, which help and typos need not wait for.
+    from recurrl import checkpoint
+    from recurrl.cli.run_config import config_of, source_of, trusted
+    from recurrl.runtime.resources import resource_errors_as_messages
+    from recurrl.tracking.wandb import upload
+
+    run_dir = run_directory_of(run)
+    saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
+    settings = config_of(saved)
+    options, run_id = trusted(settings, source_of(saved), trust_packages).logger, saved.resumed.ids.get("wandb")
+    if not isinstance(options, WandbConfig) or run_id is None:
+        raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
+    with resource_errors_as_messages(), locked(run_dir):
+        artifacts = _artifacts(run_dir, kinds)
+        # That with which the training run ended, which wandb shows as the state of its run.
+        exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
+        where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code)
+    return list(artifacts), where
+
+
+def _artifacts(run_dir: Path, kinds: Collection[str]) -> dict[str, tuple[Path, Mapping[str, Any]]]:
+    """The folder and the metadata of each kind."""
+    from recurrl import checkpoint
+    from recurrl.tracking.wandb_artifacts import CHECKPOINT
+
+    for kind in kinds:
+        known = kind == CHECKPOINT or kind in _COMMANDS
+        require(known, f"{kind} is not a kind of artifact. Choose from: {', '.join((CHECKPOINT, *_COMMANDS))}.")
+        exists = kind == CHECKPOINT or (run_dir / kind).is_dir()
+        require(exists, f"{run_dir} has no folder {kind}. Make it with: {_COMMANDS.get(kind, '').format(run_dir)}")
+    wanted = kinds or (CHECKPOINT, *(kind for kind in _COMMANDS if (run_dir / kind).is_dir()))
+    return {kind: checkpoint.best(run_dir) if kind == CHECKPOINT else (run_dir / kind, {}) for kind in wanted}

@@ -18,7 +18,7 @@ class CellConfig:
 
     name: str = option("the cell; none is the control without memory, a feed-forward layer of the same size")
     hidden_size: int = option("width of the cell", FEATURES)
-    num_layers: int = option("layers on top of each other", LAYERS)
+    num_layers: int = option("number of stacked recurrent layers", LAYERS)
 
 
 @dataclass

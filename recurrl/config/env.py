@@ -9,7 +9,7 @@ from recurrl.errors import ConfigError
 NATIVE = "vector_entry_point"
 """Gymnasium's ``vectorization_mode`` of the same name."""
 INLINE = "inline"
-A_YAML = Condition("a yaml of your own in a folder env", lambda _: False)
+A_YAML = Condition("a custom yaml in a folder env", lambda _: False)
 
 
 @dataclass
@@ -19,16 +19,11 @@ class EnvConfig:
     name: str = option("the name of this choice", only_with=A_YAML)
     source: str = option("the module of recurrl.envs.sources that makes it, or package.module:Name")
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
-    num_envs: int = option("copies stepped side by side", COPIES)
+    num_envs: int = option("number of parallel environments", COPIES)
     vectorization: str = option(
-        "inline (copies stepped one after the other) or vector_entry_point (the id's registered vector environment, "
+        "inline (one environment after the other) or vector_entry_point (the id's registered vector environment, "
         "which steps all of them in one call)",
         choices=(INLINE, NATIVE),
-        removed={
-            "serial": "env.vectorization=inline",
-            "gymnasium": "env.vectorization=inline",
-            "parallel": "collector=multi_sync collector.num_workers=N, which runs the environments in N processes",
-        },
     )
     packages: list[str] = option("packages to import first, which register ids")
     wrappers: list[Any] = option(
@@ -63,7 +58,7 @@ def wrapper_and_arguments(entry: Any) -> tuple[str, dict[str, Any]]:
     name = arguments.pop("wrapper", None)
     if not isinstance(name, str) or ":" not in name or not all(isinstance(key, str) for key in arguments):
         raise ConfigError(
-            f"env.wrappers holds {entry}. Give package.module:Wrapper, or {{wrapper: package.module:Wrapper, argument: "
-            "value}."
+            f"env.wrappers must hold package.module:Wrapper or {{wrapper: package.module:Wrapper, argument: value}} "
+            f"(got {entry})."
         )
     return name, arguments

@@ -1,14 +1,13 @@
-"""The dotted keys of a configuration: their names, their values, and differences between two configurations."""
+"""The dotted keys of a configuration: their names, suggestions for unknown ones, and differences between two."""
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import reduce
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from recurrl.config.options import Meaning, meaning_of
-from recurrl.config.plugins import GROUPS, ROOMS, packaged
+from recurrl.config.plugins import GROUPS, PACKAGES, packaged
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
@@ -18,52 +17,31 @@ FREE = "env.kwargs"
 WRAPPERS = "env.wrappers"
 """The only list whose entries may be mappings."""
 
-RENAMED = {
-    "policy.encoder_sizes": "encoder.sizes",
-    "policy.image_encoder": "encoder.images",
-}
-"""Old names of keys."""
-
-SYNONYMS = {
-    "action_noise": "policy.initial_std",
-    "batch_size": "minibatch_slices",
-    "clip_coef": "algorithm.clip_epsilon",
-    "clip_param": "algorithm.clip_epsilon",
-    "clip_range": "algorithm.clip_epsilon",
-    "clip_range_vf": "algorithm.clip_value",
-    "cuda": "device",
-    "ent_coef": "algorithm.entropy_coeff",
-    "env_id": "env.id",
-    "env_name": "env.id",
-    "gae_lambda": "algorithm.lmbda",
-    "lambda": "algorithm.lmbda",
-    "learning_rate": "lr",
-    "log_std_init": "policy.initial_std",
-    "lstm_hidden_size": "cell.hidden_size",
-    "mini_batch_size": "minibatch_slices",
-    "minibatch_size": "minibatch_slices",
-    "model": "cell",
-    "n_envs": "env.num_envs",
-    "n_epochs": "epochs",
-    "n_lstm_layers": "cell.num_layers",
-    "n_steps": "frames_per_batch",
-    "norm_adv": "algorithm.normalize_advantage",
-    "num_minibatches": "minibatch_slices",
-    "num_sgd_iter": "epochs",
-    "num_steps": "frames_per_batch",
-    "rnn": "cell",
-    "rollout_length": "frames_per_batch",
-    "seq_len": "slice_len",
-    "sequence_length": "slice_len",
-    "timesteps": "total_frames",
-    "total_steps": "total_frames",
-    "total_timesteps": "total_frames",
-    "train_batch_size": "frames_per_batch",
-    "update_epochs": "epochs",
-    "vf_coef": "algorithm.critic_coeff",
-    "wandb": "logger",
+OTHER_NAMES = {
+    "frames_per_batch": "n_steps num_steps rollout_length train_batch_size",
+    "total_frames": "timesteps total_steps total_timesteps",
+    "minibatch_slices": "batch_size mini_batch_size minibatch_size num_minibatches",
+    "slice_len": "seq_len sequence_length",
+    "epochs": "n_epochs num_sgd_iter update_epochs",
+    "lr": "learning_rate",
+    "device": "cuda",
+    "logger": "wandb",
+    "cell": "model rnn",
+    "cell.hidden_size": "lstm_hidden_size",
+    "cell.num_layers": "n_lstm_layers",
+    "env.id": "env_id env_name",
+    "env.num_envs": "n_envs",
+    "algorithm.clip_epsilon": "clip_coef clip_param clip_range",
+    "algorithm.clip_value": "clip_range_vf",
+    "algorithm.critic_coeff": "vf_coef",
+    "algorithm.entropy_coeff": "ent_coef",
+    "algorithm.lmbda": "gae_lambda lambda",
+    "algorithm.normalize_advantage": "norm_adv",
+    "policy.initial_std": "action_noise log_std_init",
 }
 """Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers."""
+
+SYNONYMS = {theirs: ours for ours, names in OTHER_NAMES.items() for theirs in names.split()}
 
 
 def keys_of(
@@ -87,22 +65,14 @@ def keys_of(
 def key_paths(
     schema: type = TrainConfig, prefix: str = "", chosen: Mapping[str, type] = MappingProxyType({})
 ) -> list[str]:
-    """Only the paths of :func:`keys_of`."""
+    """The dotted paths of all keys of a schema, see :func:`keys_of`."""
     return [path for path, _, _ in keys_of(schema, prefix, chosen)]
 
 
 def packaged_keys() -> set[str]:
     """The dotted paths of all keys of all choices of the package."""
-    found = set(key_paths())
-    for group in ROOMS:
-        for options in packaged(group).values():
-            found |= set(key_paths(options, f"{group}."))
-    return found
-
-
-def typed_value(config: TrainConfig, key: str) -> Any:
-    """The value behind a dotted key of a typed configuration."""
-    return reduce(getattr, key.split("."), config)
+    choices = {group: packaged(group).values() for group in PACKAGES}
+    return {*key_paths()}.union(*(key_paths(cls, f"{group}.") for group in choices for cls in choices[group]))
 
 
 def check_key(path: str, known: Collection[str]) -> None:
@@ -117,34 +87,28 @@ def check_key(path: str, known: Collection[str]) -> None:
     """
     if path in known or path.startswith(f"{FREE}."):
         return
-    if path in RENAMED:
-        raise ConfigError(f"The configuration key {path!r} is now {RENAMED[path]}. Give {RENAMED[path]}=...")
     group, _, last = path.rpartition(".")
-    if owners := " or ".join(_owners(group, path)):
+    choices = packaged(group).items() if group in PACKAGES else ()
+    if owners := " or ".join(name for name, options in choices if path in key_paths(options, f"{group}.")):
         raise ConfigError(
             f"{path} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "
             f"{group}={owners}."
         )
     if last in SYNONYMS:
         raise ConfigError(f"Unknown configuration key {path!r}. Did you mean {SYNONYMS[last]}?")
-    known = {key for key in known if key not in GROUPS or "." not in path}
+    raise ConfigError(f"Unknown configuration key {path!r}. {_advice(path, known)}")
+
+
+def _advice(path: str, known: Collection[str]) -> str:
+    group, _, last = path.rpartition(".")
+    known = [key for key in sorted(known) if key not in GROUPS or not group]
     near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
-    last_names = {key.rpartition(".")[2] for key in known}
-    lasts = {last} if near else {last, *difflib.get_close_matches(last, last_names, n=1, cutoff=0.75)}
-    near += [key for key in sorted(known) if key.rpartition(".")[2] in lasts and key not in near]
-    advice = f"Did you mean {' or '.join(near)}?" if near else _advice(group, known)
-    raise ConfigError(f"Unknown configuration key {path!r}. {advice}")
-
-
-def _advice(group: str, known: Collection[str]) -> str:
-    inside = sorted(key.removeprefix(f"{group}.") for key in known if group and key.startswith(f"{group}."))
+    similar = difflib.get_close_matches(last, {key.rpartition(".")[2] for key in known}, n=1, cutoff=0.75)
+    wanted = {last} if near else {last, *similar}
+    if near := [*near, *(key for key in known if key.rpartition(".")[2] in wanted and key not in near)]:
+        return f"Did you mean {' or '.join(near)}?"
+    inside = [key.removeprefix(f"{group}.") for key in known if group and key.startswith(f"{group}.")]
     return f"{group} has: {', '.join(inside)}." if inside else "recurrl-train --help lists all keys."
-
-
-def _owners(group: str, path: str) -> list[str]:
-    """The choices of the package that have an option of this key."""
-    choices = packaged(group).items() if group in ROOMS else ()
-    return [name for name, options in choices if path in key_paths(options, f"{group}.")]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -159,14 +123,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
-
-
-def paths_of(values: Mapping[str, Any], known: Collection[str], prefix: str = "") -> list[str]:
-    """The dotted keys of nested dictionaries. What is below a known key that is not a group is its value."""
-    paths: list[str] = []
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        paths.append(path)
-        if isinstance(value, Mapping) and (path not in known or any(one.startswith(f"{path}.") for one in known)):
-            paths += paths_of(value, known, f"{path}.")
-    return paths

@@ -3,13 +3,10 @@
 The schema, its validation, ``--help`` and docs/configuration.md are made from them.
 """
 
-import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, field
 from typing import Any, NamedTuple
-
-from recurrl.errors import require
 
 
 class Range(NamedTuple):
@@ -37,7 +34,7 @@ class Range(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The range in words, which follow "Give" in an error message."""
+        """The range in words, which follow "must be" in an error message."""
         if self.high == math.inf:
             noun = "an integer" if self.integers else "a finite number"
             return f"{noun} {'above' if self.above else 'from'} {self.low}"
@@ -67,8 +64,8 @@ class Condition(NamedTuple):
     """What an option needs to have an effect.
 
     Attributes:
-        words: it in words, which follow "only with".
-        holds: true for a run's configuration that meets it; None for what the environment's spaces tell, see
+        words: the condition in words, which follow "only with".
+        holds: true for a run's configuration that meets it; None for what the environment's spaces decide, see
             :func:`recurrl.policy.spaces.kinds`.
     """
 
@@ -91,14 +88,12 @@ class Meaning(NamedTuple):
         text: what it sets, for ``--help`` and the documentation.
         range: the numbers it takes; of a list, each of its entries.
         choices: the names it takes.
-        removed: names that it no longer takes, with what to give instead.
         only_with: what it needs to have an effect.
     """
 
     text: str = ""
     range: Range | None = None
     choices: Sequence[str] = ()
-    removed: Mapping[str, str] = {}
     only_with: Condition | None = None
 
 
@@ -106,7 +101,6 @@ def option(
     text: str,
     range: Range | None = None,  # noqa: A002
     choices: Sequence[str] = (),
-    removed: Mapping[str, str] | None = None,
     only_with: Condition | None = None,
     default: Any = MISSING,
 ) -> Any:
@@ -116,82 +110,16 @@ def option(
         text: what it sets, in a line or two, without its type.
         range: the numbers it takes, such as :data:`FRACTION`; of a list, each of its entries.
         choices: the names it takes, for a string.
-        removed: names that it no longer takes, with what to give instead.
-        only_with: what it needs to have an effect; without that, a value that the user gave is refused.
-        default: the value if no yaml gives one. Those of the package are in ``configs/``.
+        only_with: what it needs to have an effect; without that, a value that the user sets is an error.
+        default: the value if no yaml has one. Those of the package are in ``configs/``.
     """
     text = text if only_with is None else f"{text}; only with {only_with.words}"
-    meaning = Meaning(text, range, choices, removed or {}, only_with)
+    metadata = {"meaning": Meaning(text, range, choices, only_with)}
     if isinstance(default, list | dict):
-        return field(default_factory=lambda: type(default)(default), kw_only=True, metadata={"meaning": meaning})
-    return field(default=default, kw_only=True, metadata={"meaning": meaning})
+        return field(default_factory=lambda: type(default)(default), kw_only=True, metadata=metadata)
+    return field(default=default, kw_only=True, metadata=metadata)
 
 
 def meaning_of(of: Field[Any]) -> Meaning:
     """The metadata of a field; empty for one declared without :func:`option`."""
     return of.metadata.get("meaning", Meaning())
-
-
-def check_values(options: Any, prefix: str = "") -> None:
-    """Rejects values out of range, and names that are not among a key's choices.
-
-    Args:
-        options: a dataclass; those within it are checked too.
-        prefix: of its keys, with a dot at its end.
-
-    Raises:
-        ConfigError: with the values that the key takes.
-    """
-    for key, value, meaning in _values(options, prefix):
-        if isinstance(value, str):
-            _check_choice(key, value, meaning)
-        elif meaning.range is not None:
-            for name, number in _numbers(key, value):
-                require(meaning.range.holds(number), f"{name}={number} is out of range. Give {meaning.range.words}.")
-
-
-def check_effects(config: Any, given: Collection[str], kinds: Collection[Condition] | None = None) -> None:
-    """Rejects values that the user gave and that have no effect.
-
-    Args:
-        config: the run's.
-        given: the keys of the values that the user gave.
-        kinds: what the environment's spaces have; None to check what the configuration alone tells.
-
-    Raises:
-        ConfigError: with what such a value goes with.
-    """
-    for key, value, meaning in _values(config):
-        needed = meaning.only_with
-        if needed is None or key not in given or (needed.holds is None) == (kinds is None):
-            continue
-        name, shown = key if key == "env.name" else key.removesuffix(".name"), json.dumps(value, default=str).strip('"')
-        asked = f"{name}={shown} has no effect here: it goes with {needed.words}"
-        if kinds is not None:
-            require(needed in kinds, f"{asked}, and env.id={config.env.id} has none. Leave it out.")
-        elif needed.holds is not None:
-            require(needed.holds(config), f"{asked}. Leave it out, or choose {needed.words}.")
-
-
-def _values(options: Any, prefix: str = "") -> Iterator[tuple[str, Any, Meaning]]:
-    """The dotted keys of options, those within them included, with their values and what they mean."""
-    for of in fields(options):
-        key, value = prefix + of.name, getattr(options, of.name)
-        if is_dataclass(value):
-            yield from _values(value, f"{key}.")
-        else:
-            yield key, value, meaning_of(of)
-
-
-def _check_choice(key: str, value: str, meaning: Meaning) -> None:
-    require(value not in meaning.removed, f"{key}={value} was removed. Choose {meaning.removed.get(value)}.")
-    known = not meaning.choices or value in meaning.choices
-    require(known, f"{key}={value} does not exist. Choose one of: {', '.join(meaning.choices)}.")
-
-
-def _numbers(key: str, value: float | list[float] | None) -> Iterator[tuple[str, float]]:
-    """The numbers of a key, by name: none for null, each entry of a list."""
-    if isinstance(value, list):
-        yield from ((f"{key}[{place}]", number) for place, number in enumerate(value))
-    elif value is not None:
-        yield key, value

@@ -1,7 +1,7 @@
-"""The choices of each group: those of the package, and ``package.module:Name`` of a user's own.
+"""The choices of each group: those of the package, and custom ones, ``package.module:Name``.
 
 A choice is a *factory*, a class or function whose first parameter is annotated with the dataclass of its options, which
-derives from the group's own (``CellConfig`` for a cell). ``gru`` in the group ``cell`` is short for
+derives from the group's (``CellConfig`` for a cell). ``gru`` in the group ``cell`` is short for
 ``recurrl.recurrent.cells.gru:make``.
 """
 
@@ -24,7 +24,7 @@ import yaml  # type: ignore[import-untyped]
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
-ROOMS = {
+PACKAGES = {
     "env": "recurrl.envs.sources",
     "cell": "recurrl.recurrent.cells",
     "encoder": "recurrl.policy.encoders",
@@ -34,9 +34,9 @@ ROOMS = {
     "buffer": "recurrl.learning.buffers",
     "logger": "recurrl.tracking",
 }
-"""The package of each group's choices; these groups also take a user's own."""
+"""Where the choices of each group are implemented; these groups also take custom ones."""
 
-GROUPS = (*ROOMS, "recompute", "precision")
+GROUPS = (*PACKAGES, "recompute", "precision")
 """All groups of which a run has one choice."""
 
 PRESETS = ("experiment", "hparams_search")
@@ -45,9 +45,8 @@ PRESETS = ("experiment", "hparams_search")
 EXTRAS = {"popgym": "popgym", "minigrid": "minigrid", "ale_py": "atari"}
 """The extras of recurrl, by the package that registers environments."""
 
-_CONFIGS = files("recurrl.configs")
 _NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
-_OWN = re.compile(f"{_NAME}:{_NAME}")
+_CUSTOM = re.compile(f"{_NAME}:{_NAME}")
 _ADVICE = "examples/extending has one of each kind."
 
 
@@ -56,14 +55,19 @@ def key_of(group: str) -> str:
     return "env.source" if group == "env" else f"{group}.name"
 
 
+def _typed_key(group: str) -> str:
+    """The key by which a choice is given on the command line."""
+    return "env.source" if group == "env" else group
+
+
 def names(group: str) -> tuple[str, ...]:
-    """The package's own factories of a group, in alphabetical order."""
+    """The package's factories of a group, in alphabetical order."""
     # By their files: importing the sources of environments would import torch.
     return _stems("envs/sources", ".py") if group == "env" else yaml_names(group)
 
 
 def yaml_names(group: str) -> tuple[str, ...]:
-    """The package's own yamls of a group, in alphabetical order."""
+    """The package's yamls of a group, in alphabetical order."""
     return _stems(f"configs/{group}", ".yaml")
 
 
@@ -73,29 +77,32 @@ def _stems(folder: str, suffix: str) -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(suffix) for name in found if name.endswith(suffix) and name[0] != "_"))
 
 
+def _yaml(name: str) -> dict[str, Any]:
+    """The content of a yaml of the package."""
+    return yaml.safe_load((files("recurrl.configs") / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
 def default_name(group: str) -> str:
     """The choice of a group that a run has by default."""
-    entries = yaml.safe_load((_CONFIGS / "train.yaml").read_text(encoding="utf-8"))["defaults"]
+    entries = _yaml("train")["defaults"]
     return next(entry[group] for entry in entries if isinstance(entry, dict) and group in entry)
 
 
 def values(group: str, name: str) -> dict[str, Any]:
     """The values in a yaml of the package, with those that it inherits."""
-    own = yaml.safe_load((_CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
-    for base in own.pop("defaults", ["_self_"]):
-        found |= own if base == "_self_" else values(group, base)
+    content, found = _yaml(f"{group}/{name}"), dict[str, Any]()
+    for base in content.pop("defaults", ["_self_"]):
+        found |= content if base == "_self_" else values(group, base)
     return found
 
 
 def top_values(name: str) -> dict[str, Any]:
-    """The values in a yaml of the package that chooses groups, without Hydra's own."""
-    found: dict[str, Any] = yaml.safe_load((_CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
-    return {key: value for key, value in found.items() if key not in ("defaults", "hydra")}
+    """The values in a yaml of the package that chooses groups, without Hydra's settings."""
+    return {key: value for key, value in _yaml(name).items() if key not in ("defaults", "hydra")}
 
 
-def own_values(group: str, name: str) -> dict[str, Any]:
-    """The values of a user's own choice that has no yaml.
+def custom_values(group: str, name: str) -> dict[str, Any]:
+    """The values of a custom choice that has no yaml.
 
     An option without a default in its dataclass has the value of the package's choice whose options it derives from, or
     else of the group's default (for environments: of ``gym``); "???" if that has none.
@@ -104,42 +111,39 @@ def own_values(group: str, name: str) -> dict[str, Any]:
         ConfigError: there is no such choice, or its factory does not name its options.
     """
     options = options_class(group, name)
-    bases = {cls: base for base, cls in packaged(group).items()}
-    bases[base_options(group)] = "gym" if group == "env" else default_name(group)
-    inherited = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases))
-    found = {}
-    for field in fields(options):
-        if field.default_factory is not MISSING:
-            found[field.name] = field.default_factory()
-        else:
-            found[field.name] = inherited.get(field.name, "???") if field.default is MISSING else field.default
+    bases = {base_options(group): "gym" if group == "env" else default_name(group)}
+    bases |= {cls: base for base, cls in packaged(group).items()}
+    found = values(group, next(bases[cls] for cls in options.__mro__ if cls in bases)) | {"name": name}
     if group == "env":
-        found |= {"source": name, "id": name.rpartition(":")[2] if found["id"] == "???" else found["id"]}
-    return found | {"name": name}
+        found |= {"source": name, "id": name.rpartition(":")[2]}
+    defaults = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(options)
+    }
+    return {key: found.get(key, "???") if default is MISSING else default for key, default in defaults.items()}
 
 
-def is_own(name: str) -> bool:
-    """True for a user's own, ``package.module:Name``."""
+def is_custom(name: str) -> bool:
+    """True for the name of a custom choice, ``package.module:Name``."""
     return ":" in name
 
 
 def check_name(group: str, name: str) -> None:
-    """Rejects a name that is neither one of the package's choices nor of the form of a user's own.
+    """Rejects a name that is neither one of the package's choices nor of the form of a custom one.
 
     Raises:
         ConfigError: with the choices.
     """
-    if name in names(group) or (group in ROOMS and is_own(name)):
-        return
-    raise unknown_choice(group, _typed(group), name, names(group))
+    if name not in names(group) and not (group in PACKAGES and is_custom(name)):
+        raise unknown_choice(group, _typed_key(group), name, names(group))
 
 
 def unknown_choice(group: str, key: str, name: str, known: Sequence[str]) -> ConfigError:
     """The error for ``key=name``, which does not exist, with the nearest of the known choices and all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     guess = f" Did you mean {key}={near[0]}?" if near else ""
-    own = ", or package.module:Name for one of your own" if group in ROOMS else ""
-    return ConfigError(f"{key}={name} does not exist.{guess} Choose one of: {', '.join(known)}{own}.")
+    custom = ", or package.module:Name for a custom one" if group in PACKAGES else ""
+    return ConfigError(f"{key}={name} does not exist.{guess} Choose one of: {', '.join(known)}{custom}.")
 
 
 def factory(group: str, name: str) -> Callable[..., Any]:
@@ -149,44 +153,44 @@ def factory(group: str, name: str) -> Callable[..., Any]:
         ConfigError: there is no such choice, module or name.
     """
     check_name(group, name)
-    target = name if is_own(name) else f"{ROOMS[group]}.{name}:make"
-    return load(target, f"{_typed(group)}={name}")
+    target = name if is_custom(name) else f"{PACKAGES[group]}.{name}:make"
+    return load(target, f"{_typed_key(group)}={name}")
 
 
-def load(target: str, asked: str) -> Any:
+def load(target: str, setting: str) -> Any:
     """The object that ``package.module:Name`` names. The current folder is searched too, after what is installed.
 
     Args:
         target: the module and the name in it.
-        asked: the key and value that ask for it, for the error.
+        setting: the key and value that name it, for the error.
 
     Raises:
         ConfigError: there is no such module, or no such name in it, or importing it fails.
     """
-    if _OWN.fullmatch(target) is None:
-        raise ConfigError(f"{asked} is not of the form package.module:Name, such as my_package.elman:Elman.")
+    if _CUSTOM.fullmatch(target) is None:
+        raise ConfigError(f"{setting} is not of the form package.module:Name, such as my_package.elman:Elman.")
     module_name, _, name = target.partition(":")
-    module = import_own(module_name, asked)
+    module = import_custom(module_name, setting)
     try:
         return attrgetter(name)(module)
     except AttributeError as error:
-        raise ConfigError(f"{asked}: the module {module_name} has no {name}. It is at {module.__file__}.") from error
+        raise ConfigError(f"{setting}: the module {module_name} has no {name}. It is at {module.__file__}.") from error
 
 
-def import_own(module_name: str, asked: str) -> ModuleType:
+def import_custom(module_name: str, setting: str) -> ModuleType:
     """A module or package that the configuration names, installed or in the current folder.
 
     Args:
         module_name: its dotted name.
-        asked: the key and value that name it, for the error.
+        setting: the key and value that name it, for the error.
 
     Raises:
         ConfigError: it does not exist, or importing it fails; with the command that installs an extra of recurrl.
     """
     top = module_name.partition(".")[0]
-    # An extra is never taken from the current folder: in a downloaded one, nobody expects such a file.
+    # An extra is never imported from the current folder: in a downloaded one, nobody expects such a file.
     if top in EXTRAS and importlib.util.find_spec(top) is None:
-        raise ConfigError(f"{asked} needs the package {top}. Install it with: pip install 'recurrl[{EXTRAS[top]}]'")
+        raise ConfigError(f"{setting} needs the package {top}. Install it with: pip install 'recurrl[{EXTRAS[top]}]'")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # last, to hide no installed module
@@ -195,15 +199,15 @@ def import_own(module_name: str, asked: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"{asked}: there is no module {error.name}. Install its package, or run from the folder it is in."
+                f"{setting}: there is no module {error.name}. Install its package, or run from the folder it is in."
             ) from error
         extra = f", for example with: pip install 'recurrl[{error.name}]'" if module_name.startswith("recurrl.") else ""
         raise ConfigError(
-            f"{asked} needs the module {error.name}, which is not installed. Install it{extra}."
+            f"{setting} needs the module {error.name}, which is not installed. Install it{extra}."
         ) from error
     except Exception as error:  # a module may raise anything
         raise ConfigError(
-            f"{asked}: importing {module_name} fails with {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows "
+            f"{setting}: importing {module_name} fails with {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows "
             "where."
         ) from error
 
@@ -224,13 +228,13 @@ def options_class(group: str, name: str) -> type:
     """
     base = base_options(group)
     check_name(group, name)
-    if not is_own(name):
+    if not is_custom(name):
         return packaged(group).get(name, base)
-    return _annotated(factory(group, name), base, f"{_typed(group)}={name}")
+    return _annotation(factory(group, name), base, f"{_typed_key(group)}={name}")
 
 
 def packaged(group: str) -> Mapping[str, type]:
-    """The choices of the package that have a dataclass of their own in :mod:`recurrl.config`, by name."""
+    """The choices of the package that have a dataclass in :mod:`recurrl.config`, by name."""
     base = base_options(group)
     classes = {
         cls.__name__.removesuffix("Config").lower(): cls
@@ -240,23 +244,17 @@ def packaged(group: str) -> Mapping[str, type]:
     return {name: classes[key] for name in names(group) if (key := name.replace("_", "").lower()) in classes}
 
 
-def _typed(group: str) -> str:
-    """How a choice is typed on the command line."""
-    return "env.source" if group == "env" else group
-
-
-def _annotated(make: Callable[..., Any], base: type, asked: str) -> type:
+def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
     """The annotation of a factory's first parameter."""
     try:
         hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
-        parameters = list(inspect.signature(make).parameters)
+        found = next((hints.get(name) for name in inspect.signature(make).parameters), None)
     except (AttributeError, NameError, TypeError, ValueError) as error:
-        raise ConfigError(f"{asked}: the parameters of its factory cannot be read: {error}. {_ADVICE}") from error
-    found = hints.get(parameters[0]) if parameters else None
+        raise ConfigError(f"{setting}: the parameters of its factory cannot be read: {error}. {_ADVICE}") from error
     if not (inspect.isclass(found) and is_dataclass(found) and issubclass(found, base)):
         raise ConfigError(
-            f"{asked}: the first parameter of its factory must be annotated with a dataclass derived from "
-            f"recurrl.config.{base.__name__}, its options; it is {getattr(found, '__name__', 'not annotated')}. "
+            f"{setting}: the first parameter of its factory must be annotated with a dataclass derived from "
+            f"recurrl.config.{base.__name__}, its options (got {getattr(found, '__name__', 'no annotation')}). "
             f"{_ADVICE}"
         )
     return found

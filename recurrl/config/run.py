@@ -111,11 +111,6 @@ class PretrainConfig:
 class RanksConfig:
     """Processes started by torchrun, which share a run."""
 
-    backend: str = option(
-        "what averages gradients: gloo, nccl (GPUs), or auto (nccl on GPUs, otherwise gloo)",
-        choices=("auto", "gloo", "nccl"),
-        only_with=RANKS,
-    )
     timeout_s: float = option(
         "seconds that a rank waits for the others before all end; rank 0's evaluations count", SECONDS, only_with=RANKS
     )

@@ -8,7 +8,7 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.config import CellConfig, TrainConfig
 from recurrl.config.cell import NO_CELL, BackendConfig
-from recurrl.config.plugins import factory, is_own
+from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION
 from recurrl.policy.encoders.checked import make_encoder
@@ -107,7 +107,7 @@ def make_backend(options: BackendConfig) -> str | Backend:
     Raises:
         ConfigError: there is no such backend, or it is not one.
     """
-    if not is_own(options.name):
+    if not is_custom(options.name):
         return options.name
     backend: Backend = factory("backend", options.name)(options)
     missing = [name for name in ("controls_matmul_precision", "supports", "sequence") if not hasattr(backend, name)]

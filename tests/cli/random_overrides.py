@@ -9,11 +9,11 @@ from typing import Any
 
 import recurrl.configs
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import GROUPS, ROOMS, names, packaged
+from recurrl.config.plugins import GROUPS, PACKAGES, names, packaged
 
 FOUND = [
     *keys_of(),
-    *(one for group in ROOMS for options in packaged(group).values() for one in keys_of(options, f"{group}.")),
+    *(one for group in PACKAGES for options in packaged(group).values() for one in keys_of(options, f"{group}.")),
 ]
 OPTIONS = [(key, kind, meaning) for key, kind, meaning in FOUND if not is_dataclass(kind)]
 
@@ -70,7 +70,7 @@ FLOATS = (
     "1e300",
 )
 STRINGS = {
-    **{key: (*meaning.choices, *meaning.removed) for key, _, meaning in OPTIONS if meaning.choices},
+    **{key: meaning.choices for key, _, meaning in OPTIONS if meaning.choices},
     **{f"{group}.name": (*names(group), "nonesuch", "json:dumps") for group in GROUPS},
     "env.source": ("gymnasium", "_spaces", "os"),
     "env.id": (

@@ -60,7 +60,7 @@ def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale
     ("overrides", "sentence"),
     [
         (["cel=gru"], "Unknown configuration key 'cel'. Did you mean cell?"),
-        (["slice_len=5"], "slice_len=5 does not divide a row of "),
+        (["slice_len=5"], "slice_len must be a divisor of "),
         (["resume=outputs"], "recurrl-check checks new runs; "),
         (["cell=gru,lstm"], "Ambiguous value for argument 'cell=gru,lstm'"),
     ],

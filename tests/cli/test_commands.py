@@ -143,12 +143,11 @@ def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
     assert train(f"{name}=1").error == f"Unknown configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
 
 
-def test_a_yaml_without_the_one_it_builds_on_is_refused_with_all_that_it_lacks(train, tmp_path):
+def test_a_yaml_without_the_one_it_builds_on_is_refused_with_what_it_lacks(train, tmp_path):
     (tmp_path / "mine" / "env").mkdir(parents=True)
     (tmp_path / "mine" / "env" / "maze.yaml").write_text("name: maze\nsource: gymnasium\nid: CartPole-v1\n")
     error = train("--config-dir", "mine", "env=maze").error
-    assert "The configuration group 'env' lacks" in error
-    assert "num_envs" in error
+    assert "'env.num_envs' is required" in error
     assert "defaults: [gym, _self_]" in error
 
 

@@ -40,15 +40,6 @@ def wait_for_frames(run: Path) -> None:
         time.sleep(0.05)
 
 
-def test_runs_that_start_in_the_same_second_have_directories_of_their_own(train, tiny, tmp_path):
-    stamp = "hydra.run.dir=outputs/${now:%Y}"
-    for _ in range(3):
-        outcome = train(*tiny, stamp)
-        assert outcome.code == 0, outcome.err
-    year = time.strftime("%Y")
-    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == [year, f"{year}-2", f"{year}-3"]
-
-
 @pytest.mark.parametrize(
     "count", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)]
 )

@@ -13,7 +13,7 @@ from run_files import summary
 
 from recurrl import evaluation
 from recurrl.checkpoint import files
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 
 
 def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, finished_run):
@@ -42,7 +42,7 @@ def test_evaluating_without_memory_prints_what_the_run_itself_found(evaluate, fi
 def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evaluate, tiny):
     assert train(*tiny, "cell=none", "hydra.run.dir=run").code == 0
     assert evaluate("run", "--memory").error == (
-        "--memory concerns recurrent states, but the policy of run has none. Leave it out."
+        "--memory needs recurrent states, but the policy of run has none. Leave it out."
     )
 
 
@@ -79,14 +79,14 @@ def test_evaluating_what_is_no_run_is_refused(evaluate, name, sentence):
 
 
 def test_evaluating_no_episodes_is_refused(evaluate, finished_run):
-    assert evaluate(finished_run, "--episodes", 0).err == "error: --episodes 0 is too small. Give at least 1.\n"
+    assert evaluate(finished_run, "--episodes", 0).err == "error: --episodes must be at least 1 (got 0).\n"
 
 
 def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     outcome = evaluate(finished_run, "--device", "cuda")
     assert outcome.code == 1
-    assert outcome.error.startswith("device=cuda was requested, but torch ")
+    assert outcome.error.startswith("device must be one of the 0 CUDA devices that torch ")
 
 
 def found_in(outcome) -> list[dict]:

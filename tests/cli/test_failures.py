@@ -9,9 +9,9 @@ import gymnasium
 import pytest
 from run_files import SUMMARY_KEYS, metrics, summary
 
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import ROOMS, packaged
+from recurrl.config.plugins import PACKAGES, packaged
 from recurrl.learning.learner import Learner
 
 REFUSAL = (
@@ -51,7 +51,7 @@ def test_a_refused_run_prints_one_error_message(train):
 
 
 def test_the_keys_that_take_a_path_are_known():
-    of_groups = (keys_of(options, f"{group}.") for group in ROOMS for options in packaged(group).values())
+    of_groups = (keys_of(options, f"{group}.") for group in PACKAGES for options in packaged(group).values())
     keys = (each for some in (keys_of(), *of_groups) for each in some)
     takes_a_path = re.compile(r"\b(a folder of|this folder|a run directory)\b")
     found = {key for key, _, meaning in keys if takes_a_path.search(meaning.text)}

@@ -101,7 +101,7 @@ def test_a_sweep_over_a_choice_of_the_package_and_one_of_the_users_own(train, ti
 @pytest.mark.parametrize(
     ("override", "error"),
     [
-        ("logger.share=2", "logger.share=2.0 is out of range. Give a number from 0 to 1."),
+        ("logger.share=2", "logger.share must be a number from 0 to 1 (got 2.0)."),
         (
             "logger.share=much",
             "The configuration key 'logger.share': Value 'much' of type 'str' could not be converted",

@@ -266,5 +266,5 @@ def test_torchrun_trains_two_ranks_as_the_readme_says(tiny, tmp_path, arguments)
     odd = ("env.num_envs=33", "frames_per_batch=1056", "minibatch_slices=3")
     refused = called(*odd, f"hydra.run.dir={tmp_path / 'refused'}")
     assert refused.returncode == 1
-    assert "error: env.num_envs=33, which is of all ranks together, does not divide among 2 ranks" in refused.stderr
+    assert "error: env.num_envs must be a multiple of 2 ranks (got 33)" in refused.stderr
     assert not (tmp_path / "refused").exists()

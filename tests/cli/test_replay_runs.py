@@ -63,19 +63,18 @@ def test_what_replay_does_shows_in_the_update(train, tiny, tmp_path):
     [
         (
             ["buffer=replay", "algorithm.advantage=gae"],
-            "buffer=replay learns from what older weights collected, but the advantages of algorithm=ppo are not "
-            "corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+            "buffer must be on_policy with algorithm=ppo as configured (got replay), because its advantages are not "
+            "corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "collector=multi_async"],
-            "buffer=replay keeps each environment's steps in their order, but with collector=multi_async an "
-            "iteration's rows come from whichever worker is ready. Choose collector=single or multi_sync, or "
-            "buffer=on_policy.",
+            "collector must be single or multi_sync with buffer=replay, which keeps each environment's steps in their "
+            "order (got multi_async). Choose one, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "algorithm=grpo"],
-            "buffer=replay learns from what older weights collected, but the advantages of algorithm=grpo are not "
-            "corrected for that. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+            "buffer must be on_policy with algorithm=grpo as configured (got replay), because its advantages are not "
+            "corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "buffer.frames=1000"],
@@ -84,7 +83,7 @@ def test_what_replay_does_shows_in_the_update(train, tiny, tmp_path):
         ),
         (
             ["buffer=replay", "buffer.replay_ratio=1"],
-            "buffer.replay_ratio=1 is out of range. Give an integer from 2 to 1_000.",
+            "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1).",
         ),
     ],
 )

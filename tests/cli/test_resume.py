@@ -13,7 +13,7 @@ from run_files import learning_rates, metrics, settings, summary, without_times
 from recurrl import checkpoint
 from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +281,6 @@ def test_going_on_from_a_run_without_a_checkpoint_is_refused(refused, finished_r
 
 def test_going_on_with_nothing_left_to_do_is_refused(refused, finished_run):
     assert refused(f"resume={finished_run}") == (
-        f"resume={finished_run} is already at 64 frames, so total_frames=64 leaves nothing to do. Give total_frames of "
-        "at least 96."
+        f"total_frames must be at least 96 (got 64), because resume={finished_run} is already at 64 frames. Give more "
+        "total_frames."
     )

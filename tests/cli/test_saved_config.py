@@ -20,7 +20,7 @@ from hostile_runs import PACKAGE
 from omegaconf import OmegaConf
 from run_files import metrics, settings
 
-from recurrl.cli import evaluate_run as evaluate_command
+from recurrl import evaluation
 from recurrl.config.composed import chosen_options
 from recurrl.config.keys import keys_of
 from recurrl.evaluation import evaluate_many
@@ -89,7 +89,7 @@ def test_a_folder_in_place_of_the_configuration_is_named(run, said):
     [
         ("epochs", "many", "The configuration key 'epochs'"),
         ("nonesuch", 1, "Unknown configuration key 'nonesuch'."),
-        ("env", {"name": "gym"}, "The configuration group 'env' lacks"),
+        ("env", {"name": "gym"}, "is required and has no value."),
         ("cell", {"name": "gru", "hidden_size": [1], "num_layers": 1}, "The configuration key 'cell.hidden_size'"),
     ],
 )
@@ -98,19 +98,6 @@ def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, said, key, 
     for name, error in said(run).items():
         assert told in error, name
         assert str(run) in error, name
-
-
-def test_a_run_without_a_group_that_its_version_did_not_have_says_what_to_add(run, said, train):
-    saved = settings(run)
-    del saved["buffer"]
-    (run / "config.yaml").write_text(yaml.dump(saved), encoding="utf-8")
-    for name, error in said(run).items():
-        assert "has no group 'buffer'" in error, name
-        assert "Add buffer=on_policy, the default, to the command line" in error, name
-        assert str(run) in error, name
-    assert train(f"resume={run}", "total_frames=96", "buffer=on_policy", "hydra.run.dir=out").code == 0
-    (run / "config.yaml").write_text(yaml.dump(saved) + "\nbuffer: {'name': 'on_policy'}\n", encoding="utf-8")
-    assert train(f"resume={run}", "total_frames=96", "hydra.run.dir=another").code == 0
 
 
 @pytest.mark.slow
@@ -126,7 +113,7 @@ def test_every_value_out_of_range_is_named_with_the_file(train, run):
         (run / "config.yaml").write_text(yaml.dump(spoilt), encoding="utf-8")
         outcome = train(f"resume={run}", "total_frames=96")
         if key != "total_frames":  # which the command line has
-            assert re.search(r"=-7(\.0)? is out of range", outcome.error), (key, outcome.err)
+            assert re.search(r"must be .* \(got -7(\.0)?\)", outcome.error), (key, outcome.err)
             assert str(run) in outcome.error, key
         tried.append(key)
     assert {"frames_per_batch", "epochs", "env.num_envs", "algorithm.gamma"} < set(tried)
@@ -230,8 +217,11 @@ def test_a_yaml_of_ones_own_names_its_packages(train, tiny, package, tmp_path):
             {"wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
             "names code that would be imported and executed: gymnasium.wrappers:RecordVideo with {'video_folder'",
         ),
-        ({"wrappers": [3]}, "config.yaml: env.wrappers holds 3. Give package.module:Wrapper, or"),
-        ({"wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]}, "config.yaml: env.wrappers holds {'wrapper': ["),
+        ({"wrappers": [3]}, "config.yaml: env.wrappers must hold package.module:Wrapper or"),
+        (
+            {"wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]},
+            "config.yaml: env.wrappers must hold package.module:Wrapper or",
+        ),
         ({"wrappers": f"{PACKAGE}:Outer"}, "The configuration key 'env.wrappers' must be a list."),
         (
             {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
@@ -273,7 +263,7 @@ def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, p
 def test_evaluating_uses_the_threads_of_the_run(evaluate, run, monkeypatch):
     used = []
     monkeypatch.setattr(
-        evaluate_command, "evaluate_many", lambda *given: used.append(torch.get_num_threads()) or evaluate_many(*given)
+        evaluation, "evaluate_many", lambda *options: used.append(torch.get_num_threads()) or evaluate_many(*options)
     )
     torch.set_num_threads(2)
     try:

@@ -8,6 +8,7 @@ import re
 import time
 
 from recurrl.cli.sweep_display import display
+
 from recurrl.tracking.progress import SWITCH
 
 

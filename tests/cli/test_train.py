@@ -14,7 +14,7 @@ from recurrl.config import TrainConfig
 
 def test_the_console_command_writes_a_run_directory_below_the_folder_it_is_called_in(console_run, console_call):
     assert re.fullmatch(
-        r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", console_run.relative_to(console_call.folder).as_posix()
+        r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-\d{6}", console_run.relative_to(console_call.folder).as_posix()
     )
     assert [path.name for path in console_call.folder.iterdir()] == ["outputs"]
     contents = {path.name for path in console_run.iterdir()}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from recurrl.cli.overrides import given_keys
+from recurrl.cli.overrides import explicit_keys
 
 CELL = "a cell other than none"
 CLIPPED = "a clipped objective (of ppo, algorithm.objective=clip)"
@@ -20,7 +20,7 @@ BY_THE_CONFIGURATION = [
     ((), "algorithm.kl_coeff=2.0", "algorithm.objective=kl"),
     ((), "burn_in_len=4", "state=burn_in"),
     ((), "recompute.chunk_len=4", "recompute=chunk"),
-    ((), "env.name=mine", "a yaml of your own in a folder env"),
+    ((), "env.name=mine", "a custom yaml in a folder env"),
     (("lr_schedule=adaptive",), "lr_final_fraction=0.5", "lr_schedule=linear"),
     (("algorithm.objective=kl",), "algorithm.clip_epsilon=0.1", CLIPPED),
     (("algorithm.objective=plain",), "algorithm.clip_final_fraction=0.5", CLIPPED),
@@ -49,8 +49,7 @@ BY_THE_SPACES = [
 @pytest.mark.parametrize(("overrides", "given", "goes_with"), BY_THE_CONFIGURATION)
 def test_a_value_that_has_no_effect_is_refused_with_what_it_goes_with(refused, overrides, given, goes_with):
     assert refused("device=cpu", *overrides, given) == (
-        f"{given.replace('_000', '000')} has no effect here: it goes with {goes_with}. Leave it out, or choose "
-        f"{goes_with}."
+        f"{given.replace('_000', '000')} has no effect without {goes_with}. Leave it out, or choose {goes_with}."
     )
 
 
@@ -59,7 +58,7 @@ def test_a_value_that_has_no_effect_in_the_environment_is_refused_before_anythin
     recurrl_train, recurrl_check, compose_untyped, tmp_path, env, given, goes_with
 ):
     env_id = compose_untyped(f"env={env}").env.id
-    expected = f"{given} has no effect here: it goes with {goes_with}, and env.id={env_id} has none. Leave it out."
+    expected = f"{given} has no effect without {goes_with}, which env.id={env_id} does not have. Leave it out."
     outcome = recurrl_train("device=cpu", f"env={env}", given, cwd=tmp_path)
     assert outcome.error == expected
     assert list(tmp_path.iterdir()) == []
@@ -76,7 +75,7 @@ def test_what_the_user_gave_is_on_the_command_line_or_in_a_yaml_of_their_own(
     search = f"hydra.searchpath=[file://{tmp_path}]"
 
     def given(*overrides: str) -> set[str]:
-        return given_keys(compose_untyped(search, *overrides), overrides)
+        return explicit_keys(compose_untyped(search, *overrides), overrides)
 
     assert given() == set()
     assert given("lr=2e-3", "backend=scan", "+env.kwargs.a=1") == {"lr", "backend.name", "env.kwargs.a"}
@@ -106,7 +105,7 @@ def test_a_value_that_a_resumed_run_had_is_left_alone_and_one_that_is_given_is_n
 ):
     ours = (f"resume={finished_run}", "lr_schedule=adaptive", "total_frames=96", "hydra.run.dir=run")
     error = recurrl_train(*ours, "lr_final_fraction=0.2", cwd=tmp_path).error
-    assert error.startswith("lr_final_fraction=0.2 has no effect here: it goes with lr_schedule=linear.")
+    assert error.startswith("lr_final_fraction=0.2 has no effect without lr_schedule=linear.")
     outcome = recurrl_train(*ours, cwd=tmp_path)  # the run had lr_final_fraction=0.1
     assert outcome.code == 0, outcome.err
 
@@ -114,4 +113,4 @@ def test_a_value_that_a_resumed_run_had_is_left_alone_and_one_that_is_given_is_n
 def test_of_a_sweep_the_jobs_in_which_a_value_has_no_effect_are_refused(recurrl_train, tiny, tmp_path):
     outcome = recurrl_train("-m", *tiny, "cell=none,gru", "backend=scan", cwd=tmp_path)
     assert "1 of 2 jobs completed" in outcome.err
-    assert "backend=scan has no effect here" in outcome.err
+    assert "backend=scan has no effect" in outcome.err

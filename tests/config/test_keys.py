@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from recurrl.config.composed import chosen_options
-from recurrl.config.keys import check_key, differences, key_paths, paths_of, typed_value
-from recurrl.config.plugins import GROUPS, ROOMS, names, options_class, packaged
+from recurrl.config.composed import chosen_options, paths_of
+from recurrl.config.keys import check_key, differences, key_paths
+from recurrl.config.plugins import GROUPS, PACKAGES, names, options_class, packaged
 from recurrl.errors import ConfigError
 
 OF_ANOTHER_CHOICE = [
     (group, owner, key)
-    for group in ROOMS
+    for group in PACKAGES
     if group != "env"
     for owner, options in packaged(group).items()
     for key in key_paths(options, f"{group}.")
@@ -26,11 +26,6 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
         composed = compose_untyped(f"{group}={name}")
         known = key_paths(chosen=chosen_options(composed))
         assert set(paths_of(OmegaConf.to_container(composed), known)) == set(known)
-
-
-def test_the_value_behind_a_dotted_key_is_that_of_its_group(defaults):
-    assert typed_value(defaults, "seed") == defaults.seed
-    assert typed_value(defaults, "cell.hidden_size") == defaults.cell.hidden_size
 
 
 @pytest.mark.parametrize(

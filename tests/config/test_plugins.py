@@ -11,7 +11,7 @@ import pytest
 
 from recurrl.config import CellConfig
 from recurrl.config.options import option
-from recurrl.config.plugins import ROOMS, base_options, factory, names, options_class, own_values, values
+from recurrl.config.plugins import PACKAGES, base_options, custom_values, factory, names, options_class, values
 from recurrl.errors import ConfigError
 
 ELMAN = """
@@ -81,9 +81,9 @@ def test_a_module_in_the_current_folder_does_not_hide_an_installed_one(tmp_path,
         ("own_package.needy:Cell", " needs the module nonesuch_package, which is not installed. Install it."),
         ("own_package.circular:Cell", "importing own_package.circular fails with ImportError: cannot import name"),
         ("own_package.value:Cell", "importing own_package.value fails with ValueError: no."),
-        ("own_package.elman:without", "its options; it is not annotated. examples/extending"),
-        ("own_package.elman:nothing", "its options; it is not annotated."),
-        ("own_package.elman:plain", "derived from recurrl.config.CellConfig, its options; it is int."),
+        ("own_package.elman:without", "its options (got no annotation). examples/extending"),
+        ("own_package.elman:nothing", "its options (got no annotation)."),
+        ("own_package.elman:plain", "derived from recurrl.config.CellConfig, its options (got int)."),
         ("own_package.elman:unknown", "the parameters of its factory cannot be read: name 'Nonesuch' is not defined."),
         ("own_package.elman:misspelt", "the parameters of its factory cannot be read: "),
         ("own_package.elman:NUMBER", "the parameters of its factory cannot be read: "),
@@ -107,7 +107,7 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("group", [group for group in ROOMS if group != "cell"])
+@pytest.mark.parametrize("group", [group for group in PACKAGES if group != "cell"])
 def test_options_of_another_group_are_rejected(package, group):
     package("elman", ELMAN)
     with pytest.raises(ConfigError, match=f"derived from recurrl.config.{base_options(group).__name__}, its options"):
@@ -122,7 +122,7 @@ def test_a_group_without_factories_takes_no_choice_of_ones_own(group):
 
 def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(package):
     package("elman", ELMAN)
-    assert own_values("cell", "own_package.elman:Elman") == {
+    assert custom_values("cell", "own_package.elman:Elman") == {
         **values("cell", "gru"),
         "name": "own_package.elman:Elman",
         "leak": 1.0,
@@ -131,7 +131,7 @@ def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(pac
 
 def test_a_source_of_ones_own_has_the_values_of_env_gym_and_its_name_as_the_id():
     name = "my_package.corridor:Corridor"
-    found, inherited = own_values("env", name), values("env", "gym")
+    found, inherited = custom_values("env", name), values("env", "gym")
     assert (found["name"], found["source"], found["id"]) == (name, name, "Corridor")
     for key in ("mask", "num_envs", "reward_scale", "packages"):
         assert found[key] == inherited[key]
@@ -146,7 +146,7 @@ def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(pack
         f"@dataclass\nclass Mine({base}):\n    width: int = option('a width')\n"
         "def make(options: Mine, policy): ...\n",
     )
-    found = own_values("algorithm", "own_package.mine:make")
+    found = custom_values("algorithm", "own_package.mine:make")
     inherited = values("algorithm", name)
     keys = {field.name for field in fields(options_class("algorithm", "own_package.mine:make"))}
     assert found.keys() == keys
@@ -164,7 +164,7 @@ def test_a_default_that_is_a_list_is_not_shared():
     assert second.sizes == [1]
 
 
-@pytest.mark.parametrize("group", ROOMS)
+@pytest.mark.parametrize("group", PACKAGES)
 def test_an_unknown_choice_is_rejected_with_those_of_the_package(group):
     with pytest.raises(ConfigError) as caught:
         factory(group, "nonesuch")

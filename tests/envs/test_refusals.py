@@ -54,7 +54,7 @@ def test_a_package_that_is_an_extra_of_recurrl_is_rejected_with_the_extra(refuse
 
 
 def test_a_negative_index_in_the_mask_is_rejected(refusal):
-    assert refusal({"env.mask": [1, -1]}) == ("env.mask[1]=-1 is out of range. Give an integer from 0.")
+    assert refusal({"env.mask": [1, -1]}) == "env.mask[1] must be an integer from 0 (got -1)."
 
 
 @pytest.mark.parametrize("mask", [[4], [0, 1, 2, 3]], ids=str)

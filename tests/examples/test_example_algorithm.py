@@ -44,7 +44,7 @@ def test_an_own_algorithm_resumes_and_is_evaluated(train, tiny, tmp_path, recurr
 
 
 def test_options_of_an_own_algorithm_are_checked_and_can_be_explained(train, tiny):
-    assert "algorithm.trust_coeff=-1.0 is out of range" in train(*OWN, *tiny, "algorithm.trust_coeff=-1").error
+    assert "algorithm.trust_coeff must be" in train(*OWN, *tiny, "algorithm.trust_coeff=-1").error
     assert "Did you mean algorithm.trust_coeff" in train(*OWN, *tiny, "algorithm.trust_coef=1").error
     assert "# weight of the squared log-ratio" in train("--cfg", "job", *OWN).out
 

@@ -26,4 +26,4 @@ def test_an_own_buffer_trains_and_resumes_and_its_option_counts(recurrl_train, t
 
 def test_an_option_out_of_range_is_refused(recurrl_train, tiny, tmp_path):
     outcome = recurrl_train(*tiny, OWN, "buffer.exponent=2", f"hydra.run.dir={tmp_path / 'run'}", cwd=EXTENDING)
-    assert outcome.error == "buffer.exponent=2.0 is out of range. Give a number from 0 to 1."
+    assert outcome.error == "buffer.exponent must be a number from 0 to 1 (got 2.0)."

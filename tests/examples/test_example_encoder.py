@@ -56,7 +56,7 @@ def test_its_option_is_explained_and_checked(recurrl_train: Callable[..., Any]) 
         "  frequencies: 32                   # random frequencies, each of which gives a sine and a cosine" in printed
     )
     refusal = recurrl_train(*BY_NAME, "encoder.frequencies=0", cwd=EXTENDING).error
-    assert refusal == "encoder.frequencies=0 is out of range. Give an integer from 1 to 65_536."
+    assert refusal == "encoder.frequencies must be an integer from 1 to 65_536 (got 0)."
 
 
 def test_what_it_cannot_encode_is_rejected_by_name(recurrl_train: Callable[..., Any], tiny: list[str]) -> None:

@@ -87,7 +87,7 @@ def test_it_is_checked_without_training(recurrl_check: Callable[..., Any], tiny:
 @pytest.mark.parametrize(
     ("override", "error"),
     [
-        ("env.length=0", "env.length=0 is out of range. Give an integer from 1 to 1_000."),
+        ("env.length=0", "env.length must be an integer from 1 to 1_000 (got 0)."),
         ("env.lenght=3", "Unknown configuration key 'env.lenght'. Did you mean env.length"),
         ("env.kwargs.length=3", 'does not support env.kwargs={"length": 3}. Give env.kwargs={}.'),
         ("env.vectorization=vector_entry_point", "does not support env.vectorization=vector_entry_point. Give env."),

@@ -18,7 +18,7 @@ import yaml
 import recurrl
 from recurrl.checkpoint.files import _canonical
 from recurrl.cli import export as export_command
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.hub_run import write_hub_folder
 from recurrl.errors import ConfigError
 from recurrl.export.card import Card
@@ -179,7 +179,7 @@ def test_a_folder_is_written_whole_or_not_at_all(
     (tmp_path / "full" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_text("")
     for taken in ("full", "file"):
-        with pytest.raises(ConfigError, match="already holds something"):
+        with pytest.raises(ConfigError, match="is not empty"):
             write_hub_folder(finished_run, tmp_path / taken)
     with pytest.raises(ConfigError, match="--license MIT license is neither a file nor the identifier"):
         write_hub_folder(finished_run, tmp_path / "made", license="MIT license")

@@ -218,6 +218,6 @@ def test_a_mask_of_actions_is_not_the_critics_alone(configure: Callable[..., Tra
 def test_a_critic_on_the_actors_trunk_cannot_see_more(recurrl_train: Any, tiny: list[str], tmp_path: Path) -> None:
     outcome = recurrl_train(*tiny, SEES, cwd=tmp_path)
     assert outcome.error == (
-        'algorithm.critic_observation=["hidden"] has no effect here: it goes with algorithm.critic=recurrent or '
+        'algorithm.critic_observation=["hidden"] has no effect without algorithm.critic=recurrent or '
         "feedforward. Leave it out, or choose algorithm.critic=recurrent or feedforward."
     )

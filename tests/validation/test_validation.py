@@ -1,33 +1,246 @@
-"""All rules of a configuration together."""
+"""The rules of a configuration: what violates one is an error that says what to do, and what that advises is fine."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
+import torch
+from my_package.elman_cell import ElmanConfig
 
-from recurrl.validation import check_config
+from recurrl.config.collector import MultiSyncConfig, RayConfig
+from recurrl.errors import ConfigError
+
+GRPO = ("experiment=cartpole_grpo",)
+BURN_IN = {"state": "burn_in", "burn_in_len": 4, "slice_len": 8, "minibatch_slices": 8}
+ONE_FRAME = {"slice_len": 1, "minibatch_slices": 1}
+ONE_FRAME_A_BATCH = {**ONE_FRAME, "env.num_envs": 1, "frames_per_batch": 1}
+MINIBATCH = "algorithm.normalize_advantage"
+HUGE = {"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7}
+ELMAN = ElmanConfig(name="my_package.elman_cell:Elman", hidden_size=8, num_layers=1)
+WORKERS: dict[str, Any] = {"timeout_s": None, "on_fault": "raise"}
 
 
-def test_the_defaults_are_valid(compose):
-    check_config(compose())
+def workers(number: int) -> MultiSyncConfig:
+    return MultiSyncConfig(name="multi_sync", num_workers=number, **WORKERS)
 
 
-def test_values_that_do_not_go_together_are_refused_at_the_command_line(refused):
-    assert refused("recompute=full", "backend=pad").startswith("recompute=full is not possible with backend=pad, ")
+def ray(address: str | None) -> RayConfig:
+    sizes = {"ahead": 0, "cpus_per_worker": 1.0, "gpus_per_worker": 0.0, "object_store_mb": 512}
+    return RayConfig(name="ray", num_workers=2, address=address, start_timeout_s=None, **sizes, **WORKERS)
 
 
-def test_a_logger_whose_package_is_not_installed_is_rejected_with_what_to_install(refused, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard" or "tracking.tensor" in name]:
+def shown(value: object) -> str:
+    """Changes as they would be typed; nothing for what else a test has as a parameter."""
+    return " ".join(f"{key}={new}" for key, new in value.items()) if isinstance(value, dict) else ""
+
+
+ERRORS = [
+    # Batches
+    ({"slice_len": 64}, "slice_len must be a divisor of the 32 steps of a row (frames_per_batch / env.num_envs)"),
+    ({"slice_len": 5}, "Give one of: 1, 2, 4, 8, 16, 32."),
+    (HUGE, "Give one of: 1, 2, 4, 5, 8, 10,"),
+    ({"minibatch_slices": 5}, "minibatch_slices must be a divisor of the 32 slices of an iteration"),
+    ({"minibatch_slices": 64}, "Give one of: 1, 2, 4, 8, 16, 32."),
+    ({"frames_per_batch": 1000}, "must be a multiple of env.num_envs=32 (got 1000). Give frames_per_batch=992, for"),
+    ({"frames_per_batch": 8}, "Give frames_per_batch=32, for example."),
+    ({"total_frames": 1023}, "total_frames must be at least one iteration of frames_per_batch=1024 (got 1023)."),
+    # Normalisation
+    ({"env.reward_scale": 0.1}, "env.reward_scale must be 1 with env.normalize_reward=true"),
+    ({**ONE_FRAME, MINIBATCH: "minibatch"}, "algorithm.normalize_advantage"),
+    ({**ONE_FRAME_A_BATCH, MINIBATCH: "batch"}, "algorithm.normalize_advantage"),
+    # States
+    *(
+        ({**BURN_IN, "state": state, "cell.name": "none"}, f"state must be stored with cell=none (got {state}).")
+        for state in ("zero", "refresh", "burn_in")
+    ),
+    *(
+        ({"state": state, "burn_in_len": 4}, "burn_in_len=4 has no effect without state=burn_in.")
+        for state in ("stored", "zero", "refresh")
+    ),
+    ({**BURN_IN, "burn_in_len": None}, "burn_in_len must be at least 1 and less than slice_len=8 with state=burn_in"),
+    ({**BURN_IN, "burn_in_len": 8}, "(got 8). Give burn_in_len=4, or a larger slice_len."),
+    ({**BURN_IN, "slice_len": 32}, "slice_len must be less than the 32 steps of a row with state=burn_in (got 32)."),
+    # Devices
+    *(
+        ({"device": device}, f"device must be known to torch (got {device}). Choose auto, cpu, cuda or cuda:0.")
+        for device in ("nonsense", "0", "cpu:x", "")
+    ),
+    *(
+        ({"device": device}, f"device must be a CPU or a CUDA device (got {device}).")
+        for device in ("meta", "mps", "xla")
+    ),
+    # The recurrent layer
+    ({"cell.name": "none", "backend.name": "triton"}, "backend=triton has no effect"),
+    ({"recompute.name": "full", "backend.name": "pad"}, "recompute=full is not possible with backend=pad"),
+    ({"recompute.name": "full", "backend.name": "reference"}, "recompute=full is not possible with backend=reference"),
+    ({"recompute.name": "chunk", "recompute.chunk_len": 0}, "chunk_len=0"),
+    ({"backend.name": "triton"}, "backend=triton needs a CUDA device"),
+    ({"backend.name": "triton", "cell.hidden_size": 2048}, "hidden_size=2048 is not possible with backend=triton"),
+    ({"precision.name": "tf32"}, "precision=tf32 needs a GPU"),
+    ({"precision.name": "tf32x3"}, "precision=tf32x3 is not possible with backend=auto"),
+    ({"precision.name": "bf16"}, "precision=bf16 is not possible with backend=auto"),
+    ({"cell.name": "none", "algorithm.critic": "recurrent"}, "cell must be a recurrent one with algorithm.critic"),
+    # Compiling
+    ({"compile": True, "backend.name": "pad"}, "backend must be one of auto, native, scan, triton with compile=true"),
+    ({"compile": True, "backend.name": "reference"}, "(got reference)."),
+    ({"compile": True, "cell": ELMAN}, "a cell with a parallel form with compile=true"),
+    # Workers
+    ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Give env.num_envs=30, for"),
+    ({"collector": ray("cluster")}, "collector.address must be auto, host:port, ray://host:port or null"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), ERRORS, ids=shown)
+def test_what_violates_a_rule_is_an_error_with_the_reason(refusal, changes, message, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert message in refusal(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"slice_len": 1},
+        {"slice_len": 4},
+        {"minibatch_slices": 1},
+        {"minibatch_slices": 32},
+        {"frames_per_batch": 992, "slice_len": 31},
+        {"total_frames": 1024},
+        {"env.normalize_reward": False, "env.reward_scale": 0.5},
+        {"slice_len": 2, "minibatch_slices": 1, MINIBATCH: "minibatch"},
+        {"slice_len": 1, "minibatch_slices": 2, MINIBATCH: "minibatch"},
+        {**ONE_FRAME, MINIBATCH: "batch"},
+        ONE_FRAME_A_BATCH,
+        {"state": "zero"},
+        {"state": "refresh"},
+        BURN_IN,
+        {"precision.name": "fast"},
+        {"recompute.name": "full"},
+        {"recompute.name": "full", "backend.name": "scan"},
+        {"collector": workers(4)},
+    ],
+    ids=shown,
+)
+def test_what_such_an_error_advises_is_fine(checked, changes):
+    checked(changes)
+
+
+# Devices
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_cuda_device_must_be_there(checked, refusal):
+    for cuda in ("cuda", "cuda:0", "cuda:1"):
+        assert checked({"device": cuda}).device == cuda
+    assert refusal({"device": "cuda:2"}).startswith("device must be one of the 2 CUDA devices that torch")
+
+
+def test_a_cuda_device_is_an_error_on_a_machine_without_one(refusal, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "Choose device=cpu, or install a CUDA build of torch" in refusal({"device": "cuda"})
+
+
+def test_compiling_needs_a_compiler(refusal, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler is not on PATH" in refusal({"compile": True})
+
+
+# Groups
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((*GRPO, "algorithm.group_size=3", "env.num_envs=16"), "(got 3). Give one of: 2, 4, 8, 16."),
+        ((*GRPO, "algorithm.group_size=1", "env.num_envs=16"), "(got 1). Give one of: 2, 4, 8, 16."),
+        ((*GRPO, "algorithm.group_size=8", "env.num_envs=1"), "(got 8). Give a larger env.num_envs."),
+        (("algorithm=grpo",), "Give frames_per_batch=16000, and a slice_len that divides 500; or, if shorter episodes"),
+        (("algorithm=grpo", "collector=multi_sync"), "collector must be single with algorithm=grpo, because"),
+        (("recompute=full", "backend=pad"), "recompute=full is not possible with backend=pad, "),
+    ],
+)
+def test_rules_are_checked_at_the_command_line_too(refused, overrides, message):
+    assert message in refused(*overrides)
+
+
+def test_groups_are_an_error_where_environments_share_their_random_numbers(recurrl_train, tmp_path):
+    outcome = recurrl_train(
+        *("algorithm=grpo", "env=t_maze", "env.num_envs=8", "algorithm.group_size=4", "frames_per_batch=400"),
+        *("slice_len=25", "minibatch_slices=4"),
+        cwd=tmp_path,
+    )
+    assert outcome.error.startswith("algorithm=grpo needs the episodes of a group to start from the same state")
+
+
+# Packages
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "ray"])
+def test_a_choice_whose_package_is_not_installed_is_an_error_with_what_to_install(refused, monkeypatch, package):
+    parts = ("tracking.tensor", "collector.ray")
+    for name in [name for name in sys.modules if name.partition(".")[0] == package or any(of in name for of in parts)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as Python marks what cannot be imported
-    assert refused("logger=tensorboard") == (
-        "logger=tensorboard needs the module tensorboard, which is not installed. Install it, for example with: pip "
-        "install 'recurrl[tensorboard]'."
+    monkeypatch.setitem(sys.modules, package, None)  # as Python marks what cannot be imported
+    group = "logger" if package == "tensorboard" else "collector"
+    assert refused(f"{group}={package}") == (
+        f"{group}={package} needs the module {package}, which is not installed. Install it, for example with: pip "
+        f"install 'recurrl[{package}]'."
     )
 
 
 @pytest.mark.parametrize("package", ["nonesuch_package", "nonesuch_package.inner"])
-def test_a_package_that_does_not_exist_is_rejected(refused, package):
-    assert package.partition(".")[0] in refused("env=gym", "env.id=CartPole-v1", f"env.packages=[{package}]")
+def test_a_package_that_does_not_exist_is_an_error(refusal, package):
+    changes = {"env.source": "gymnasium", "env.id": "CartPole-v1", "env.packages": [package]}
+    assert package.partition(".")[0] in refusal(changes)
+
+
+# Ranks
+
+DIVIDED = {"env.num_envs": 24, "frames_per_batch": 768, "minibatch_slices": 6}
+
+
+@pytest.fixture
+def three_ranks(monkeypatch):
+    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "MASTER_PORT": 1}
+    for name, number in numbers.items():
+        monkeypatch.setenv(name, str(number))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+
+
+@pytest.mark.usefixtures("three_ranks")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "env.num_envs must be a multiple of 3 ranks (got 32). Give env.num_envs=33, for example."),
+        ({"env.num_envs": 24, "frames_per_batch": 768}, "minibatch_slices must be a multiple of 3 ranks (got 8)."),
+        ({**DIVIDED, "collector": workers(4)}, "collector.num_workers must be a multiple of 3 ranks (got 4)."),
+        ({**DIVIDED, "pretrain.folder": "episodes"}, "pretrain.folder must be null with several ranks (got episodes)."),
+    ],
+    ids=shown,
+)
+def test_what_ranks_share_must_divide_among_them(refusal, changes, message):
+    assert message in refusal(changes)
+
+
+@pytest.mark.usefixtures("three_ranks", "two_gpus")
+def test_each_rank_has_a_gpu_unless_all_share_a_numbered_one(refusal, checked):
+    assert refusal({**DIVIDED, "device": "cuda"}).startswith("device=cuda must be one of at least 3 GPUs")
+    checked({**DIVIDED, "device": "cuda:0"})
+
+
+@pytest.mark.usefixtures("three_ranks")
+def test_several_ranks_are_of_one_run_by_the_command(recurrl_train, tmp_path):
+    assert "Start torchrun once for each run" in recurrl_train("-m", "seed=0,1", cwd=tmp_path).err
+    import recurrl
+
+    with pytest.raises(ConfigError, match="torchrun started several"):
+        recurrl.train([])

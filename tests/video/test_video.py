@@ -17,7 +17,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from recurrl.agent import Agent
-from recurrl.cli.evaluate_run import evaluate_run
+from recurrl.cli.evaluate import evaluate_run
 from recurrl.config import TrainConfig
 from recurrl.envs import GymnasiumSource
 from recurrl.envs import watched as watching

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from torchrl.envs import EnvBase
 
 from recurrl.config.env import NATIVE
-from recurrl.config.plugins import import_own
+from recurrl.config.plugins import import_custom
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.faults import making
 from recurrl.envs.groups import Groups
@@ -72,9 +72,9 @@ class Registered(GymnasiumSource):
         options = self.options
         module, colon, name = options.id.rpartition(":")
         for package in options.packages:
-            import_own(package, f"env.packages=[{package}]")
+            import_custom(package, f"env.packages=[{package}]")
         if colon:
-            import_own(module, f"env.id={options.id}")
+            import_custom(module, f"env.id={options.id}")
         if name not in gymnasium.registry:
             near = difflib.get_close_matches(name, sorted(gymnasium.registry), n=3, cutoff=0.6)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""

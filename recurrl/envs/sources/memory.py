@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
-from recurrl.config.plugins import is_own, load
+from recurrl.config.plugins import is_custom, load
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.envs.source import Source
@@ -38,7 +38,7 @@ class Memory(Source):
             ConfigError: there is no such task.
         """
         found, tasks = self.options.id, tasks_of(globals())
-        task = load(found, f"env.id={found}") if is_own(found) else tasks.get(found)
+        task = load(found, f"env.id={found}") if is_custom(found) else tasks.get(found)
         if not (inspect.isclass(task) and issubclass(task, MemoryTask)):
             raise ConfigError(
                 f"env.id={found} is not a memory task. Choose one of: {', '.join(tasks)}; or give module:Class, a "
