@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import resealed
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
@@ -201,8 +202,8 @@ def test_what_cannot_be_loaded_is_refused(finished_run, tmp_path) -> None:
     with pytest.raises(ConfigError, match="Give best or last"):
         recurrl.load(finished_run, "newest")
     unfinished = shutil.copytree(finished_run, tmp_path / "unfinished")
-    for file in unfinished.glob("checkpoints/*/evaluation.json"):
-        file.unlink()
+    for path in unfinished.glob("checkpoints/*"):
+        resealed(path, lambda manifest: manifest.update(evaluation=None))
     with pytest.raises(ConfigError, match="holds no evaluated checkpoint: its run has not reached an evaluation"):
         recurrl.load(unfinished)
     recurrl.load(unfinished, "last")
@@ -212,7 +213,7 @@ def test_what_cannot_be_loaded_is_refused(finished_run, tmp_path) -> None:
 
 
 def test_a_checkpoint_of_another_version_that_does_not_fit_says_so(tiny, monkeypatch) -> None:
-    from recurrl.checkpoint import run as checkpoints
+    from recurrl.checkpoint import checkpoint as checkpoints
 
     monkeypatch.setattr(checkpoints, "__version__", "0.0.7")
     run = recurrl.train(tiny, run_dir="run")

@@ -9,7 +9,6 @@ from recurrl import checkpoint
 from recurrl.callbacks.callback import Callback
 from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.config import TrainConfig
-from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -76,14 +75,11 @@ class SaveCheckpoint(Callback):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        states = checkpoint.of_ranks(self._components)
         self._saved_frames = trainer.frames
-        if world().rank == 0:
-            components = {**self._components, **states}
-            path = checkpoint.save(
-                trainer.run_dir, trainer.frames, trainer.metrics, components, self._tracker_ids, self._settings
-            )
-            trainer.checkpoint, trainer.report.checkpoint = path, f"{CHECKPOINTS}/{path.name}"
+        trainer.checkpoint = checkpoint.save(
+            trainer.run_dir, trainer.frames, trainer.metrics, self._components, self._tracker_ids, self._settings
+        )
+        trainer.report.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
 
 
 class CompleteCheckpoint(Callback):

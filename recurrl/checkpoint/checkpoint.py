@@ -1,22 +1,23 @@
-"""A checkpoint: the parts of a run that it holds, its metadata, and restoring a run or a policy from it."""
+"""The checkpoints of a run: writing, keeping, finding and restoring them."""
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from torchrl.checkpoint import GlobalRNGState
 
+from recurrl import __version__
 from recurrl.checkpoint import files, ranks
+from recurrl.checkpoint.files import Stateful
 from recurrl.config.keys import differences, flat
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
 from recurrl.runtime.ranks import world
-from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE
-from recurrl.runtime.seeds import seed_of_rank
+from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, run_directory_of
 from recurrl.tracking import Resumed
 
 NOT_OF_EPISODES = (
@@ -26,18 +27,12 @@ NOT_OF_EPISODES = (
 """Settings of environments and collectors that unfinished episodes do not depend on."""
 SHAPING = ("env.", "cell.", "policy.", "algorithm.")
 """The groups of settings that determine the components and their shapes."""
+AUTO = "auto"
+BEST, LAST = "best", "last"
+RETURN_MEAN = "eval/return_mean"
+"""The metric by which the best checkpoint is found."""
 
 logger = logging.getLogger(__name__)
-
-
-class Stateful(Protocol):
-    """A component of a checkpoint."""
-
-    def state_dict(self) -> Any:
-        """Tensors and plain values."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Restores them."""
 
 
 def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
@@ -54,6 +49,39 @@ def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
     }
 
 
+def save(
+    run_dir: Path,
+    frames: int,
+    metrics: Mapping[str, float],
+    of: Mapping[str, Stateful],
+    tracker_ids: Mapping[str, str] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Writes a checkpoint on rank 0, and returns its path. Collective.
+
+    :func:`recurrl.checkpoint.files.add_evaluation` completes it.
+
+    Args:
+        run_dir: the run's directory.
+        frames: frames seen so far.
+        metrics: of the last iteration, without its evaluation.
+        of: the :func:`components` of the run.
+        tracker_ids: the run's ids at destinations of metrics.
+        settings: the run's whole configuration as plain values.
+
+    Raises:
+        OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
+        RunError: the policies of the ranks are no longer the same.
+    """
+    others = ranks.gathered_states(of)
+    path = run_dir / CHECKPOINTS / f"{files.PREFIX}{frames:012d}"
+    if world().rank == 0:
+        states = {name: component.state_dict() for name, component in of.items()} | others
+        values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": dict(metrics)}
+        files.write(path, states, {**values, "tracker_ids": dict(tracker_ids), "settings": dict(settings)})
+    return path
+
+
 class Checkpoint:
     """A checkpoint of a run. Its checksums are verified once, when it is opened.
 
@@ -61,11 +89,12 @@ class Checkpoint:
         path: of the checkpoint.
 
     Attributes:
-        path: likewise.
+        path: of the checkpoint.
         frames: frames seen when it was written.
         version: of recurrl, that wrote it.
         ranks: the number of ranks of the run that wrote it.
         settings: the configuration of the run that wrote it, as plain values.
+        checksums: the SHA-256 of its states' files.
         resumed: the tracking state that a resumed run continues from.
         metrics: the metrics of its iteration, without those of an evaluation.
         evaluation: the metrics of the evaluation after it, if one was due; None if the run ended before it, so that the
@@ -77,12 +106,12 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        values = files.metadata(path)
+        values, self.checksums, self.evaluation = files.manifest(path)
         frames, settings, ids = values.get("frames"), values.get("settings", {}), values.get("tracker_ids", {})
         metrics, version, ranks_saved = values.get("metrics", {}), values.get("version"), values.get("ranks", 1)
-        of_their_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
-        of_their_types = of_their_types and isinstance(version, str | None) and type(ranks_saved) is int
-        if type(frames) is not int or not 0 <= frames < 10**18 or not of_their_types:
+        has_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
+        has_types = has_types and isinstance(version, str | None) and type(ranks_saved) is int
+        if type(frames) is not int or not 0 <= frames < 10**18 or not has_types:
             raise ConfigError(
                 f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
             )
@@ -92,10 +121,9 @@ class Checkpoint:
         self.settings: dict[str, Any] = settings
         self.resumed = Resumed(self.frames, ids)
         self.metrics: dict[str, float] = metrics
-        self.evaluation = files.evaluation(path)
 
-    def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Restores what :func:`save` wrote.
+    def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
+        """Restores what :func:`save` wrote; of several ranks, on rank 0, while the others call :func:`ranks.share`.
 
         Environments whose settings have changed begin new episodes, and the log says so.
 
@@ -113,16 +141,27 @@ class Checkpoint:
             if key.startswith(("env.", "collector.")) and key not in NOT_OF_EPISODES
         }
         if changes:
-            told = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
-            logger.warning("Unfinished episodes are restarted: %s.", told)
+            changed = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+            logger.warning("Unfinished episodes are restarted: %s.", changed)
             if flat(self.settings).get("collector.ahead"):
                 logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != ranks.EPISODES}
         if self.ranks == world().size == 1:
             files.load(self.path, into, self._shaping(settings))
-            return
-        seeds = [seed_of_rank(settings["seed"], self.frames, rank) for rank in range(world().size)]
-        ranks.load(self.path, self.ranks, into, self._shaping(settings), seeds)
+        else:
+            ranks.load(self.path, self.ranks, into, self._shaping(settings), settings["seed"], self.frames)
+
+    def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Restores only the policy, including its running statistics.
+
+        Args:
+            policy: made as ``settings`` say.
+            settings: the whole configuration as plain values.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the policy.
+        """
+        files.load(self.path, {"policy": policy}, self._shaping(settings))
 
     def is_complete(self, total_frames: int, frames_per_batch: int) -> bool:
         """True if a run of ``total_frames`` has nothing left to do after it, not even its last evaluation."""
@@ -137,50 +176,111 @@ class Checkpoint:
         """True if it is one of the run directory's checkpoints."""
         return self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
 
-    def load_policy(self, policy: Policy, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Restores only the policy, including its running statistics.
-
-        Args:
-            policy: made as ``settings`` say.
-            settings: the whole configuration as plain values.
-
-        Raises:
-            ConfigError: the checkpoint does not fit the policy.
-        """
-        files.load(self.path, {"policy": policy}, self._shaping(settings))
-
     def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The changed settings that may keep a checkpoint from fitting."""
         changes = differences(self.settings, settings) if self.settings and settings else {}
         return {key: change for key, change in changes.items() if key.startswith(SHAPING)}
 
 
-def restore(start: Checkpoint | None, parts: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-    """Gives all ranks the state of rank 0 in a new run, or that of the checkpoint. Collective.
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, dict) and all(type(value) is kind for value in values.values())
+
+
+def restore(start: Checkpoint | None, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
+    """Restores a checkpoint on all ranks; in a new run, gives them the state of rank 0. Collective.
 
     Args:
-        start: on rank 0, the checkpoint to resume from; None for a new run.
-        parts: the :func:`components` of the run.
-        settings: the whole configuration as plain values.
+        start: on rank 0, the checkpoint to resume from; None for a new run, and on the other ranks.
+        into: the :func:`components` of the run.
+        settings: the run's whole configuration as plain values.
 
     Raises:
         ConfigError: the checkpoint does not fit the configuration.
     """
     if start is None:
-        ranks.begin(parts)
+        ranks.share(into)
     else:
-        start.load(parts, settings)
+        start.load(into, settings)
 
 
-def of_ranks(parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
-    """On rank 0, the component that holds the other ranks' states. Collective.
+def prune(run_dir: Path, keep_last: int | None) -> None:
+    """Keeps the last ``keep_last`` intact checkpoints (None: all) and the best evaluated one; removes older ones."""
+    found = files.checkpoints_in(run_dir / CHECKPOINTS)
+    if keep_last is None or len(found) <= keep_last:
+        return
+    intact = [path for path in found if files.damage(path) is None]
+    best, last = _best(intact), intact[-keep_last:]
+    for path in found:
+        if path != best and last and path < last[0]:
+            files.remove(path)
+
+
+def to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
+    """The checkpoint to resume from: for ``auto`` the newest in the run's own directory, or None without one.
+
+    Args:
+        resume: as configured: None to begin, ``auto``, a run directory or a checkpoint.
+        run_dir: the directory of the resuming run.
 
     Raises:
-        RunError: the policies of the ranks are no longer the same.
+        ConfigError: ``resume`` is not the path of a run, or the run has no checkpoint or a damaged one.
     """
-    states = ranks.own_states(parts) if world().size > 1 else []
-    return {ranks.RANKS: files.Held(states)} if states else {}
+    if resume is None:
+        return None
+    path = _newest(run_dir) if resume == AUTO else find(Path(str(resume)))
+    return None if path is None else Checkpoint(path)
 
 
-def _are(kind: type, values: Any) -> bool:
-    return isinstance(values, dict) and all(type(value) is kind for value in values.values())
+def find(path: Path, which: str = LAST) -> Path:
+    """The checkpoint a path names: itself, or one of a run directory.
+
+    Args:
+        path: of a checkpoint or a run directory.
+        which: of a run directory: ``last``, or ``best`` by the return of the evaluation after it.
+
+    Raises:
+        ConfigError: the path is neither, or the run has written no such checkpoint.
+    """
+    require(which in (BEST, LAST), f"which={which} is not possible. Give {BEST} or {LAST}.")
+    if files.is_checkpoint(path):
+        return path
+    run_dir = run_directory_of(path)
+    found = _newest(run_dir)
+    if found is None:
+        raise ConfigError(
+            f"{run_dir} holds no checkpoint: its run ended before it wrote one. Choose another run, or start a new one "
+            "without it."
+        )
+    return found if which == LAST else _best_in(run_dir)
+
+
+def best(run_dir: Path) -> tuple[Path, dict[str, Any]]:
+    """The best checkpoint of a run, and what describes it: frames, evaluation, version and its files' SHA-256.
+
+    Raises:
+        ConfigError: the run has no evaluated checkpoint.
+    """
+    saved = Checkpoint(_best_in(run_dir))
+    described = {"frames": saved.frames, "version": saved.version, "sha256": saved.checksums}
+    return saved.path, {**(saved.evaluation or {}), **described}
+
+
+def _newest(run_dir: Path) -> Path | None:
+    return next(reversed(files.checkpoints_in(run_dir / CHECKPOINTS)), None)
+
+
+def _best(intact: Sequence[Path]) -> Path | None:
+    """The checkpoint with the best evaluation; None if none was evaluated."""
+    evaluations = {path: files.evaluation(path) or {} for path in intact}
+    returns = {path: values[RETURN_MEAN] for path, values in evaluations.items() if RETURN_MEAN in values}
+    return max(returns, key=lambda path: (returns[path], path), default=None)
+
+
+def _best_in(run_dir: Path) -> Path:
+    best = _best([each for each in files.checkpoints_in(run_dir / CHECKPOINTS) if files.damage(each) is None])
+    if best is None:
+        raise ConfigError(
+            f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation. Give which={LAST} for "
+            "its newest checkpoint, or resume it first."
+        )
+    return best

@@ -1,7 +1,8 @@
 """Checkpoint directories: written whole or not at all, and read only if every byte is as it was written.
 
-A checkpoint holds tensors and plain values and nothing that runs: states are stored by ``torch.save`` and read with
-``weights_only``. Nothing is removed but what :func:`write` made, and no symbolic link is followed on the way.
+A checkpoint holds tensors and plain values and no code: a file ``state-<component>.pt`` for each, written by
+``torch.save`` and read with ``weights_only``. Nothing is removed but what :func:`write` made, and no symbolic link is
+followed on the way.
 """
 
 import errno
@@ -13,47 +14,37 @@ import stat
 from collections.abc import Iterator, Mapping
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from textwrap import shorten
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torchrl.checkpoint import Checkpoint, CheckpointError
-from torchrl.checkpoint import StateDictCheckpointAdapter as StateDictAdapter
 
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
 PREFIX = "frames_"
-CHECKSUMS = "checksums.json"
 MANIFEST = "manifest.json"
-EVALUATION = "evaluation.json"
-"""Written after the others, so it has its own checksum."""
-_OURS = re.compile(r"checksums\.json|manifest\.json|evaluation\.json|components/[0-9]{4}-[^/]+/state\.pt")
+"""Holds the metadata, the checksums of the states, the evaluation once it is added, and a checksum of itself."""
+_OURS = re.compile(r"manifest\.json|state-\w+\.pt")
 """The files of a checkpoint. All others in its directory are foreign."""
 _MOST_BYTES = 2**24
+_INCOMPATIBLE = (
+    *(AssertionError, AttributeError, EOFError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
+    UnpicklingError,
+)
+"""Raised by reading or restoring a state that is not the component's."""
 
 
-class _StateAdapter(StateDictAdapter):
-    """State dicts by ``torch.save``. TorchRL would read others as well, and pickled objects in them."""
+class Stateful(Protocol):
+    """A component of a checkpoint."""
 
-    def __init__(self) -> None:
-        super().__init__(payload_format="torch")
+    def state_dict(self) -> Any:
+        """Tensors and plain values."""
 
-    def save(self, component: Any, path: Path, *, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        path.mkdir(parents=True, exist_ok=True)
-        state = component.state_dict(*args, **kwargs)
-        with _Writer(FileIO(path / self.state_torch, "xb")) as file:
-            try:
-                torch.save(state, file)
-            except (OSError, RuntimeError) as error:
-                raise file.error or error from None
-        return state
-
-    def load(self, component: Any, path: Path, *, tensor_load_kwargs: Mapping[str, Any], **options: Any) -> Any:
-        if not (path / self.state_torch).is_file():
-            raise ValueError(f"{path / self.state_torch} is missing.")
-        mapped = {**tensor_load_kwargs, "mmap": getattr(component, "loads_mapped", False)}
-        return super().load(_Fitting(component), path, tensor_load_kwargs=mapped, **options)
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restores them."""
 
 
 class _Writer(BufferedWriter):
@@ -73,29 +64,12 @@ class _Writer(BufferedWriter):
             raise
 
 
-class _Fitting:
-    """A component that reports a shape mismatch in one line instead of naming all its tensors."""
-
-    def __init__(self, component: Any) -> None:
-        self._component = component
-
-    def load_state_dict(self, state: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            self._component.load_state_dict(state, *args, **kwargs)
-        except RunError:
-            raise
-        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            is_module = isinstance(self._component, torch.nn.Module)
-            misfit = _misfit(state, self._component.state_dict()) if is_module else None
-            raise ValueError(misfit or _one_line(error)) from error
-
-
-def write(path: Path, components: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Writes the components' states into the directory ``path``, which appears only when everything is on disk.
+def write(path: Path, states: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Writes states into the directory ``path``, which appears only when everything is on disk.
 
     Args:
         path: the directory; an existing checkpoint is replaced.
-        components: objects with ``state_dict`` and ``load_state_dict``, by name.
+        states: tensors and plain values, by component.
         metadata: plain values.
 
     Raises:
@@ -104,66 +78,69 @@ def write(path: Path, components: Mapping[str, Any], metadata: Mapping[str, Any]
     """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_unfinished(folder)
+    for interrupted in unfinished_in(folder):
+        _remove(interrupted)
     if os.path.lexists(path) and not _is_ours(path):
         raise FileExistsError(errno.EEXIST, "the path exists and is not a checkpoint", str(path))
-    stage = unfinished(path)
-    stage.mkdir()
+    stage, replaced = unfinished(path), unfinished(path)
     try:
-        whole, replaced = stage / path.name, stage / "replaced"
-        _checkpoint(components).save(whole, metadata=metadata)
-        (whole / CHECKSUMS).write_text(_canonical(_checksums(whole)), encoding="utf-8")
-        for file in [*whole.rglob("*"), whole]:
+        stage.mkdir()
+        for name, state in states.items():
+            _save(state, stage / f"state-{name}.pt")
+        sums = {file.name: _checksum(file) for file in stage.iterdir()}
+        text = _sealed({"metadata": dict(metadata), "checksums": sums, "evaluation": None})
+        (stage / MANIFEST).write_text(text, encoding="utf-8")
+        for file in [*stage.iterdir(), stage]:
             sync(file)
         if path.exists():
             path.replace(replaced)
-        whole.replace(path)
+        stage.replace(path)
         sync(folder)
-        _hand_over(replaced, path)
+        for entry in _foreign(replaced):
+            entry.rename(path / entry.name)
     finally:
-        _remove_tree(stage)
+        _remove(stage)
+        _remove(replaced)
 
 
-def read(path: Path, components: Mapping[str, Any]) -> None:
-    """Restores the given components from the checkpoint, and ignores its others.
-
-    Raises:
-        ConfigError: the checkpoint is damaged, or does not fit the components.
-    """
-    verify(path)
-    load(path, components)
+def _save(state: Any, path: Path) -> None:
+    with _Writer(FileIO(path, "xb")) as file:
+        try:
+            torch.save(state, file)
+        except (OSError, RuntimeError) as error:
+            raise file.error or error from None
 
 
-def load(path: Path, components: Mapping[str, Any], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:
-    """The same for a checkpoint that is known to be intact.
+def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:
+    """Restores the given components from an intact checkpoint, and ignores its others.
 
     Args:
         path: the checkpoint.
-        components: likewise.
+        components: by name. A component whose ``loads_mapped`` is true receives tensors that are mapped from the file.
         changes: old and new value of each changed setting that affects their shapes.
 
     Raises:
-        ConfigError: the checkpoint does not fit the configuration.
+        ConfigError: the checkpoint does not fit the components.
         RunError: a component raised it.
     """
-    names = [folder.name for folder in (path / "components").iterdir()]
     require(
-        names != ["0000-policy"] or list(components) == ["policy"],
+        list(components) == ["policy"] or {file.name for file in path.glob("state-*.pt")} != {"state-policy.pt"},
         f"{path} holds a policy alone, as a folder for a model hub does, which cannot be resumed. Start a new run with "
         f"its weights: init_from={path}.",
     )
-    try:
-        _checkpoint(components).load(path)
-    except CheckpointError as error:
-        if isinstance(error.__cause__, RunError):
-            raise error.__cause__ from error.__cause__.__cause__
-        reason = _one_line(error)
-        if changes:
-            reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
-        raise ConfigError(
-            f"The checkpoint {path} does not fit this configuration: {reason}. Resume with its run's settings "
-            "(network, environment), or start a new run without resume."
-        ) from error
+    for name, component in components.items():
+        try:
+            component.load_state_dict(_read(path, name, getattr(component, "loads_mapped", False)))
+        except RunError:
+            raise
+        except _INCOMPATIBLE as error:
+            reason = f"{name}: {_short(error)}"
+            if changes:
+                reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
+            raise ConfigError(
+                f"The checkpoint {path} does not fit this configuration: {reason}. Resume with its run's settings "
+                "(network, environment), or start a new run without resume."
+            ) from error
 
 
 def state(path: Path, name: str) -> Any:
@@ -172,72 +149,74 @@ def state(path: Path, name: str) -> Any:
     Raises:
         ConfigError: the checkpoint has no such component, or a damaged one.
     """
-    taken = Held()
     try:
-        _checkpoint({name: taken}).load(path)
-    except CheckpointError as error:
+        return _read(path, name)
+    except _INCOMPATIBLE as error:
         raise ConfigError(
-            f"The {name} of the checkpoint {path} cannot be read: {_one_line(error)}. Give another checkpoint."
+            f"The {name} of the checkpoint {path} cannot be read: {_short(error)}. Give another checkpoint."
         ) from error
-    return taken.state
 
 
-class Held:
-    """A component whose state is only held."""
-
-    def __init__(self, state: Any = None) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        """The state."""
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        """Holds it."""
-        self.state = state
+def _read(path: Path, name: str, mapped: bool = False) -> Any:
+    file = path / f"state-{name}.pt"
+    if not file.is_file():
+        raise ValueError("it is missing in the checkpoint")
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
 
 
-def metadata(path: Path) -> dict[str, Any]:
-    """The metadata that ``write`` received.
+class Manifest(NamedTuple):
+    """What a checkpoint's manifest holds.
+
+    Attributes:
+        metadata: that :func:`write` received.
+        checksums: the SHA-256 of each state's file.
+        evaluation: that :func:`add_evaluation` received; None before.
+    """
+
+    metadata: dict[str, Any]
+    checksums: dict[str, str]
+    evaluation: dict[str, float] | None
+
+
+def manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint, whose files are all as they were written.
 
     Raises:
-        ConfigError: the checkpoint is damaged.
+        ConfigError: the checkpoint is damaged; with the newest intact one beside it.
     """
-    verify(path)
-    return Checkpoint.manifest(path)["metadata"]
+    found = damage(path)
+    if found is not None:
+        others = [other for other in checkpoints_in(path.parent) if other != path and damage(other) is None]
+        newest = f"The newest intact checkpoint beside it is {others[-1]}." if others else ""
+        raise ConfigError(
+            f"The checkpoint {path} is damaged: {found}. Nothing of it was loaded. "
+            f"{newest or 'There is no intact one beside it.'}"
+        )
+    return _manifest(path)
 
 
 def add_evaluation(path: Path, values: Mapping[str, float]) -> None:
-    """Adds the evaluation of a checkpoint's policy atomically. Its other files stay unchanged.
+    """Adds the evaluation of a checkpoint's policy atomically.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
     """
     remove_unfinished(path)
-    with atomic_write(path / EVALUATION) as file:
-        file.write(_evaluation_text(dict(values)))
+    with atomic_write(path / MANIFEST) as file:
+        file.write(_sealed(_manifest(path)._replace(evaluation=dict(values))._asdict()))
 
 
 def evaluation(path: Path) -> dict[str, float] | None:
     """The evaluation added to an intact checkpoint; None without one."""
-    try:
-        values: dict[str, float] = json.loads((path / EVALUATION).read_text(encoding="utf-8"))["values"]
-    except FileNotFoundError:
-        return None
-    return values
-
-
-def _evaluation_text(values: Any) -> str:
-    return _canonical({"values": values, "sha256": hashlib.sha256(_canonical(values).encode()).hexdigest()})
+    return _manifest(path).evaluation
 
 
 def remove(path: Path) -> None:
     """Removes a checkpoint atomically, unless it is a symbolic link or holds foreign files."""
-    if not _is_ours(path) or next(_foreign(path), None) is not None:
-        return
-    hidden = unfinished(path)
-    path.replace(hidden)
-    _remove_tree(hidden)
+    if _is_ours(path) and not any(_foreign(path)):
+        hidden = unfinished(path)
+        path.replace(hidden)
+        _remove(hidden)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -248,89 +227,50 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 def is_checkpoint(path: Path) -> bool:
     """True if a path is a checkpoint, damaged or not."""
-    return path.is_dir() and (path.name.startswith(PREFIX) or os.path.lexists(path / CHECKSUMS))
-
-
-def verify(path: Path) -> None:
-    """Verifies the checksums of a checkpoint's files.
-
-    Raises:
-        ConfigError: with the damage, and the newest intact checkpoint beside it.
-    """
-    found = damage(path)
-    if found is None:
-        return
-    others = [other for other in checkpoints_in(path.parent) if other != path and damage(other) is None]
-    advice = (
-        f"The newest intact checkpoint beside it is {others[-1]}." if others else "There is no intact one beside it."
-    )
-    raise ConfigError(f"The checkpoint {path} is damaged: {found}. Nothing of it was loaded. {advice}")
+    return path.is_dir() and (path.name.startswith(PREFIX) or os.path.lexists(path / MANIFEST))
 
 
 def damage(path: Path) -> str | None:
     """The damage to a checkpoint's files, or None. Foreign files within it are neither read nor loaded."""
     try:
-        text = read_text(path / CHECKSUMS, _MOST_BYTES)
-        expected = json.loads(text)
-        # Compare canonical text, so that any lost or changed byte shows.
-        if not isinstance(expected, dict) or _canonical(expected) != text:
-            return f"{CHECKSUMS} was modified or corrupted"
-        found = {name: file for file in _files(path) if (name := file.relative_to(path).as_posix()) in expected}
-        for name in sorted(expected.keys() | {MANIFEST}):
-            if name not in found:
+        for name, expected in _manifest(path).checksums.items():
+            if not _is_part(path / name):
                 return f"{name} is missing"
-            if expected[name] != _checksum(found[name]):
+            if expected != _checksum(path / name):
                 return f"{name} was modified or corrupted"
-        if not isinstance(Checkpoint.manifest(path)["metadata"], dict):
-            return f"{MANIFEST} is not in the format that runs write"
     except UnreadableError as error:
-        return f"{CHECKSUMS} {error.reason}"
+        return f"{MANIFEST} {error.reason}"
     except OSError as error:
         return f"it cannot be read ({error})"
-    except (CheckpointError, AttributeError, KeyError, TypeError):
-        return f"{MANIFEST} is not in the format that runs write"
-    except (ValueError, RecursionError):
-        return f"{CHECKSUMS} was modified or corrupted"
-    return _damage_of_evaluation(path)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return f"{MANIFEST} was modified or corrupted"
+    return None
 
 
-def _damage_of_evaluation(path: Path) -> str | None:
-    try:
-        text = read_text(path / EVALUATION, _MOST_BYTES)
-        values = json.loads(text)["values"]
-        is_numbers = isinstance(values, dict) and all(type(value) is float for value in values.values())
-        if is_numbers and _evaluation_text(values) == text:
-            return None
-    except (ValueError, KeyError, TypeError, RecursionError):  # UnreadableError among them
-        if not os.path.lexists(path / EVALUATION):
-            return None
-    return f"{EVALUATION} was modified or corrupted"
+def _manifest(path: Path) -> Manifest:
+    """Reads a manifest.
+
+    Raises:
+        UnreadableError: it is missing, not a file or too large.
+        ValueError, KeyError, TypeError, RecursionError: it was modified or corrupted.
+    """
+    text = read_text(path / MANIFEST, _MOST_BYTES)
+    values = json.loads(text)
+    found = Manifest(values["metadata"], values["checksums"], values["evaluation"])
+    evaluation = {} if found.evaluation is None else found.evaluation
+    are_mappings = all(isinstance(each, dict) for each in (found.metadata, found.checksums, evaluation))
+    # Compare the text, so that any lost or changed byte shows.
+    if not are_mappings or _sealed(found._asdict()) != text:
+        raise ValueError
+    if not all(map(_OURS.fullmatch, found.checksums)) or any(type(value) is not float for value in evaluation.values()):
+        raise ValueError
+    return found
 
 
-def _checkpoint(components: Mapping[str, Any]) -> Checkpoint:
-    checkpoint = Checkpoint()
-    for name, component in components.items():
-        checkpoint.register(name, component, adapter=_StateAdapter())
-    return checkpoint
-
-
-def _files(path: Path) -> Iterator[Path]:
-    """The ordinary files within a folder; symbolic links are not followed."""
-    for folder, _, names in os.walk(path):
-        yield from (file for name in names if _is_ordinary(file := Path(folder, name)))
-
-
-def _is_ordinary(path: Path) -> bool:
-    return stat.S_ISREG(path.lstat().st_mode)
-
-
-def _checksums(path: Path) -> dict[str, str]:
-    return {file.relative_to(path).as_posix(): _checksum(file) for file in _files(path) if file != path / CHECKSUMS}
-
-
-def checksums(path: Path) -> dict[str, str]:
-    """The SHA-256 of each file of an intact checkpoint, but of the evaluation, as they were when it was written."""
-    return json.loads(read_text(path / CHECKSUMS, _MOST_BYTES))
+def _sealed(values: Mapping[str, Any]) -> str:
+    """The text of a manifest with its own checksum."""
+    own = hashlib.sha256(_canonical(values).encode()).hexdigest()
+    return _canonical({**values, "sha256": own})
 
 
 def _checksum(file: Path) -> str:
@@ -342,30 +282,9 @@ def _canonical(values: Any) -> str:
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
-def _misfit(saved: Any, here: Mapping[str, Any]) -> str | None:
-    """The difference in shapes between two states; None without one."""
-    if not isinstance(saved, Mapping):
-        return None
-    shapes, ours = _shapes(saved), _shapes(here)
-    differing = [name for name in {**ours, **shapes} if shapes.get(name) != ours.get(name)]
-    if not differing:
-        return None
-    name = differing[0]
-    was, now = shapes.get(name, "missing"), ours.get(name, "missing")
-    return f"{len(differing)} of its tensors differ in shape; the first, {name}, is {was} in it and {now} here"
-
-
-def _shapes(state: Mapping[Any, Any]) -> dict[Any, str]:
-    return {name: shape_of(value) for name, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def shape_of(tensor: torch.Tensor) -> str:
-    """The shape of a tensor in words."""
-    return "×".join(map(str, tensor.shape)) or "one number"
+def _short(error: Exception) -> str:
+    """An error in one line; torch lists all tensors that differ."""
+    return shorten(str(error), 200, placeholder=" ...").rstrip(".") or type(error).__name__
 
 
 # Removal
@@ -376,49 +295,26 @@ def _is_ours(path: Path) -> bool:
     return not path.is_symlink() and looks_like_checkpoint(path)
 
 
+def _is_part(file: Path) -> bool:
+    """True for an ordinary file that :func:`write` or :func:`add_evaluation` made."""
+    return _OURS.fullmatch(file.name) is not None and os.path.lexists(file) and stat.S_ISREG(file.lstat().st_mode)
+
+
 def _foreign(path: Path) -> Iterator[Path]:
-    """The entries of a checkpoint that :func:`write` did not put there."""
-    unreadable: list[OSError] = []
-    for folder, folders, names in os.walk(path, onerror=unreadable.append):
-        here = Path(folder)
-        if not folders and not names:
-            yield here
-        yield from (file for name in names if not _is_part(file := here / name, path))
-        yield from (link for name in folders if (link := here / name).is_symlink())
-    yield from (Path(error.filename) for error in unreadable)
+    """The entries of a checkpoint that other programs put there; none if it does not exist."""
+    return (entry for entry in (list(path.iterdir()) if path.exists() else ()) if not _is_part(entry))
 
 
-def _hand_over(replaced: Path, path: Path) -> None:
-    """Moves foreign entries of a replaced checkpoint to the same places in the new one."""
-    for entry in list(_foreign(replaced)) if replaced.exists() else ():
-        place = path / entry.relative_to(replaced)
-        if not os.path.lexists(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            entry.rename(place)
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Removes the remains of interrupted writes, such as those of a killed process."""
-    for path in unfinished_in(folder):
-        if path.is_dir() and not path.is_symlink():
-            _remove_tree(path)
-
-
-def _is_part(file: Path, path: Path) -> bool:
-    """True if a file belongs to the checkpoint ``path``."""
-    return _OURS.fullmatch(file.relative_to(path).as_posix()) is not None and _is_ordinary(file)
-
-
-def _remove_tree(path: Path) -> None:
-    """Removes the files of a checkpoint, or of those within a stage, and then each empty folder."""
-    for checkpoint in (*(inner for inner in path.iterdir() if not inner.is_symlink()), path):
-        for folder, _, names in os.walk(checkpoint, topdown=False):
-            for name in names:
-                if _is_part(file := Path(folder, name), checkpoint):
-                    file.unlink()
-            try:
-                os.rmdir(folder)
-            except OSError as error:
-                # It holds a foreign file, or one that a network file system keeps until it is closed.
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
+def _remove(path: Path) -> None:
+    """Removes the files of a checkpoint, and the folder if it is then empty. Another kind of path is left alone."""
+    if path.is_symlink() or not path.is_dir():
+        return
+    for file in path.iterdir():
+        if _is_part(file):
+            file.unlink()
+    try:
+        path.rmdir()
+    except OSError as error:
+        # It holds a foreign file, or one that a network file system keeps until it is closed.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise

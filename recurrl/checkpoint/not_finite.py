@@ -12,8 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from recurrl.checkpoint import components, files
-from recurrl.checkpoint.checkpoint import Stateful
+from recurrl.checkpoint import Stateful, components, files
 from recurrl.checkpoint.ranks import SCALER
 from recurrl.errors import NonFiniteError
 from recurrl.learning.learner import Learner
@@ -23,13 +22,6 @@ from recurrl.runtime.resources import os_error_message
 
 FOLDER = "not_finite"
 ROWS = "rows"
-
-
-class _Rows(files.Held):
-    """The rows of an iteration, read from a checkpoint."""
-
-    def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
-        self.state = TensorDict(dict(state), batch_size=state["next", "done"].shape[:2])
 
 
 @contextmanager
@@ -56,9 +48,10 @@ def _save(run_dir: Path, frames: int, learner: Learner, others: Sequence[Mapping
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
     own = _entries(learner).items()
-    rows = files.Held({key: torch.cat([value, *(each[key].to(value) for each in others)]) for key, value in own})
+    rows = {key: torch.cat([value, *(each[key].to(value) for each in others)]) for key, value in own}
+    states = {name: part.state_dict() for name, part in _components(learner).items()}
     try:
-        files.write(path, {**_learnt(learner), ROWS: rows}, {"frames": frames})
+        files.write(path, {**states, ROWS: rows}, {"frames": frames})
     except OSError as error:
         return f"The batch could not be saved. {os_error_message(error)}"
     return f"To find where they appear: recurrl-check --not-finite {path}"
@@ -74,15 +67,16 @@ def diagnose(learner: Learner, path: Path) -> Iterator[str]:
     Raises:
         ConfigError: no batch is saved there, it is damaged, or it does not fit the learner.
     """
-    rows = _Rows()
-    files.read(path, {**_learnt(learner), ROWS: rows})
-    batch_NT = rows.state.to(learner.policy.device)
+    files.manifest(path)  # verifies the checksums
+    rows = files.state(path, ROWS)
+    files.load(path, _components(learner))
+    batch_NT = TensorDict(rows, batch_size=rows["next", "done"].shape[:2]).to(learner.policy.device)
     for key in sorted(batch_NT.keys(True, True), key=str):
         yield from _largest(" ".join(key) if isinstance(key, tuple) else key, batch_NT[key])
     for number, (losses, not_finite) in enumerate(learner.trial(batch_NT), start=1):
-        told = ", ".join(f"{name} {value:g}" for name, value in losses.items())
+        terms = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         where = f"non-finite in {', '.join(not_finite)}" if not_finite else "finite"
-        yield f"minibatch {number}: {told}; gradient {where}"
+        yield f"minibatch {number}: {terms}; gradient {where}"
 
 
 def _entries(learner: Learner) -> dict[Any, Tensor]:
@@ -91,8 +85,8 @@ def _entries(learner: Learner) -> dict[Any, Tensor]:
     return dict(learner.rows.items(True, True))
 
 
-def _learnt(learner: Learner) -> dict[str, Stateful]:
-    """The parts of a learner, without what it knows of its environments: rows are scaled already."""
+def _components(learner: Learner) -> dict[str, Stateful]:
+    """The components of a learner without the reward scale: the rows are scaled already."""
     return {name: part for name, part in components(learner).items() if name != SCALER}
 
 

@@ -1,6 +1,6 @@
 """Weights and running statistics of an earlier run, for a new one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from recurrl.checkpoint import files
-from recurrl.checkpoint.checkpoint import Checkpoint
-from recurrl.checkpoint.run import find
+from recurrl.checkpoint.checkpoint import Checkpoint, find
 from recurrl.errors import require
 from recurrl.policy import Policy
 from recurrl.policy.heads import GaussianParameters
@@ -19,7 +18,7 @@ from recurrl.policy.normalization import ObservationNormalizer
 def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
     """Copies the parameters and running statistics that fit from a checkpoint's policy, and returns lines for the log.
 
-    A layer is taken as a whole or not at all, and so are the statistics of an observation. Nothing but tensors is read
+    A layer is copied as a whole or not at all, and so are the statistics of an observation. Nothing but tensors is read
     from the checkpoint: its configuration is not looked at.
 
     Args:
@@ -31,35 +30,31 @@ def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
         ConfigError: there is no intact checkpoint, nothing of it fits, or it holds NaN or Inf.
     """
     saved = Checkpoint(find(path))
-    theirs = _tensors(files.state(saved.path, "policy"))
-    ours = policy.state_dict()
-    taken: list[str] = []
-    differing: list[str] = []
-    lacking: list[str] = []
-    for layer, names in _layers(policy, ours):
-        reasons = [reason for name in names if name in theirs and (reason := _misfit(name, theirs[name], ours[name]))]
-        if not any(name in theirs for name in names):
-            lacking.append(layer)
+    source = _tensors(files.state(saved.path, "policy"))
+    target = policy.state_dict()
+    copied, differing, missing = [], [], []
+    for layer, names in _layers(policy).items():
+        reasons = [reason for name in names if (reason := _difference(name, source.get(name), target[name]))]
+        if not any(name in source for name in names):
+            missing.append(layer)
         elif keep_std and isinstance(policy.get_submodule(layer), GaussianParameters):
             differing.append(f"{layer} (policy.initial_std was given)")
-        elif reasons or not all(name in theirs for name in names):
-            reasons += [f"{name} is missing there" for name in names if name not in theirs]
+        elif reasons:
             differing.append(f"{layer} ({', '.join(reasons)})")
         else:
-            _copy(names, theirs, ours, saved.path)
-            taken.append(layer)
-    unused = dict.fromkeys(_owner(name) for name in theirs if name not in ours)
+            _copy(names, source, target, saved.path)
+            copied.append(layer)
     require(
-        bool(taken),
+        bool(copied),
         f"nothing of {saved.path} fits this run's policy. Layers that differ: "
-        f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(lacking) or 'none'}. Give a run with a "
+        f"{', '.join(differing) or 'none'}. Layers that it lacks: {', '.join(missing) or 'none'}. Give a run with a "
         "network of the same sizes, or leave init_from out.",
     )
     found = {
-        f"taken from {saved.path}": taken,
+        f"taken from {saved.path}": copied,
         "does not fit, and stays as initialised": differing,
-        "is not in the checkpoint, and stays as initialised": lacking,
-        "is in the checkpoint only": unused,
+        "is not in the checkpoint, and stays as initialised": missing,
+        "is in the checkpoint only": dict.fromkeys(_layer_of(name) for name in source if name not in target),
     }
     return [f"init_from: {what}: {', '.join(layers)}" for what, layers in found.items() if layers]
 
@@ -69,34 +64,40 @@ def _tensors(state: Any) -> dict[str, Tensor]:
     return {name: value for name, value in entries if isinstance(name, str) and isinstance(value, Tensor)}
 
 
-def _layers(policy: Policy, ours: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """The tensors of each layer, by name. Those of a normaliser belong together, its counts too."""
+def _layers(policy: Policy) -> dict[str, list[str]]:
+    """The names of each layer's tensors. Those of a normaliser belong together, its counts too."""
     normalizers = [name for name, module in policy.named_modules() if isinstance(module, ObservationNormalizer)]
     layers: dict[str, list[str]] = {}
-    for name in ours:
-        whole = (each for each in normalizers if name.startswith(f"{each}."))
-        layers.setdefault(next(whole, _owner(name)), []).append(name)
-    yield from layers.items()
+    for name in policy.state_dict():
+        normalizer = (each for each in normalizers if name.startswith(f"{each}."))
+        layers.setdefault(next(normalizer, _layer_of(name)), []).append(name)
+    return layers
 
 
-def _owner(name: str) -> str:
+def _layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _misfit(name: str, theirs: Tensor, ours: Tensor) -> str | None:
+def _difference(name: str, source: Tensor | None, target: Tensor) -> str | None:
     """The difference between two tensors of a name; None without one."""
-    if theirs.shape != ours.shape:
-        return f"{name} is {files.shape_of(theirs)} there and {files.shape_of(ours)} here"
-    if (theirs.dtype, theirs.layout, theirs.is_meta) == (ours.dtype, ours.layout, ours.is_meta):
+    if source is None:
+        return f"{name} is missing there"
+    if source.shape != target.shape:
+        return f"{name} is {_shape(source)} there and {_shape(target)} here"
+    if (source.dtype, source.layout, source.is_meta) == (target.dtype, target.layout, target.is_meta):
         return None
-    return f"{name} is of another type there, {theirs.dtype}, {theirs.layout}, {theirs.device}"
+    return f"{name} is of another type there, {source.dtype}, {source.layout}, {source.device}"
+
+
+def _shape(tensor: Tensor) -> str:
+    return "×".join(map(str, tensor.shape)) or "one number"
 
 
 @torch.no_grad()
-def _copy(names: list[str], theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], path: Path) -> None:
+def _copy(names: list[str], source: Mapping[str, Tensor], target: Mapping[str, Tensor], path: Path) -> None:
     for name in names:
         require(
-            bool(theirs[name].isfinite().all()),
+            bool(source[name].isfinite().all()),
             f"{name} of {path} holds NaN or Inf. Give an earlier checkpoint, or another run.",
         )
-        ours[name].copy_(theirs[name])
+        target[name].copy_(source[name])

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Values = TypeVar("Values")
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_LOST = "lost"
-"""The key under which a rank that cannot reach the others writes the reason."""
+_REASON = "reason"
+"""The key of torchrun's store under which the first rank that fails, or finds that another one ended, says why."""
 _SEARCH_S = 10.0
 """Time limit for finding out which rank ended after a collective failed."""
 
@@ -144,11 +144,8 @@ class World:
 
     def failed(self, error: BaseException) -> None:
         """Publishes why this rank ends, unless the reason is another rank."""
-        if self.size == 1 or isinstance(error, RankLostError):
-            return
-        # Without torchrun's store the others only find out that it ended.
-        with suppress(RuntimeError):
-            self._store.set(f"failed/{self.rank}", f"failed: {error}")
+        if self.size > 1 and not isinstance(error, RankLostError):
+            self._publish(f"{self._named(self.rank)} failed: {error}")
 
     @contextmanager
     def _lost_rank_named(self) -> Iterator[None]:
@@ -158,22 +155,20 @@ class World:
         except (RuntimeError, OSError) as error:
             # torchrun sends SIGTERM to the remaining ranks. They end anyway, and first say why.
             ignore_signals()
-            message = self._reason(error)
-            # Ranks that then lose their connection to this one give the same reason.
-            with suppress(RuntimeError):
-                self._store.set(_LOST, message)
-            raise RankLostError(message) from error
+            raise RankLostError(self._publish(self._reason(error))) from error
 
     def _reason(self, error: Exception) -> str:
         deadline = time.monotonic() + _SEARCH_S
         while self._processes and time.monotonic() < deadline:
-            for rank, (host, process) in enumerate(self._processes):
-                if rank != self.rank and (end := self._end_of(rank, host, process)) is not None:
-                    # A rank that ended because it lost another one has published the reason.
-                    reason = f"Rank {rank} of {self.size} (process {process} on {host}) {end}"
-                    return self._published(_LOST) or reason
-            if (published := self._published(_LOST)) is not None:
+            # Looked at first: a rank publishes its reason before it ends.
+            ended = [rank for rank, process in enumerate(self._processes) if _has_ended(*process)]
+            if (published := self._published()) is not None:
                 return published
+            if ended:
+                return (
+                    f"{self._named(ended[0])} ended without a message: it was killed, perhaps because memory ran out "
+                    "(see torchrun's report and dmesg). resume=auto in the same hydra.run.dir continues the run."
+                )
             time.sleep(0.1)
         reason = (str(error).splitlines() or ["no reason given"])[0]
         return (
@@ -181,23 +176,20 @@ class World:
             "evaluation for example, give a larger ranks.timeout_s."
         )
 
-    def _end_of(self, rank: int, host: str, process: int) -> str | None:
-        """How a rank ended; None if it runs, or if nothing is known of it."""
-        # Looked at first: a rank publishes its reason before it ends.
-        ended = host == socket.gethostname() and not _is_running(process)
-        if (published := self._published(f"failed/{rank}")) is not None:
-            return published
-        if ended:
-            return (
-                "ended without a message: it was killed, perhaps because memory ran out (see torchrun's report and "
-                "dmesg). resume=auto in the same hydra.run.dir continues the run."
-            )
-        return None
+    def _named(self, rank: int) -> str:
+        host, process = self._processes[rank]
+        return f"Rank {rank} of {self.size} (process {process} on {host})"
 
-    def _published(self, key: str) -> str | None:
+    def _publish(self, reason: str) -> str:
+        """Publishes why the run ends, unless a rank has done so before, and returns the published reason."""
         with suppress(RuntimeError):  # torchrun, which has the store, may have ended too
-            if self._store.check([key]):
-                return str(self._store.get(key).decode())
+            return str(self._store.compare_set(_REASON, "", reason).decode())
+        return reason
+
+    def _published(self) -> str | None:
+        with suppress(RuntimeError):
+            if self._store.check([_REASON]):
+                return str(self._store.get(_REASON).decode())
         return None
 
 
@@ -219,9 +211,12 @@ def launched_rank() -> int:
     return int(os.environ["RANK"]) if launched_size() > 1 else 0
 
 
-def _is_running(process: int) -> bool:
+def _has_ended(host: str, process: int) -> bool:
+    """True for a process of this machine that no longer runs."""
+    if host != socket.gethostname() or not sys.platform.startswith("linux"):
+        return False
     try:
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
     except FileNotFoundError:
-        return not sys.platform.startswith("linux")
-    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+        return True
+    return status.rpartition(")")[2].split()[0] in ("Z", "X")

@@ -21,7 +21,7 @@ files another program may have written, may not.
 """
 
 _CHECKPOINT = re.compile(r"frames_[0-9]+")
-_PARTS = ("manifest.json", "checksums.json")
+_PARTS = ("manifest.json", "state-policy.pt")
 
 
 class UnreadableError(ConfigError):

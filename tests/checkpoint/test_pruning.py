@@ -33,6 +33,6 @@ def test_damaged_ones_take_no_place_and_the_only_whole_one_is_kept(tmp_path, dam
     for frames in (1, 2, 3):
         write(tmp_path, frames)
     for frames in damaged:
-        (tmp_path / "checkpoints" / f"frames_{frames:012d}" / "manifest.json").unlink()
+        (tmp_path / "checkpoints" / f"frames_{frames:012d}" / "manifest.json").write_text("{}")
     checkpoint.prune(tmp_path, 1)
     assert left(tmp_path) == kept

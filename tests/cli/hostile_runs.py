@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from checkpoint_files import resealed
 
 from recurrl.checkpoint import files
 from recurrl.runtime.atomic import UNFINISHED
@@ -146,7 +147,7 @@ def foreign_folder(drawn: Drawn) -> None:
     folder = drawn.named()
     for name in ("", "objects", "checkpoints", "frames_000000000001"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for part in ("state.pt", "manifest.json", "config"):
+        for part in ("state-policy.pt", "manifest.json", "config"):
             (folder / name / part).write_bytes(b"theirs")
     drawn.foreign += folder.rglob("*")
 
@@ -249,25 +250,27 @@ def configuration_differs(drawn: Drawn) -> None:
 
 def values_of_a_checkpoint_differ(drawn: Drawn) -> None:
     path = drawn.checkpoint()
-    manifest = json.loads((path / files.MANIFEST).read_text(encoding="utf-8"))
-    values = manifest["metadata"]
     plain = [value for value in VALUES if not isinstance(value, bytes)]
-    if drawn.draws.random() < 0.5:
-        # So that what the checkpoint itself holds is what counts.
-        (drawn.run / "config.yaml").unlink(missing_ok=True)
-        values["settings"] = _changed(drawn, values["settings"])
-    else:
-        values[drawn.draws.choice(("frames", "return_mean", "tracker_ids", "settings"))] = drawn.draws.choice(plain)
-    (path / files.MANIFEST).write_text(json.dumps(manifest, default=str), encoding="utf-8")
-    _with_checksums(path)
+
+    def change(manifest: dict[str, Any]) -> None:
+        values = manifest["metadata"]
+        if drawn.draws.random() < 0.5:
+            # So that what the checkpoint itself holds is what counts.
+            (drawn.run / "config.yaml").unlink(missing_ok=True)
+            values["settings"] = _changed(drawn, values["settings"])
+        else:
+            values[drawn.draws.choice(("frames", "return_mean", "tracker_ids", "settings"))] = drawn.draws.choice(plain)
+        json.loads(json.dumps(manifest, default=str))
+
+    resealed(path, change)
 
 
 def payload_is_a_pickle(drawn: Drawn) -> None:
     path = drawn.checkpoint()
-    state = drawn.draws.choice(sorted(path.rglob("state.pt")))
+    state = drawn.draws.choice(sorted(path.glob("state-*.pt")))
     payloads = (pickle.dumps(Code(drawn.marker), protocol=2), pickle.dumps(Code(drawn.marker)), b"PK\x03\x04", b"")
     state.write_bytes(drawn.draws.choice(payloads))
-    _with_checksums(path)
+    resealed(path)
 
 
 def checkpoint_of_other_number(drawn: Drawn) -> None:
@@ -275,10 +278,6 @@ def checkpoint_of_other_number(drawn: Drawn) -> None:
     name = drawn.draws.choice(("frames_999999999999", "frames_0", "frames_" + "9" * 200, "frames_000000000048"))
     if not path.with_name(name).exists():
         shutil.copytree(path, path.with_name(name))
-
-
-def _with_checksums(path: Path) -> None:
-    (path / files.CHECKSUMS).write_text(files._canonical(files._checksums(path)), encoding="utf-8")
 
 
 CHANGES: tuple[Callable[[Drawn], None], ...] = (
@@ -300,7 +299,7 @@ def draw(seed: int, good: Path, run: Path, outside: Path, marker: Path) -> Hosti
     """
     draws = random.Random(seed)
     (outside / "folder").mkdir(parents=True)
-    for name in ("file", "state.pt", "folder/state.pt", "folder/config.yaml", "folder/checksums.json"):
+    for name in ("file", "state-policy.pt", "folder/state-policy.pt", "folder/config.yaml", "folder/manifest.json"):
         (outside / name).write_bytes(b"theirs")
     (outside / "loop").symlink_to("loop")
     kept = draws.choice(("all", "all", "all", "no metrics", "nothing"))

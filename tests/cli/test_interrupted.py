@@ -144,4 +144,4 @@ def test_a_resumed_run_keeps_what_backend_auto_chose(train, tiny, tmp_path, sign
 
 
 def _weights(run: Path) -> Iterator[Path]:
-    return (run / "checkpoints" / "frames_000000000128").rglob("*policy*/state.pt")
+    return (run / "checkpoints" / "frames_000000000128").glob("state-policy.pt")

@@ -8,6 +8,7 @@ import shutil
 import gymnasium
 import pytest
 import torch
+from checkpoint_files import resealed
 from run_files import summary
 
 from recurrl.checkpoint import files
@@ -62,7 +63,7 @@ def test_nothing_that_was_kept_elsewhere_is_gone_over(ended, finished_run, recur
     checkpoint = finished_run / "checkpoints" / "frames_000000000064"
     outcome = recurrl_check("--not-finite", checkpoint, cwd=tmp_path)
     assert outcome.code == 1
-    assert outcome.error.startswith(f"The checkpoint {checkpoint} does not fit this configuration: ")
+    assert outcome.error.startswith(f"The rows of the checkpoint {checkpoint} cannot be read: ")
     copied = shutil.copytree(ended[1], tmp_path / "copy" / "run" / "frames_000000000000")
     assert "Traceback" not in recurrl_check("--not-finite", copied, cwd=tmp_path).err
     assert recurrl_check("--not-finite", "nowhere", cwd=tmp_path).error.startswith("nowhere does not exist.")
@@ -70,11 +71,11 @@ def test_nothing_that_was_kept_elsewhere_is_gone_over(ended, finished_run, recur
 
 def test_a_place_that_is_not_finite_is_named(ended, recurrl_check, tmp_path):
     _, kept = ended
-    (rows,) = (path for path in kept.rglob("state.pt") if "rows" in str(path))
+    rows = kept / "state-rows.pt"
     state = torch.load(rows, weights_only=True)
     state["advantage"][2, 5] = torch.nan
     torch.save(state, rows)
-    (kept / files.CHECKSUMS).write_text(files._canonical(files._checksums(kept)), encoding="utf-8")
+    resealed(kept)
     lines = recurrl_check("--not-finite", kept, cwd=tmp_path).out.splitlines()
     assert "advantage: not finite, nan in environment 2 at step 5 of the row" in lines
     [spoilt] = [line for line in lines if "loss/objective nan" in line]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import resealed
 from run_files import metrics, settings, summary, without_times
 
 from recurrl import checkpoint
@@ -27,9 +28,8 @@ def state_of(run: Path, frames: int = 64):
 
 def rewritten(path: Path, state: object) -> None:
     """Replaces the policy of a checkpoint by another state, with checksums that fit."""
-    (file,) = path.rglob("*policy*/state.pt")
-    torch.save(state, file)
-    (path / files.CHECKSUMS).write_text(files._canonical(files._checksums(path)), encoding="utf-8")
+    torch.save(state, path / "state-policy.pt")
+    resealed(path)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_path_that_is_not_a_run_is_rejected_with_what_was_looked_for(train, ti
 
 
 def test_a_damaged_checkpoint_is_rejected(train, tiny, copied):
-    (file,) = (copied / "checkpoints" / LAST).rglob("*policy*/state.pt")
+    file = copied / "checkpoints" / LAST / "state-policy.pt"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

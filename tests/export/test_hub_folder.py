@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from checkpoint_files import resealed
 
 import recurrl
-from recurrl.checkpoint.files import _canonical
 from recurrl.cli import export as export_command
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.hub_run import write_hub_folder
@@ -103,7 +102,7 @@ def test_the_folder_holds_everything_and_acts_as_the_run_does(written: Path, fin
     assert all(torch.equal(value, weights[name]) for name, value in run.policy.state_dict().items())
     assert evaluate_run(written, episodes=2, seed=7) == evaluate_run(finished_run, 2, 7, which="best")
     # Neither the optimizer nor unfinished episodes.
-    assert [path.parent.name for path in written.rglob("state.pt")] == ["0000-policy"]
+    assert [path.name for path in written.rglob("state*.pt")] == ["state-policy.pt"]
 
 
 def test_a_folder_starts_a_new_run_and_is_not_resumed(written: Path, recurrl_train: Any, tmp_path: Path) -> None:
@@ -115,12 +114,9 @@ def test_a_folder_starts_a_new_run_and_is_not_resumed(written: Path, recurrl_tra
 
 def replace_state(folder: Path, marker: Path) -> None:
     """Puts a pickle with code in place of the policy, with checksums that fit."""
-    (path,) = folder.rglob("state.pt")
+    (path,) = folder.rglob("state-policy.pt")
     torch.save({"code": Code(marker)}, path)
-    checksums = next(folder.rglob("checksums.json"))
-    values = json.loads(checksums.read_text())
-    values[path.relative_to(checksums.parent).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
-    checksums.write_text(_canonical(values))
+    resealed(path.parent)
 
 
 def change_config(folder: Path, marker: Path) -> None:

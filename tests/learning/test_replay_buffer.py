@@ -149,10 +149,10 @@ first, second = buffer("one"), buffer("two")
 allow(STEPS // 2)
 for begin in range(0, 72, 4):
     first.joined(rows(begin))
-files.write(folder / "frames_1", {"buffer": first}, {})
+files.write(folder / "frames_1", {"buffer": first.state_dict()}, {})
 allow(STEPS // 2 + STEPS)  # a mapped file counts too
 before = used("RssAnon")
-files.read(folder / "frames_1", {"buffer": second})
+files.load(folder / "frames_1", {"buffer": second})
 assert used("RssAnon") - before < STEPS // 2 * MIB
 second.joined(rows(72))
 assert sorted(set(second.ring._buffer[:]["number"][:, 0, -1].tolist())) == list(range(12, 76))
