@@ -7,7 +7,7 @@ import shutil
 
 import gymnasium
 import pytest
-from run_files import SUMMARY_KEYS, metrics, summary
+from run_files import metrics, summary
 
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.config.keys import keys_of
@@ -113,8 +113,7 @@ def test_a_refused_run_leaves_a_directory_that_was_there_as_it_was(train, tmp_pa
 def test_a_refused_job_of_a_sweep_is_recorded(train, tiny, tmp_path):
     train("-m", *tiny, "recompute=full", "backend=pad", "seed=3,4", "hydra.sweep.dir=sweep")
     found = summary(tmp_path / "sweep" / "0")
-    assert found.keys() >= SUMMARY_KEYS
-    assert (found["status"], found["frames"], found["seed"]) == ("failed", 0, 3)
+    assert (found["status"], found["frames"]) == ("failed", 0)
     assert REFUSAL in found["error"]
 
 
