@@ -35,7 +35,7 @@ from recurrl.learning.learning_rate import LearningRate
 from recurrl.learning.reward_scale import RewardScaler
 from recurrl.learning.states import SliceStates
 from recurrl.policy import Policy, make_policy
-from recurrl.policy.spaces import kinds
+from recurrl.policy.build import kinds
 from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
 from recurrl.replay_check.check import check_replay

@@ -15,7 +15,6 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.nn import functional
 
 from recurrl.agent.interface import Entry, Interface
@@ -23,7 +22,6 @@ from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 from recurrl.policy import Policy
-from recurrl.policy.distributions import most_probable
 from recurrl.policy.heads import GaussianParameters
 from recurrl.recurrent.module.keys import IS_INIT
 
@@ -46,7 +44,7 @@ _UNREADABLE = (
 
 
 def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len: int, rows: int) -> dict[str, float]:
-    """Maximises the likelihood of recorded actions, and returns the metrics of the last epoch.
+    """Maximises the likelihood of recorded actions, and returns their mean in the last epoch, in nats per step.
 
     Episodes lie end to end in rows, which are learned slice by slice: gradients reach back to the beginning of a slice,
     states to that of the episode. Running statistics of observations are updated first. The critic is left alone, and
@@ -72,14 +70,13 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len:
     fixed = {id(module.log_std) for module in policy.modules() if isinstance(module, GaussianParameters)}
     learned = [p for part in (policy.trunk, policy.actor_head) for p in part.parameters() if id(p) not in fixed]
     optimizer = torch.optim.Adam(learned, lr=options.lr, eps=1e-5)
-    metrics: dict[str, float] = {}
+    log_likelihood = 0.0
     for epoch in range(options.epochs):
         rows_RT = _in_rows(episodes, min(rows, len(episodes)), slice_len).to(policy.device)
-        metrics = _epoch(policy.actor(), rows_RT, slice_len, optimizer, learned)
-        figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
-        logger.info("pretraining: epoch %d of %d: %s", epoch + 1, options.epochs, figures)
+        log_likelihood = _epoch(policy.actor(), rows_RT, slice_len, optimizer, learned)
+        logger.info("pretraining: epoch %d of %d: log likelihood %.4g", epoch + 1, options.epochs, log_likelihood)
     policy.zero_grad()
-    return metrics
+    return {"log_likelihood": log_likelihood}
 
 
 def _in_rows(episodes: Sequence[TensorDictBase], count: int, slice_len: int) -> TensorDictBase:
@@ -104,17 +101,17 @@ def _epoch(
     slice_len: int,
     optimizer: torch.optim.Optimizer,
     learned: list[nn.Parameter],
-) -> dict[str, float]:
-    state = policy.initial_state(len(rows_RT))
-    sums: dict[str, Tensor] = {}
+) -> float:
+    """Takes a gradient step for each slice, and returns the mean log-likelihood of the recorded actions."""
+    state, total = policy.initial_state(len(rows_RT)), torch.zeros(())
     for slices_RK in rows_RT.split(slice_len, 1):
-        observation, is_init_RK, recorded_RK = (slices_RK[key] for key in (OBSERVATION, IS_INIT, RECORDED))
+        is_init_RK, recorded_RK = slices_RK[IS_INIT], slices_RK[RECORDED]
         # Only the first step's state is read, and those where an episode begins, which are zero.
         entering = {
             key: functional.pad(value.unsqueeze(1), (0, 0) * (value.ndim - 1) + (0, slice_len - 1))
             for key, value in policy.reset(state, is_init_RK[:, 0]).items()
         }
-        distribution, _, states, _ = policy.sequence(observation, entering, is_init_RK)
+        distribution, _, states, _ = policy.sequence(slices_RK[OBSERVATION], entering, is_init_RK)
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
         require(
             bool(log_prob.isfinite().all()),
@@ -126,27 +123,8 @@ def _epoch(
         nn.utils.clip_grad_norm_(learned, MAX_NORM)
         optimizer.step()
         state = {key: value[:, -1].detach() for key, value in states.items()}
-        with torch.no_grad():
-            found = {"log_likelihood": log_prob.detach(), **_agreement(distribution, slices_RK[ACTION], recorded_RK)}
-        for name, values in found.items():
-            sums[name] = sums.get(name, 0) + values.double().sum()
-    return {name: float(total / rows_RT[RECORDED].sum()) for name, total in sums.items()}
-
-
-def _agreement(distribution: Distribution, action: Any, recorded_RK: Tensor) -> dict[str, Tensor]:
-    """Of each recorded step: 1 if the most probable choices are the recorded ones; the squared error of numbers."""
-    chosen = most_probable(distribution)
-    pairs = [(chosen, action)]
-    if isinstance(action, TensorDictBase):
-        pairs = [(chosen[key], action[key]) for key in action.keys(True, True)]
-    found: dict[str, Tensor] = {}
-    for pair in pairs:
-        ours, theirs = (value[recorded_RK].reshape(int(recorded_RK.sum()), -1) for value in pair)
-        if theirs.is_floating_point():
-            found["squared_error"] = found.get("squared_error", torch.zeros(())) + (ours - theirs).square().mean(1)
-        else:
-            found["accuracy"] = found.get("accuracy", torch.ones(())) * (ours == theirs).all(1)
-    return found
+        total = total + log_prob.detach().double().sum().cpu()
+    return float(total / rows_RT[RECORDED].sum())
 
 
 # Reading

@@ -130,8 +130,6 @@ def test_a_policy_learns_what_was_done(cell: str, env: tuple[str, str], agent_of
     first = pretrain(policy, config.env, options(tmp_path), 8, 4)
     last = pretrain(policy, config.env, options(tmp_path, epochs=30, lr=1e-2), 8, 4)
     assert last["log_likelihood"] > first["log_likelihood"]
-    assert last.get("accuracy", 1) > 0.7
-    assert last.get("squared_error", 0) < 0.3
     after = policy.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in after if name.startswith("critic_head"))
     assert all(torch.equal(after[name], before[name]) for name in after if name.endswith("log_std"))
@@ -159,7 +157,7 @@ def test_states_are_carried_from_slice_to_slice(cell: str, learns: bool, small: 
     set_process_state(config)
     # In slices of 4 steps only the first of six has the sign; the others have it in their state.
     found = pretrain(make_policy_for(config), config.env, options(tmp_path, epochs=40, lr=1e-2), 4, 8)
-    assert (found["accuracy"] > 0.95) == learns
+    assert (found["log_likelihood"] > -0.1) == learns
 
 
 def test_a_critic_that_sees_more_is_left_alone(small: Any, tmp_path: Path) -> None:

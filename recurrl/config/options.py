@@ -66,7 +66,7 @@ class Condition(NamedTuple):
     Attributes:
         words: the condition in words, which follow "only with".
         holds: true for a run's configuration that meets it; None for what the environment's spaces decide, see
-            :func:`recurrl.policy.spaces.kinds`.
+            :func:`recurrl.policy.build.kinds`.
     """
 
     words: str

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-LIBRARY = "recurrl"
+_KIND = "reinforcement-learning"
 _USE = """```python
 import recurrl
 
@@ -69,24 +69,18 @@ class Card:
 
     def header(self) -> dict[str, Any]:
         """The metadata."""
-        metric = {
-            "type": "mean_reward",
-            "name": "mean_reward",
-            "value": f"{self.found['mean']:.2f} +/- {self.found['std']:.2f}",
-            "verified": False,
-        }
-        kind = "reinforcement-learning"
+        value = f"{self.found['mean']:.2f} +/- {self.found['std']:.2f}"
         result = {
-            "task": {"type": kind, "name": kind},
+            "task": {"type": _KIND, "name": _KIND},
             "dataset": {"type": self.env, "name": self.env},
-            "metrics": [metric],
+            "metrics": [{"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}],
         }
         return {
             **({"license": self.license} if self.license else {}),
             **({"license_name": "license", "license_link": "LICENSE"} if self.license == "other" else {}),
-            "library_name": LIBRARY,
-            "pipeline_tag": kind,
-            "tags": [self.env, kind, "deep-reinforcement-learning", "recurrent", self.cell, self.algorithm],
+            "library_name": "recurrl",
+            "pipeline_tag": _KIND,
+            "tags": [self.env, _KIND, "deep-reinforcement-learning", "recurrent", self.cell, self.algorithm],
             "model-index": [{"name": f"{self.algorithm}-{self.cell}", "results": [result]}],
         }
 

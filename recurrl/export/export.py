@@ -6,8 +6,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,16 +16,21 @@ import torch
 from recurrl import __version__
 from recurrl.agent import Agent
 from recurrl.agent.interface import Tensors
-from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
+from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT
 from recurrl.errors import require
 from recurrl.export.checking import TOLERANCE, Call, example, largest_difference, played
 from recurrl.keys import ACTION_MASK, PREVIOUS_REWARD
-from recurrl.policy.noise import NOISE
 
 OPSET = 18
 ONNX, PT2 = FORMATS = ("onnx", "pt2")
 STEPS, BATCH = 200, 3
 DESCRIPTION = "policy.json"
+_MEANINGS = {
+    IS_INIT: "true where an episode begins",
+    NOISE_INPUT: "fresh standard normal numbers for each step; the same numbers give the same actions",
+    ACTION_MASK: "1 for each action that is allowed, 0 for others; those of several choices concatenated",
+    PREVIOUS_REWARD: "what the last step gave, not scaled; ignored where an episode begins",
+}
 _NEEDED = {ONNX: ("onnx", "onnxscript", "onnxruntime"), PT2: ()}
 
 
@@ -57,7 +61,9 @@ def export(
     step = agent.step
     pool = played(agent, STEPS)
     inputs = example(step, pool, BATCH, torch.Generator().manual_seed(0), sampled)
-    with TemporaryDirectory() as temporary, torch.no_grad(), _quiet():
+    with TemporaryDirectory() as temporary, torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's remarks on packages that it does not need
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         outputs = step(inputs)
         batch = torch.export.Dim("batch", min=1)
         program = torch.export.export(step, (inputs,), dynamic_shapes=({name: {0: batch} for name in inputs},))
@@ -82,7 +88,7 @@ def export(
                 "largest_difference": difference,
                 **({"opset": OPSET} if name == ONNX else {"torch": torch.__version__}),
             }
-        description = _described(agent, step, inputs, outputs, run) | {"files": files}
+        description = _described(agent, inputs, outputs, run) | {"files": files}
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (Path(temporary) / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,33 +127,24 @@ def _write_onnx(program: Any, path: Path, inputs: Tensors, outputs: Tensors) -> 
     made.save(path)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that it does not need."""
-    exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
-    exporter.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        exporter.setLevel(level)
-
-
-def _described(agent: Agent, step: Step, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
+def _described(agent: Agent, inputs: Tensors, outputs: Tensors, run: Mapping[str, Any]) -> dict[str, Any]:
     """``policy.json``, for those who write the program around the policy."""
-    states = step.state_shapes(sampled=NOISE_INPUT in inputs)
+    sampled = NOISE_INPUT in inputs
+    states = list(agent.step.state_shapes(sampled))
+    meanings = dict.fromkeys(inputs, "as the environment returns it, with its hidden entries, not scaled")
+    meanings |= {name: f"state: the output {NEXT}{name} of the last step" for name in states} | _MEANINGS
     return {
         "format": 1,
         "recurrl": __version__,
         "run": dict(run),
         "observation_space": str(agent.observation_space),
         "action_space": str(agent.action_space),
-        "actions": "drawn with the input noise" if NOISE_INPUT in inputs else "the most probable ones",
-        "inputs": {name: {**_array(value), "meaning": _meaning(name, states)} for name, value in inputs.items()},
-        "outputs": {name: {**_array(value), "meaning": _result(name)} for name, value in outputs.items()},
+        "actions": "drawn with the input noise" if sampled else "the most probable ones",
+        "inputs": {name: {**_array(value), "meaning": meanings[name]} for name, value in inputs.items()},
+        "outputs": {name: _array(value) for name, value in outputs.items()},
         "states": {name: {"output": NEXT + name, "initial": "zeros"} for name in states},
+        "units": "Actions are in the environment's units. Outputs distribution.* are the parameters of the policy's "
+        "distribution: continuous actions normalised, logits up to a constant.",
         "resets": f"{IS_INIT} true in a row makes that row's states and previous reward zero before anything else; "
         "nothing else resets them. Set it at the first step of each episode.",
     }
@@ -155,24 +152,3 @@ def _described(agent: Agent, step: Step, inputs: Tensors, outputs: Tensors, run:
 
 def _array(value: torch.Tensor) -> dict[str, Any]:
     return {"dtype": str(value.dtype).removeprefix("torch."), "shape": ["batch", *value.shape[1:]]}
-
-
-def _meaning(name: str, states: Collection[str]) -> str:
-    meanings = {
-        IS_INIT: "true where an episode begins",
-        NOISE_INPUT: "fresh standard normal numbers for each step; the same numbers give the same actions",
-        ACTION_MASK: "1 for each action that is allowed, 0 for others; those of several choices concatenated",
-        PREVIOUS_REWARD: "what the last step gave, not scaled; ignored where an episode begins",
-        NOISE: "state: the last step's noise of actions",
-    }
-    kept = f"state: the output {NEXT}{name} of the last step"
-    raw = "as the environment returns it, with its hidden entries, not scaled"
-    return meanings.get(name, kept if name in states else raw)
-
-
-def _result(name: str) -> str:
-    if name.startswith(NEXT):
-        return f"state: the input {name.removeprefix(NEXT)} of the next step"
-    if name.startswith("distribution."):
-        return "parameter of the action's distribution, continuous ones normalised; logits not"
-    return "in the environment's units, within its bounds"

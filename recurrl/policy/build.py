@@ -4,13 +4,14 @@ from collections.abc import Collection
 
 import torch
 from torch import nn
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import Categorical, Composite, TensorSpec
 
 from recurrl.config import CellConfig, TrainConfig
 from recurrl.config.cell import NO_CELL, BackendConfig
+from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, SINGLE_CONTINUOUS, Condition
 from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require
-from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION
+from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
 from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
@@ -22,6 +23,7 @@ from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.gated import GatedCell
+from recurrl.specs import finite_bounds, is_image
 
 
 def make_policy(config: TrainConfig, observation_spec: Composite, action_spec: TensorSpec) -> Policy:
@@ -62,19 +64,13 @@ def _without(observation: TensorSpec, names: Collection[str]) -> TensorSpec:
     """
     if not names:
         return observation
-    asked = f"algorithm.critic_observation=[{','.join(names)}]"
     entries = dict(observation.items()) if isinstance(observation, Composite) else {}
-    allowed = [name for name in entries if name != ACTION_MASK]
-    has = f"has the entries {', '.join(allowed)}" if allowed else "is not a dict"
+    allowed = {name for name in entries if name != ACTION_MASK}
     hidden = " For hidden, also give env.mask=[...], what the policy may not see." if HIDDEN in names else ""
     require(
-        set(names) <= set(allowed),
-        f"{asked} names entries of the observation that only the critic sees, but the observation {has}. Give some of "
-        f"its entries.{hidden}",
-    )
-    require(
-        bool(set(allowed) - set(names)),
-        f"{asked} leaves the policy nothing to act on. Leave an entry for it.",
+        set(names) < allowed,
+        "algorithm.critic_observation must name some, but not all, of the observation's entries "
+        f"({', '.join(sorted(allowed)) or 'none: it is not a dict'}; got {', '.join(names)}).{hidden}",
     )
     return Composite({name: spec for name, spec in entries.items() if name not in names})
 
@@ -88,15 +84,11 @@ def make_cell(options: CellConfig) -> Cell | None:
     if options.name == NO_CELL:
         return None
     cell = factory("cell", options.name)(options)
+    size = cell.hidden_size if isinstance(cell, Cell) else None
     require(
-        isinstance(cell, Cell),
-        f"cell.name={options.name} makes a {type(cell).__name__}. Give a class derived from "
-        "recurrl.recurrent.Cell, or a function that returns one of its objects.",
-    )
-    require(
-        cell.hidden_size == options.hidden_size,
-        f"cell.name={options.name} has hidden_size={cell.hidden_size}, but its options say "
-        f"cell.hidden_size={options.hidden_size}. Use the size in the options.",
+        size == options.hidden_size,
+        f"cell.name={options.name} must make a recurrl.recurrent.Cell with hidden_size={options.hidden_size} "
+        f"(got a {type(cell).__name__} with {size}). Use the size in the options.",
     )
     return cell
 
@@ -174,3 +166,33 @@ def _initialize_gates(cell: GatedCell, module: RecurrentModule) -> None:
                 nn.init.orthogonal_(gate)
         else:
             nn.init.zeros_(parameter)
+
+
+def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
+    """The conditions of options that an environment's spaces meet.
+
+    Args:
+        observation: the spec of an unbatched observation.
+        action: that of an action.
+    """
+    met = set()
+    for path, spec in _leaves(observation):
+        if path == (ACTION_MASK,):
+            continue
+        image = is_image(spec)
+        if image or path not in ((PREVIOUS_ACTION,), (PREVIOUS_REWARD,)):
+            met.add(IMAGES if image else NO_IMAGES)
+        if not (image or isinstance(spec, Categorical) or path == (PREVIOUS_ACTION,)):
+            met.add(NUMBERS)
+    for path, spec in _leaves(action):
+        if not isinstance(spec, Categorical):
+            met |= {CONTINUOUS} if path else {CONTINUOUS, SINGLE_CONTINUOUS}
+            met |= {BOUNDED} if finite_bounds(spec).any() else set()
+    return met
+
+
+def _leaves(spec: TensorSpec) -> list[tuple[tuple[str, ...], TensorSpec]]:
+    """The specs of tensors within a spec, with their paths."""
+    if not isinstance(spec, Composite):
+        return [((), spec)]
+    return [(path_of(key), leaf) for key, leaf in spec.items(include_nested=True, leaves_only=True)]

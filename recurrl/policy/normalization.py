@@ -44,36 +44,18 @@ class RunningMoments(nn.Module):
         Raises:
             NonFiniteError: one of them is not finite; the statistics are unchanged.
         """
-        count, mean, variance = _moments(samples.reshape(-1, *self.mean.shape).double())
-        if not (mean.isfinite() & variance.isfinite()).all():
-            raise NonFiniteError(_largest(samples, samples.ndim - self.mean.ndim))
+        count, mean, square = statistics.moments(samples.reshape(-1, *self.mean.shape))
+        if not (mean.isfinite() & square.isfinite()).all():
+            raise NonFiniteError(
+                "Running statistics received NaN or Inf, or numbers close to it, which would corrupt them permanently. "
+                "Have the environment clip its observations and rewards."
+            )
         total = self.count + count
-        weight = count / total
-        difference = mean - self.mean
-        self.variance.copy_((1 - weight) * self.variance + weight * variance + weight * (1 - weight) * difference**2)
+        weight, difference = count / total, mean - self.mean
+        variance = (1 - weight) * self.variance + weight * square / count
+        self.variance.copy_(variance + weight * (1 - weight) * difference**2)
         self.mean.add_(weight * difference)
         self.count.copy_(total)
-
-
-def _moments(batch: Tensor) -> tuple[float, Tensor, Tensor]:
-    """The number of samples of all ranks, their mean and their variance."""
-    if world().size == 1:
-        variance, mean = torch.var_mean(batch, 0, correction=0)
-        return len(batch), mean, variance
-    count, mean, square = statistics.moments(batch)
-    return float(count), mean, square / count
-
-
-def _largest(samples: Tensor, batch_dims: int) -> str:
-    """The error message for the first of the largest samples; NaN counts as the largest."""
-    if world().size > 1 and samples.isfinite().all():
-        return "Running statistics received NaN or Inf on another rank. Its error says where."
-    at = torch.unravel_index(samples.double().abs().nan_to_num(torch.inf).argmax(), samples.shape)
-    place = f" of environment {int(at[0])} and step {int(at[1])} of the batch" if batch_dims == 2 else ""
-    return (
-        f"Running statistics received the value {float(samples[at])}{place}, which would corrupt them permanently. "
-        "Have the environment clip its observations and rewards."
-    )
 
 
 class ObservationNormalizer(nn.Module):

@@ -1,5 +1,8 @@
 """What happens to observations before any encoder: conversion to floating point, and normalisation."""
 
+from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import torch
@@ -7,69 +10,78 @@ from torch import Tensor, nn
 from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.errors import require
-from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION
+from recurrl.keys import ACTION_MASK, PREVIOUS_ACTION, nested, path_of
 from recurrl.policy.normalization import ObservationNormalizer, observe
 from recurrl.specs import is_image
 
 
-def make_preprocessing(
-    observation: TensorSpec, normalize: bool, path: tuple[str, ...] = ()
-) -> tuple[nn.Module, TensorSpec]:
+def make_preprocessing(observation: TensorSpec, normalize: bool) -> tuple[nn.Module, TensorSpec]:
     """The module that prepares observations for an encoder, and the spec of what it returns.
 
     Indices (Discrete, MultiDiscrete) and images of bytes stay as they are; all else becomes floating point. The action
     mask is for the actor's head only and is left out.
 
     Args:
-        observation: the spec of an unbatched observation, or of an entry of one.
+        observation: the spec of an unbatched observation.
         normalize: normalise by running statistics what is neither an index, a bit, an image nor the previous action.
-        path: of the entry.
 
     Raises:
         ConfigError: there is nothing but an action mask.
     """
-    if isinstance(observation, Composite):
-        names = [name for name in observation.keys() if (*path, name) != (ACTION_MASK,)]  # noqa: SIM118
-        require(
-            bool(names),
-            "The observation holds only an action mask, so the policy has no input. Have the environment return "
-            "something else too, if only a constant.",
-        )
-        entries = {name: make_preprocessing(observation[name], normalize, (*path, name)) for name in names}
-        return (
-            DictPreprocessing({name: module for name, (module, _) in entries.items()}),
-            Composite({name: spec for name, (_, spec) in entries.items()}),
-        )
-    image, floating = is_image(observation), Unbounded(observation.shape, dtype=torch.get_default_dtype())
-    if isinstance(observation, Binary):
+    if not isinstance(observation, Composite):
+        return _prepare(observation, normalize)
+    leaves = {path_of(key): spec for key, spec in observation.items(include_nested=True, leaves_only=True)}
+    leaves.pop((ACTION_MASK,), None)
+    require(
+        bool(leaves),
+        "The observation holds only an action mask, so the policy has no input. Have the environment return "
+        "something else too, if only a constant.",
+    )
+    prepared = {path: _prepare(spec, normalize and path != (PREVIOUS_ACTION,)) for path, spec in leaves.items()}
+    specs = Composite({path: spec for path, (_, spec) in prepared.items()})
+    return Preprocessing({path: module for path, (module, _) in prepared.items()}), specs
+
+
+def _prepare(spec: TensorSpec, normalize: bool) -> tuple[nn.Module, TensorSpec]:
+    image, floating = is_image(spec), Unbounded(spec.shape, dtype=torch.get_default_dtype())
+    if isinstance(spec, Binary):
         return ToFloat(), floating
-    if isinstance(observation, Categorical) or (image and observation.dtype == torch.uint8):
-        return nn.Identity(), observation
-    if image or not normalize or path == (PREVIOUS_ACTION,):
-        return ToFloat(), observation.to(floating.dtype)
-    return ObservationNormalizer(*observation.shape), floating
+    if isinstance(spec, Categorical) or (image and spec.dtype == torch.uint8):
+        return nn.Identity(), spec
+    if image or not normalize:
+        return ToFloat(), spec.to(floating.dtype)
+    return ObservationNormalizer(*spec.shape), floating
 
 
-class DictPreprocessing(nn.Module):
-    """Prepares each entry of a mapping by a module of its own. Entries without one are left out.
+class PerEntry(nn.Module):
+    """One module for each entry of a nested mapping.
 
     Args:
-        entries: the modules, by the names of the entries.
+        entries: modules by the path to the entry. Entries without one are ignored.
     """
 
-    def __init__(self, entries: dict[str, nn.Module]) -> None:
+    def __init__(self, entries: Mapping[tuple[str, ...], nn.Module]) -> None:
         super().__init__()
-        self.names = list(entries)
+        self.paths = list(entries)
         self.entries = nn.ModuleList(entries.values())
+
+    def outputs(self, observation: Any) -> list[Tensor]:
+        """What each module returns for its entry."""
+        pairs = zip(self.entries, self.paths, strict=True)
+        return [entry(reduce(getitem, path, observation)) for entry, path in pairs]
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations to the running statistics of the modules that have any."""
+        for entry, path in zip(self.entries, self.paths, strict=True):
+            observe(entry, reduce(getitem, path, observation))
+
+
+class Preprocessing(PerEntry):
+    """Prepares each entry of a nested mapping."""
 
     def forward(self, observation: Any) -> dict[str, Any]:
         """The prepared entries."""
-        return {name: entry(observation[name]) for name, entry in zip(self.names, self.entries, strict=True)}
-
-    def observe(self, observation: Any) -> None:
-        """Adds observations to the running statistics of the entries that have any."""
-        for name, entry in zip(self.names, self.entries, strict=True):
-            observe(entry, observation[name])
+        return nested(dict(zip(self.paths, self.outputs(observation), strict=True)))
 
 
 class ToFloat(nn.Module):

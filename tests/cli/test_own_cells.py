@@ -63,8 +63,8 @@ def of_another_size(options: CellConfig) -> Cell:
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        (not_a_cell, "makes a str. Give a class derived from recurrl.recurrent.Cell"),
-        (of_another_size, "has hidden_size=9, but its options say cell.hidden_size=8"),
+        (not_a_cell, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a str with None)"),
+        (of_another_size, "must make a recurrl.recurrent.Cell with hidden_size=8 (got a GRU with 9)"),
     ],
 )
 def test_a_factory_that_makes_another_thing_is_refused(factory, message, refused, monkeypatch):

@@ -188,9 +188,9 @@ class Silent(TMaze):
 
 OWN = "algorithm.critic=feedforward"
 REFUSED = {
-    "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "the observation is not a dict. .* give env.mask"),
-    "no such entry": ((*DICT, "algorithm.critic_observation=[goal]"), "the observation has the entries more, state"),
-    "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "leaves the policy nothing to act on"),
+    "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "none: it is not a dict; got hidden.* give env.mask"),
+    "no such entry": ((*DICT, "algorithm.critic_observation=[goal]"), "entries .more, state; got goal"),
+    "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "must name some, but not all"),
     "vector environment": (
         ("env=cartpole_no_velocity", "env.vectorization=vector_entry_point", SEES),
         "Choose env.vectorization=inline",
@@ -211,7 +211,7 @@ def test_what_cannot_be_shown_is_rejected(task: tuple[str, ...], message: str, s
 def test_a_mask_of_actions_is_not_the_critics_alone(configure: Callable[..., TrainConfig]) -> None:
     task = {"mask_in": "observation", "action": "discrete"}
     config = configure(MASKED, "algorithm.critic_observation=[action_mask]", OWN, **task)
-    with pytest.raises(ConfigError, match="names entries of the observation that only the critic sees"):
+    with pytest.raises(ConfigError, match="must name some, but not all"):
         make_policy_for(config)
 
 

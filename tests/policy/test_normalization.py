@@ -99,7 +99,7 @@ def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong: float
     before = {name: value.clone() for name, value in normalizer.state_dict().items()}
     samples = torch.zeros(3, 4, 2, dtype=torch.float64)
     samples[1, 2, 0] = wrong
-    with pytest.raises(NonFiniteError, match=r"the value .* of environment 1 and step 2 of the batch"):
+    with pytest.raises(NonFiniteError, match="received NaN or Inf"):
         normalizer.observe(samples)
     assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())
 

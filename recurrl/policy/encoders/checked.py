@@ -1,7 +1,5 @@
-"""Makes the configured encoder and tries it out, so that one of a user's own fails before training and by name."""
+"""Makes the configured encoder and tries it out, so that a custom one fails before training and by name."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,12 +8,9 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.config import EncoderConfig
 from recurrl.config.plugins import factory
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError
 
-_CONTRACT = (
-    "An encoder maps observations [B, ...] to floating-point features [B, width], independently of the rest of the "
-    "batch; see docs/extending.md."
-)
+_BATCH = 3
 
 
 def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Module, int]:
@@ -26,42 +21,27 @@ def make_encoder(options: EncoderConfig, observation: TensorSpec) -> tuple[nn.Mo
         observation: the spec of an unbatched observation, preprocessed.
 
     Raises:
-        ConfigError: the encoder cannot be made for this observation, or does not do what an encoder must.
+        ConfigError: the encoder cannot be made for this observation, or does not return one vector for each.
     """
-    asked = f"encoder.name={options.name}"
-    with _named(f"{asked} could not be made for", observation):
-        encoder = factory("encoder", options.name)(options, observation)
-    require(
-        isinstance(encoder, nn.Module), f"{asked} made a {type(encoder).__name__}, not a torch.nn.Module. {_CONTRACT}"
-    )
-    # Neither the random numbers nor the gradients of the run may depend on this.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        samples = _samples(observation, 3)
-        with _named(f"{asked} cannot encode", observation):
-            together, alone = encoder(samples), [encoder(_row(samples, row)) for row in range(3)]
-    for features, batch in ((together, 3), *((each, 1) for each in alone)):
-        _check_features(asked, features, batch)
-    require(
-        torch.allclose(together, torch.cat(alone), rtol=1e-3, atol=1e-3, equal_nan=True),
-        f"{asked} returned different features for the same observation in another batch. It depends on the rest of the "
-        "batch, as batch normalisation does, or on random numbers, as dropout does. Replace such layers, or call their "
-        f"eval(). {_CONTRACT}",
-    )
-    return encoder, together.shape[1]
-
-
-@contextmanager
-def _named(failure: str, observation: TensorSpec) -> Iterator[None]:
-    """Names the encoder and the observation in whatever an encoder raises."""
     try:
-        yield
+        encoder: nn.Module = factory("encoder", options.name)(options, observation)
+        # Neither the random numbers nor the gradients of the run may depend on this.
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            features = encoder(_samples(observation))
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != _BATCH:
+            found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ValueError(f"it returned {found} for {_BATCH} observations")
+        if not features.is_floating_point():
+            raise ValueError(f"it returned {features.dtype}")
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{failure} the observation {_described(observation)}: {type(error).__name__}: {error}. {_CONTRACT} "
+            f"encoder.name={options.name} must map observations {_described(observation)} with a batch dimension to "
+            f"floating-point features [B, width] (got {type(error).__name__}: {error}). See docs/extending.md; "
             "HYDRA_FULL_ERROR=1 prints the traceback."
         ) from error
+    return encoder, features.shape[1]
 
 
 def _described(observation: TensorSpec) -> str:
@@ -70,29 +50,11 @@ def _described(observation: TensorSpec) -> str:
     return f"{str(observation.dtype).removeprefix('torch.')}{list(observation.shape)}"
 
 
-def _check_features(asked: str, features: Any, batch: int) -> None:
-    if not isinstance(features, Tensor):
-        raise ConfigError(f"{asked} returned a {type(features).__name__}, not a tensor. {_CONTRACT}")
-    fits = features.ndim == 2 and features.shape[0] == batch and features.shape[1] > 0
-    require(
-        fits and features.is_floating_point(),
-        f"{asked} returned the shape {list(features.shape)} and the dtype {features.dtype} for {batch} "
-        f"observation{'s' * (batch > 1)}. {_CONTRACT}",
-    )
-
-
-def _samples(spec: TensorSpec, batch: int) -> Any:
+def _samples(spec: TensorSpec) -> Any:
     """Random observations."""
     if isinstance(spec, Composite):
-        return {name: _samples(entry, batch) for name, entry in spec.items()}
+        return {name: _samples(entry) for name, entry in spec.items()}
     if spec.dtype.is_floating_point:
         # Not spec.rand, which overflows between bounds such as ±3.4e38.
-        return spec.expand(batch, *spec.shape).project(torch.randn(batch, *spec.shape, dtype=spec.dtype))
-    return spec.rand(torch.Size([batch]))
-
-
-def _row(samples: Any, row: int) -> Any:
-    """One observation, as a batch."""
-    if isinstance(samples, Tensor):
-        return samples[row : row + 1]
-    return {name: _row(entry, row) for name, entry in samples.items()}
+        return spec.expand(_BATCH, *spec.shape).project(torch.randn(_BATCH, *spec.shape, dtype=spec.dtype))
+    return spec.rand(torch.Size([_BATCH]))

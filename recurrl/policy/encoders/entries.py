@@ -3,9 +3,7 @@
 Shape legend: B batch.
 """
 
-from collections.abc import Callable, Mapping
-from functools import reduce
-from operator import getitem
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torchrl.data import Composite, TensorSpec
 
 from recurrl.errors import ConfigError
 from recurrl.keys import PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
-from recurrl.policy.normalization import observe
+from recurrl.policy.preprocessing import PerEntry
 
 
 def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.Module]) -> nn.Module:
@@ -42,29 +40,9 @@ def per_entry(observation: TensorSpec, make_network: Callable[[TensorSpec], nn.M
     return DictEncoder(networks)
 
 
-class DictEncoder(nn.Module):
-    """One network per entry of a nested mapping; their outputs are concatenated.
-
-    Args:
-        networks: by the path to the entry. Entries without one are ignored.
-    """
-
-    def __init__(self, networks: Mapping[tuple[str, ...], nn.Module]) -> None:
-        super().__init__()
-        self.paths = list(networks)
-        self.networks = nn.ModuleList(networks.values())
+class DictEncoder(PerEntry):
+    """One network per entry of a nested mapping; their outputs are concatenated."""
 
     def forward(self, observation: Any) -> Tensor:
         """``[B, sum of widths]``."""
-        outputs = [network(entry) for network, entry in self._entries(observation)]
-        return torch.cat(outputs, -1)
-
-    def observe(self, observation: Any) -> None:
-        """Adds observations to the running statistics of the networks that have any."""
-        for network, entry in self._entries(observation):
-            observe(network, entry)
-
-    def _entries(self, observation: Any) -> list[tuple[nn.Module, Tensor]]:
-        """Each network with its entry."""
-        paths = zip(self.networks, self.paths, strict=True)
-        return [(network, reduce(getitem, path, observation)) for network, path in paths]
+        return torch.cat(self.outputs(observation), -1)
