@@ -269,7 +269,7 @@ def test_what_the_policy_sees_besides_must_be_passed(agent_of: AgentOf) -> None:
     masked, _ = agent_of(MASKED, "env.action_mask_from_info=true", mask_in="info", action="discrete")
     with pytest.raises(ConfigError, match="Pass action_mask="):
         masked.act(np.zeros(2, np.float32), masked.initial_state())
-    with pytest.raises(ConfigError, match="must allow an action .got none in environment 1"):
+    with pytest.raises(ConfigError, match=r"must allow an action .got none in environment 1"):
         masked.act(np.zeros((2, 2), np.float32), masked.initial_state(2), action_mask=np.eye(2, 6, k=0) * [[1], [0]])
 
 
