@@ -20,7 +20,7 @@ import torch
 from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
 from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
-from recurrl.collector.lean import LeanCollector
+from recurrl.collector.rollout import Rollout
 from recurrl.config import TrainConfig
 from recurrl.learning import learner as learning
 from recurrl.learning.learner import Learner
@@ -50,20 +50,19 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     policy = make_policy_for(config)
     learner = make_learner(config, policy)
     collector = make_collector(config, policy)
-    assert isinstance(collector, LeanCollector)
-    batches = iter(collector)
+    assert isinstance(collector, Rollout)
     times: Times = defaultdict(lambda: np.zeros(2))
     with timed(_parts(collector, learner), times):
         for iteration in range(-2, iterations):
             if iteration == 0:
                 times.clear()
-            batch = _timed(batches.__next__, "collect", times)()
+            batch = _timed(collector.collect, "collect", times)()
             _timed(learner.learn, "learn", times)(batch, progress=0.0)
     collector.shutdown()
     return {name: seconds / iterations for name, seconds in times.items()}
 
 
-def _parts(collector: LeanCollector, learner: Learner) -> list[tuple[Any, str, str]]:
+def _parts(collector: Rollout, learner: Learner) -> list[tuple[Any, str, str]]:
     """Object, attribute and name of each part."""
     parts: list[tuple[Any, str, str]] = [
         (learner.algorithm, "prepare", "learn/advantages"),
@@ -77,15 +76,12 @@ def _parts(collector: LeanCollector, learner: Learner) -> list[tuple[Any, str, s
         (learner.optimizer, "update", "learn/optimizer"),
         (learner.policy, "observe", "learn/observation statistics"),
     ]
-    if collector.why_general is None:
-        rollout = collector.tensor_rollout
-        parts += [
-            (rollout.env, "step_tensors", "collect/environment steps"),
-            (rollout.env, "reset_tensors", "collect/environment resets"),
-            (rollout, "act", "collect/policy"),
-            (rollout, "store", "collect/writing the batch"),
-        ]
-    return parts
+    return [
+        *parts,
+        (collector.env, "step_tensors", "collect/environment steps"),
+        (collector.env, "reset_tensors", "collect/environment resets"),
+        (collector.policy, "step", "collect/policy"),
+    ]
 
 
 @contextmanager

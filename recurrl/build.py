@@ -19,13 +19,14 @@ from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.callbacks.evaluation import Evaluation
 from recurrl.callbacks.log import Log
 from recurrl.callbacks.rollout import ConsistencyCheck, EpisodeStatistics
-from recurrl.collector.restarts import RestartingCollector, Restarts
-from recurrl.collector.rollouts import RolloutCollector, Rollouts
+from recurrl.collector.restarts import Collector, RestartingCollector, Restarts
+from recurrl.collector.rollout import Rollouts
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import ReplayConfig
 from recurrl.config.plugins import factory
-from recurrl.envs import make_env
+from recurrl.consistency.check import check_consistency
+from recurrl.envs import make_batched_env
 from recurrl.errors import naming
 from recurrl.evaluation import Evaluator
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
@@ -38,7 +39,6 @@ from recurrl.policy import Policy, make_policy
 from recurrl.policy.build import kinds
 from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
-from recurrl.replay_check.check import check_replay
 from recurrl.runtime.ranks import World, world
 from recurrl.runtime.report import Report
 from recurrl.runtime.seeds import seed_after, seed_of_rank, seed_process, seeds
@@ -110,7 +110,7 @@ def make_callbacks(
     A run that is interrupted during an evaluation so has a checkpoint, from which a resumed run repeats it.
     """
     share = share_of(config, world())
-    check = [ConsistencyCheck(make_replay_check(share, policy))] if config.replay_check else []
+    check = [ConsistencyCheck(make_consistency_check(share, policy))] if config.consistency_check else []
     if world().rank > 0:
         return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
@@ -171,7 +171,7 @@ def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) ->
     Raises:
         ConfigError: the policy cannot be made for these specs, or an explicit value has no effect with them.
     """
-    with closing(make_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)) as env:
+    with closing(make_batched_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
         check_effects(config, explicit_keys, kinds(observation[OBSERVATION], action))
         return make_policy(config, observation, action)
@@ -233,9 +233,7 @@ def make_rollouts(config: TrainConfig, policy: Policy, frames: int = 0) -> Rollo
     return Rollouts(config.env, policy, config.frames_per_batch, seed_after(config.seed, frames), size)
 
 
-def make_collector(
-    config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None
-) -> RolloutCollector:
+def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None) -> Collector:
     """The configured collector.
 
     Args:
@@ -251,19 +249,19 @@ def make_collector(
     restarts = restarts or Restarts(config.collector.on_fault)
     rollouts = make_rollouts(config, policy, frames)
 
-    def collector(restarts: int) -> RolloutCollector:
+    def seed_after(restarts: int) -> int:
         # Those of the environments after the ones of lower ranks, as in a run alone.
         lower = (restarts * world().size + world().rank) * config.env.num_envs
-        unused = seeds(rollouts.seed, lower + 1)[-1]
-        return make(config.collector, replace(rollouts, seed=unused))
+        return seeds(rollouts.seed, lower + 1)[-1]
 
-    return RestartingCollector(collector, restarts) if restarts.allowed else collector(0)
+    collector: Collector = make(config.collector, replace(rollouts, seed=seed_after(0)))
+    return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 
 
-def make_replay_check(config: TrainConfig, policy: Policy) -> Callable[..., str]:
-    """:func:`check_replay` of a run; it takes the first batch, and ``resumed``."""
+def make_consistency_check(config: TrainConfig, policy: Policy) -> Callable[..., str]:
+    """:func:`check_consistency` of a run; it takes the first batch, and ``resumed``."""
     return partial(
-        check_replay,
+        check_consistency,
         policy,
         env=config.env,
         seed=config.seed,

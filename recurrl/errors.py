@@ -34,7 +34,7 @@ def naming(source: object) -> Iterator[None]:
         raise ConfigError(f"{source}: {error}") from error
 
 
-class ReplayError(ConfigError):
+class ConsistencyError(ConfigError):
     """The rollout recorded something other than the update would see, so learning would be wrong."""
 
 

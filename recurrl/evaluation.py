@@ -5,20 +5,25 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey
+from torch import Tensor
 from torchrl.checkpoint import GlobalRNGState
-from torchrl.envs import EnvBase, ExplorationType, set_exploration_type
 
 from recurrl.config import EnvConfig, EvaluationConfig
-from recurrl.envs import EPISODE_RETURN, make_env
-from recurrl.envs.random_actions import act_at_random
+from recurrl.envs import make_batched_env
+from recurrl.envs.batched import BatchedEnv, Tensors, observation_in
+from recurrl.envs.making import random_action
 from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
-from recurrl.policy import Policy, PolicyModule
+from recurrl.keys import HIDDEN
+from recurrl.policy import Policy
+from recurrl.policy.policy import StepOutput
+from recurrl.policy.trunk import State
 from recurrl.runtime.seeds import seeds
 
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.
@@ -33,8 +38,11 @@ MOST_COPIES = 256
 
 logger = logging.getLogger(__name__)
 
-Watch = Callable[[EnvBase, TensorDictBase], None]
-"""Sees the environments of an evaluation before each step, and what the policy does."""
+Watch = Callable[[BatchedEnv, StepOutput], None]
+"""Sees the environments of an evaluation before each step, and the policy's output."""
+
+Act = Callable[[Tensors, Tensor], Any]
+"""Chooses actions for observations and episode starts ``[N, 1]``."""
 
 # Recurrent states between two steps of an evaluation: unchanged, zeros, or those of another episode.
 KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
@@ -142,39 +150,40 @@ def evaluate(
             gives each environment the states of another one; there are at least two.
         stopped: called before each step; True ends the evaluation.
         deterministic: take the most probable actions; False to sample them with torch's global generator.
-        watch: called before each step of the environments.
+        watch: called with the environments before each of their steps, and with the policy's output.
 
     Raises:
         StoppedError: ``stopped`` returned True.
         RunError: an environment failed.
     """
-    act = act_at_random if policy is None else _acting(policy, states, seed)
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
-    returns: list[float | None] = [None] * copies
-    exploration = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-    with closing(make_env(config, copies, seed + SEED_OFFSET, policy)) as env, set_exploration_type(exploration):
-        current = env.reset()
+    reveals = policy is not None and HIDDEN in policy.critic_only
+    with closing(make_batched_env(config, copies, seed + SEED_OFFSET, reveals=reveals)) as env:
+        act: Act = partial(_act_at_random, env)
+        if policy is not None:
+            act = _acting(env, policy, states, seed, deterministic, watch)
+        returns = torch.zeros(copies, 1, dtype=torch.float64, device=env.device)
+        over = torch.zeros(copies, 1, dtype=torch.bool, device=env.device)
+        done, observation = ~over, env.reset_tensors(None)
         for _ in range(most_steps):
             if stopped():
                 raise StoppedError
-            acted = act(env, current)
-            if watch is not None:
-                watch(env, acted)
-            stepped, current = env.step_and_maybe_reset(acted)
-            for i in stepped["next", "done"].flatten().nonzero().flatten().tolist():
-                if returns[i] is None:
-                    returns[i] = float(stepped["next", EPISODE_RETURN][i])
-            if None not in returns[:episodes]:
+            after = env.step_tensors(act(observation, done))
+            returns += after["reward"].masked_fill(over, 0.0)
+            done = after["done"]
+            over = over | done
+            if over[:episodes].all():
                 break
+            observation = env.reset_tensors(done)
         else:
             logger.warning(
                 "%d of %d evaluation episodes of %s had not ended after %d steps; their returns so far are "
                 "counted. Give env.max_episode_steps.",
-                *(returns[:episodes].count(None), episodes, config.id, most_steps),
+                *(int((~over[:episodes]).sum()), episodes, config.id, most_steps),
             )
-            returns = [stepped["next", EPISODE_RETURN][i].item() if r is None else r for i, r in enumerate(returns)]
-    return [value for value in returns[:episodes] if value is not None]
+    found: list[float] = returns[:episodes, 0].tolist()
+    return found
 
 
 @random_numbers_restored()
@@ -212,25 +221,40 @@ def evaluate_many(
     return returns
 
 
-def _acting(policy: Policy, states: str, seed: int) -> Callable[[EnvBase, TensorDictBase], TensorDictBase]:
-    device, acting = next(policy.parameters()).device, PolicyModule(policy)
-    generator = torch.Generator().manual_seed(seed)
+def _act_at_random(env: BatchedEnv, observation: Tensors, is_init: Tensor) -> Any:
+    return random_action(env, observation)
 
-    def act(env: EnvBase, current_N: TensorDictBase) -> TensorDictBase:
-        _disturb(current_N, policy.state_keys, states, generator)
-        return acting(current_N.to(device)).to(env.device)
+
+def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, deterministic: bool, watch: Watch | None) -> Act:
+    """A function of observations and episode starts ``[N, 1]`` that returns the policy's actions."""
+    device, count = policy.device, env.batch_size[0]
+    generator = torch.Generator().manual_seed(seed)
+    state: State = policy.initial_state(count)
+
+    def act(observation: Tensors, is_init: Tensor) -> Any:
+        nonlocal state
+        entries = observation_in({key: value.to(device) for key, value in observation.items()})
+        state = _treated(policy.reset(state, is_init.to(device).squeeze(-1)), policy.state_keys, states, generator)
+        noise = None if deterministic else torch.randn(count, policy.noise_size, device=device)
+        output = policy.step(entries, state, None, noise)
+        state = output.state
+        if watch is not None:
+            watch(env, output)
+        return output.action.to(env.device)
 
     return act
 
 
-def _disturb(current_N: TensorDictBase, keys: Sequence[Any], states: str, generator: torch.Generator) -> None:
+def _treated(state: State, keys: Sequence[NestedKey], states: str, generator: torch.Generator) -> State:
+    """The recurrent states with which the policy acts."""
+    if states == KEPT:
+        return state
+    if states == ZEROED:
+        return {**state, **{key: torch.zeros_like(state[key]) for key in keys}}
     # A rotation: each environment gets all states of another one.
-    by = int(torch.randint(1, current_N.batch_size[0], (), generator=generator)) if states == SHUFFLED else 0
-    for key in keys:
-        if states == ZEROED:
-            current_N[key] = torch.zeros_like(current_N[key])
-        elif states == SHUFFLED:
-            current_N[key] = current_N[key].roll(by, 0)
+    count = len(next(iter(state.values())))
+    by = int(torch.randint(1, count, (), generator=generator))
+    return {**state, **{key: state[key].roll(by, 0) for key in keys}}
 
 
 def memory_metrics(

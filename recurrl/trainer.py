@@ -14,8 +14,7 @@ import torch
 
 from recurrl.callbacks.callback import Callbacks
 from recurrl.checkpoint.not_finite import batch_saved
-from recurrl.collector.restarts import RESTARTS
-from recurrl.collector.rollouts import RolloutCollector
+from recurrl.collector.restarts import RESTARTS, Collector
 from recurrl.config import TrainConfig
 from recurrl.learning.learner import Learner
 from recurrl.learning.metrics import merged
@@ -55,7 +54,7 @@ class Trainer:
     config: TrainConfig
     run_dir: Path
     algorithm: Learner
-    collector: RolloutCollector
+    collector: Collector
     callbacks: Callbacks
     report: Report
     request: StopRequest
@@ -77,10 +76,9 @@ class Trainer:
             self.report.startup_time_s = time.time() - self.report.started
             if self.metrics:
                 self.callbacks.on_iteration(self, self.metrics)
-            batches = iter(self.collector)
             while not self.finished():
                 with self.report.timing("collect"):
-                    rollout = next(batches)
+                    rollout = self.collector.collect()
                 self.callbacks.on_rollout(self, rollout)
                 with self.report.timing("learn"), batch_saved(self.run_dir, self.frames, self.algorithm):
                     metrics = self.algorithm.learn(rollout, self.progress)

@@ -21,7 +21,7 @@ from recurrl.config.keys import WRAPPERS
 from recurrl.config.options import Condition, Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, check_name, factory, is_custom
 from recurrl.config.run import BURN_IN, STORED
-from recurrl.envs.checks import check_rows
+from recurrl.envs.making import check_rows
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 from recurrl.learning import compiling

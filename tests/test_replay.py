@@ -71,7 +71,7 @@ def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small: Compose) -> 
     """The test above can fail."""
     config = small(*OPTIONS)
     policy, collector = make(config)
-    batch = next(iter(collector))
+    batch = collector.collect()
     collector.shutdown()
     batch["recurrent_state"].zero_()
     buffer = SliceBuffer(config.buffer, config.slice_len, config.minibatch_slices)
@@ -88,7 +88,7 @@ def test_the_first_update_is_the_same_for_every_backend(cell: str, small: Compos
         set_process_state(config)
         policy = make_policy_for(config)
         collector = make_collector(config, policy)
-        metrics = make_learner(config, policy).learn(next(iter(collector)), progress=0.0)
+        metrics = make_learner(config, policy).learn(collector.collect(), progress=0.0)
         collector.shutdown()
         losses[backend] = sum(metrics[f"loss/{name}"] for name in ("objective", "critic", "entropy"))
         weights[backend] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
@@ -100,10 +100,10 @@ def test_the_first_update_is_the_same_for_every_backend(cell: str, small: Compos
 def test_the_collector_acts_with_the_weights_as_they_are_now(small: Compose) -> None:
     config = small(*OPTIONS, "lr=0.05")
     policy, collector = make(config)
-    batches = iter(collector)
+    collect = collector.collect
     learner = make_learner(config, policy)
     for _ in range(2):
-        learner.learn(next(batches), progress=0.0)
-    batch = next(batches)
+        learner.learn(collect(), progress=0.0)
+    batch = collect()
     collector.shutdown()
     assert_replays(policy, batch.select(OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))

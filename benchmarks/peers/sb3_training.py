@@ -29,8 +29,8 @@ from torchrl.data import Bounded, Categorical, TensorSpec
 from benchmarks.configuration import configuration
 from benchmarks.returns import Task, chosen
 from recurrl.config import EnvConfig
+from recurrl.envs import BatchedEnv
 from recurrl.envs.source import source_of
-from recurrl.envs.tensors import TensorEnv
 from recurrl.evaluation import SEED_OFFSET
 from recurrl.keys import OBSERVATION
 
@@ -42,7 +42,7 @@ class SuiteVecEnv(VecEnv):
 
     def __init__(self, config: EnvConfig, num_envs: int, seed: int) -> None:
         made = source_of(config).make(num_envs)
-        assert isinstance(made, TensorEnv)
+        assert isinstance(made, BatchedEnv)
         self.env = made
         self.env.set_seed(seed)
         super().__init__(num_envs, _space(made.observation_spec[OBSERVATION][0]), _space(made.action_spec[0]))

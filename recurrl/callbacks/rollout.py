@@ -40,7 +40,7 @@ class ConsistencyCheck(Callback):
         """Checks the first rollout of this process, as part of the start-up.
 
         Raises:
-            ReplayError: the update would see something else.
+            ConsistencyError: the update would see something else.
         """
         if not self._done:
             with trainer.report.starting_up():

@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster, on any of its machines, that collect in parallel, in turns with learning or during it.
+"""Workers as actors of a Ray cluster, on any of its machines, that collect in turns with learning or ahead of it.
 
 Shape legend: N environments, T steps, W workers.
 """
@@ -8,32 +8,29 @@ import signal
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 from math import ceil
-from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import ray
 import torch
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from tensordict import TensorDict, TensorDictBase
-from tensordict.utils import NestedKey
+from tensordict import TensorDictBase
+from torch import nn
 
-from recurrl.collector import collector_state, single
-from recurrl.collector.faults import WorkerFaultError, name_of, reported
-from recurrl.collector.rollouts import Rollouts
+from recurrl.collector.processes import empty
+from recurrl.collector.rollout import Rollouts
+from recurrl.collector.worker_errors import Failure
+from recurrl.collector.workers import Arrays, Layout, Worker, WorkerCollector
 from recurrl.config.collector import RayConfig
 from recurrl.errors import ConfigError
 from recurrl.runtime.in_bytes import read, written
-from recurrl.runtime.ranks import world
-from recurrl.runtime.seeds import seed_process, seeds
 from recurrl.runtime.signals import SIGNALS
 from recurrl.runtime.time_limit import time_limit
 
@@ -44,157 +41,88 @@ _START = " Start a cluster with ray start --head, or leave collector.address out
 _NOT_STARTED = (RayError, OSError, RuntimeError, ValueError)
 """What Ray raises where it cannot start or connect."""
 
-Arrays = dict[NestedKey, np.ndarray[Any, Any]]
-logger = logging.getLogger(__name__)
 
+class ActorWorker(Worker):
+    """The rollout within an actor, which returns rows."""
 
-class Worker:
-    """The collector within an actor."""
-
-    def start(self, path: list[str], pickled: bytes, seed: int) -> None:
+    def begin(self, path: list[str], pickled: bytes, seed: int) -> Layout:
         """Makes the environments.
 
         Args:
             path: where the main process finds modules, which may be missing here.
             pickled: the options and this worker's share of the rollouts.
-            seed: for the actor's random numbers.
+            seed: of the actor's random numbers.
         """
         sys.path += [each for each in path if each not in sys.path]
         self._options, rollouts = cloudpickle.loads(pickled)
         torch.set_num_threads(max(1, int(self._options.cpus_per_worker)))
         rollouts.policy.to("cuda" if self._options.gpus_per_worker else "cpu")
-        self._policy = rollouts.policy
-        seed_process(seed)
-        with time_limit(self._options.timeout_s):
-            self._collector = single.make(self._options, rollouts)
+        return self.call("start", rollouts, seed)
 
-    def rollout(self, weights: bytes) -> Arrays:
-        """The entries of the rows ``[N, T]``, collected with these weights."""
-        self._policy.load_state_dict(read(weights))
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Calls another method, whose environments have the time limit."""
         with time_limit(self._options.timeout_s):
-            rows = self._collector.rollout()
+            return getattr(self, method)(*arguments)
+
+    def connect(self) -> None:
+        """Actors share no memory."""
+
+    def collect(self, weights: bytes, slot: int) -> Arrays:
+        """Collects rows with these weights."""
+        self.rollout.policy.load_state_dict(read(weights))
         # As arrays: Ray reads them from its shared memory without a copy, unlike tensors.
-        return {key: value.cpu().numpy() for key, value in rows.items(True, True)}
-
-    def saved(self) -> bytes:
-        """This worker's state, including its random numbers."""
-        with time_limit(self._options.timeout_s):
-            return collector_state.saved(self._collector)
-
-    def restore(self, saved: bytes) -> None:
-        """Restores it."""
-        with time_limit(self._options.timeout_s):
-            collector_state.restore(self._collector, saved)
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self._collector.shutdown(raise_on_error=False)
+        return {key: value.cpu().numpy() for key, value in self.rollout.collect().items(True, True)}
 
 
-class Call(NamedTuple):
-    """A rollout that an actor was asked for.
-
-    Attributes:
-        rows: Ray's reference to what it returns.
-        update: the number of updates in its weights, counted by batches.
-    """
-
-    rows: Any
-    update: int
-
-
-class RayCollector:
-    """Rollouts ``[N, T]``, collected by actors that share the environments evenly.
-
-    They have the newest weights, or those of ``collector.ahead`` updates before.
-
-    Environments have the same seeds as in a single process, and actors the random numbers of the workers of
-    ``collector=multi_sync``.
+class Actors:
+    """Runs workers as actors.
 
     Args:
         options: as configured.
-        rollouts: what to collect.
 
     Raises:
-        ConfigError: there is no such cluster, or an actor raised it.
-        RunError: an actor raised something else or was lost; none is left.
+        ConfigError: there is no such cluster.
     """
 
-    def __init__(self, options: RayConfig, rollouts: Rollouts) -> None:
-        self._options, self._rollouts = options, rollouts
-        self._rows: dict[int, Arrays] = {}
-        self._updates: dict[int, int] = {}
+    def __init__(self, options: RayConfig) -> None:
+        self._options, self.frames = options, 0
         self._actors: dict[int, Any] = {}
-        self._calls: defaultdict[int, deque[Call]] = defaultdict(deque)
-        self._batches, self._staleness = 0, 0.0
+        self._calls: defaultdict[int, deque[Any]] = defaultdict(deque)
+        self._starting: set[int] = set()
         self._connection = ExitStack()
-        try:
-            self._connection.enter_context(_connected(options))
-            self._start(rollouts.seed)
-        except BaseException:
-            self.shutdown()
-            raise
+        self._connection.enter_context(_connected(options))
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
-        """An endless iterator. After a fault, a new one collects only the rows that the last batch lacks."""
-        while True:
-            # Each machine gets them once, whatever the number of its actors.
-            weights = ray.put(written(self._rollouts.policy.state_dict()))
-            for worker, actor in self._actors.items():
-                calls = self._calls[worker]
-                while len(calls) + (worker in self._rows) <= self._options.ahead:
-                    calls.append(Call(actor.rollout.remote(weights), self._batches))
-            taken = {worker: calls.popleft() for worker, calls in self._calls.items() if worker not in self._rows}
-            # With those of rows that were kept through a fault, which are older than the ones collected again.
-            self._updates |= {worker: call.update for worker, call in taken.items()}
-            self._staleness = self._batches - fmean(self._updates.values())
-            self._wait({worker: call.rows for worker, call in taken.items()}, self._rows)
-            self._batches += 1
-            yield self._batch()
+    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
+        """Starts an actor, if the cluster has room for it."""
+        if worker in self._actors:
+            self._end(worker)
+        resources = {"num_cpus": self._options.cpus_per_worker, "num_gpus": self._options.gpus_per_worker}
+        self._actors[worker] = ray.remote(**resources, scheduling_strategy="SPREAD")(ActorWorker).remote()
+        pickled = cloudpickle.dumps((self._options, replace(rollouts, policy=deepcopy(rollouts.policy).cpu())))
+        self._calls[worker].append(self._actors[worker].begin.remote(sys.path, pickled, seed))
+        self._starting.add(worker)
 
-    def _batch(self) -> TensorDictBase:
-        """The rows of all workers, in their order, which are forgotten here: until then they fill the object store."""
-        rows = [self._rows.pop(worker) for worker in range(self._options.num_workers)]
-        num_envs = self._rollouts.env.num_envs
-        return TensorDict(_tensors(rows), [num_envs, self._rollouts.frames // num_envs]).to(
-            self._rollouts.policy.device
-        )
+    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[TensorDictBase]:
+        """Memory of this process, into which rows are copied."""
+        return [empty(layout, num_envs, steps) for _ in range(slots)]
 
-    def replace_failed(self, restarts: int) -> None:
-        """Replaces the actors that failed; the others keep their episodes, and their rows of the unfinished batch.
+    def connect(self, worker: int) -> None:
+        """Actors share no memory."""
+        self.call(worker, "connect")
 
-        Args:
-            restarts: of the run so far, which gives the new environments unused seeds.
+    def publish(self, policy: nn.Module, slot: int) -> Any:
+        """Ray's reference to the weights: each machine gets them once, whatever the number of its actors."""
+        return ray.put(written(policy.state_dict()))
 
-        Raises:
-            RunError: a new actor failed, or found no room.
-        """
-        unused = restarts * world().size * self._rollouts.env.num_envs
-        self._start(seeds(self._rollouts.seed, unused + 1)[-1])
+    def call(self, worker: int, method: str, *arguments: Any) -> None:
+        """Calls a method of the actor."""
+        self._calls[worker].append(self._actors[worker].call.remote(method, *arguments))
 
-    def _start(self, seed: int) -> None:
-        """Starts the actors that there are not, with the seeds of a chain that begins with ``seed``."""
-        options, rollouts = self._options, self._rollouts
-        count = rollouts.env.num_envs // options.num_workers
-        share = replace(
-            rollouts,
-            env=replace(rollouts.env, num_envs=count),
-            policy=deepcopy(rollouts.policy).cpu(),
-            frames=rollouts.frames // options.num_workers,
-        )
-        resources = {"num_cpus": options.cpus_per_worker, "num_gpus": options.gpus_per_worker}
-        started = {}
-        for worker, first in enumerate(islice(seeds(seed, rollouts.env.num_envs), 0, None, count)):
-            if worker not in self._actors:
-                self._actors[worker] = ray.remote(**resources, scheduling_strategy="SPREAD")(Worker).remote()
-                pickled = cloudpickle.dumps((options, replace(share, seed=first)))
-                started[worker] = self._actors[worker].start.remote(sys.path, pickled, seed + worker)
-        self._wait(started, {}, options.start_timeout_s)
-
-    def _wait(self, calls: Mapping[int, Any], results: dict[int, Any], timeout_s: float | None = None) -> None:
-        """Adds the results of calls. Actors whose calls fail are killed; only then, the first fault is raised."""
-        waiting = {call: worker for worker, call in calls.items()}
-        faults: list[Exception] = []
+    def receive(self, workers: Collection[int]) -> dict[int, Any]:
+        """Waits for results; only for the first one of an actor at most ``collector.start_timeout_s``."""
+        waiting = {self._calls[worker].popleft(): worker for worker in workers}
+        timeout_s = self._options.start_timeout_s if self._starting.intersection(workers) else None
+        results: dict[int, Any] = {}
         while waiting:
             ready, _ = ray.wait(list(waiting), timeout=timeout_s)
             for call in ready or list(waiting):
@@ -202,76 +130,35 @@ class RayCollector:
                 try:
                     results[worker] = ray.get(call, timeout=None if ready else 0)
                 except RayError as error:
-                    faults.append(self._fault(worker, error))
-                    ray.kill(self._actors.pop(worker))
-                    self._calls.pop(worker, None)
-        for other in faults[1:]:
-            logger.warning("%s", other)
-        if faults:
-            raise faults[0] from faults[0].__cause__
+                    results[worker] = self._failure(error)
+                    self._end(worker)
+        self._starting.difference_update(workers)
+        return results
 
-    def _fault(self, worker: int, error: RayError) -> Exception:
-        options, num_envs = self._options, self._rollouts.env.num_envs
-        name = name_of(worker, options.num_workers, num_envs)
+    def _failure(self, error: RayError) -> Failure:
         if isinstance(error, RayTaskError):
-            return reported(name, error.cause, str(error))
+            return Failure(error.cause, str(error))
         if isinstance(error, GetTimeoutError):
-            return WorkerFaultError(f"{name} {_no_room(options)}")
-        frames = self._batches * self._rollouts.frames // options.num_workers
+            return Failure(None, _no_resources(self._options))
         # Ray's own advice is long and about its commands.
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
-        return WorkerFaultError(
-            f"{name} was lost after {frames} of its frames. Ray says: {reason}. With collector.on_fault=restart the "
-            "run continues with a new one."
+        return Failure(
+            None,
+            f"was lost after {self.frames} of its frames. Ray says: {reason}. With collector.on_fault=restart the run "
+            "continues with a new one.",
         )
 
-    def metrics(self) -> dict[str, float]:
-        """With ``collector.ahead``, the mean number of updates since the weights of the last rollout."""
-        return {"collect/staleness": self._staleness} if self._options.ahead else {}
+    def _end(self, worker: int) -> None:
+        ray.kill(self._actors.pop(worker))
+        self._calls.pop(worker, None)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of each worker, as with ``collector=multi_sync``, and the rows that are ahead of it.
-
-        Raises:
-            RunError: a worker failed.
-        """
-        saved: dict[int, bytes] = {}
-        self._wait({worker: actor.saved.remote() for worker, actor in self._actors.items()}, saved)
-        workers = range(self._options.num_workers)
-        state = collector_state.of_workers([saved[worker] for worker in workers])
-        if self._options.ahead:
-            state["ahead"] = []
-            for calls in zip(*(self._calls[worker] for worker in workers), strict=True):
-                rows: dict[int, Arrays] = {}
-                self._wait({worker: call.rows for worker, call in enumerate(calls)}, rows)
-                ages = [self._batches - call.update for call in calls]
-                state["ahead"].append([(_tensors([rows[worker]]), age) for worker, age in enumerate(ages)])
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores it. Episodes that could not be saved are restarted, and the log says why.
-
-        Raises:
-            UnsavableError: the environments are constructed differently from the saved ones.
-            RunError: a worker failed.
-        """
-        saved = collector_state.to_workers(state)
-        self._wait({worker: self._actors[worker].restore.remote(each) for worker, each in enumerate(saved)}, {})
-        self._calls.clear()
-        for of_workers in state.get("ahead", ()):
-            for worker, (rows, age) in enumerate(of_workers):
-                arrays = {key: value.numpy() for key, value in rows.items()}
-                self._calls[worker].append(Call(ray.put(arrays), self._batches - age))
-
-    def shutdown(self, *, raise_on_error: bool = True) -> None:
+    def shutdown(self) -> None:
         """Ends the actors, and the cluster if it was started here."""
-        actors, self._actors = list(self._actors.values()), {}
-        self._rows.clear()
-        self._calls.clear()
-        if actors:
-            ray.wait([actor.close.remote() for actor in actors], num_returns=len(actors), timeout=_CLOSING_S)
-        for actor in actors:
-            ray.kill(actor)
+        if self._actors:
+            closing = [actor.close.remote() for actor in self._actors.values()]
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_S)
+        for worker in list(self._actors):
+            self._end(worker)
         self._connection.close()
 
 
@@ -318,12 +205,7 @@ def _connected(options: RayConfig) -> Iterator[None]:
         yield
 
 
-def _tensors(parts: list[Arrays]) -> dict[NestedKey, torch.Tensor]:
-    """The entries of all parts, joined."""
-    return {key: torch.from_numpy(np.concatenate([part[key] for part in parts])) for key in parts[0]}
-
-
-def _no_room(options: RayConfig) -> str:
+def _no_resources(options: RayConfig) -> str:
     return (
         f"did not start within collector.start_timeout_s={options.start_timeout_s:g} s. It needs "
         f"{options.cpus_per_worker:g} CPU cores and {options.gpus_per_worker:g} GPUs of one machine; the cluster has "
@@ -337,4 +219,6 @@ def _described(resources: Mapping[str, float]) -> str:
     return f"{resources.get('CPU', 0):g} CPU cores and {resources.get('GPU', 0):g} GPUs"
 
 
-make = RayCollector
+def make(options: RayConfig, rollouts: Rollouts) -> WorkerCollector:
+    """The collector."""
+    return WorkerCollector(options, rollouts, partial(Actors, options), options.ahead)

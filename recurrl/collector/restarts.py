@@ -1,15 +1,15 @@
-"""Restarts of collection after environments or workers have failed."""
+"""The interface of collectors, and restarts of collection after environments or workers have failed."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from tensordict import TensorDictBase
 
-from recurrl.collector import collector_state
-from recurrl.collector.rollouts import ReplacesWorkers, RolloutCollector
-from recurrl.errors import RunError
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import NonFiniteError, RunError
+from recurrl.runtime.in_bytes import read, written
 
 MOST_IN_A_ROW = 3
 """Restarts without a success in between, after which environments are assumed to fail always."""
@@ -17,6 +17,43 @@ MOST_IN_A_ROW = 3
 RESTARTS = "collect/restarts"
 
 logger = logging.getLogger(__name__)
+
+
+class Collector(Protocol):
+    """Collects rollouts; each choice of ``collector`` is a module with a factory ``make(options, rollouts)``."""
+
+    def collect(self) -> TensorDictBase:
+        """The next rollout ``[N, T]``, in memory that the next call may overwrite.
+
+        Raises:
+            RunError: environments or workers failed.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last rollout's collection."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unfinished episodes; ``why_not`` is the reason if they cannot be saved, else None."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Restores them, in another process. Those that could not be saved are restarted.
+
+        Raises:
+            UnsavableError: the environments are constructed differently from the saved ones.
+        """
+
+    def restart(self, seed: int) -> None:
+        """Replaces what failed by new environments and workers, which begin new episodes.
+
+        Args:
+            seed: of the new environments.
+
+        Raises:
+            RunError: they failed too.
+        """
+
+    def shutdown(self, *, raise_on_error: bool = True) -> None:
+        """Closes environments and ends processes."""
 
 
 class Restarts:
@@ -32,23 +69,23 @@ class Restarts:
     def __init__(self, on_fault: str) -> None:
         self.allowed, self.count = on_fault == "restart", 0
 
-    def after(self, fault: RunError, in_a_row: int, awaited: str) -> None:
-        """Counts and logs a restart after a fault.
+    def after(self, error: RunError, in_a_row: int, expected: str) -> None:
+        """Counts and logs a restart after an error.
 
         Args:
-            fault: the reason.
+            error: the reason.
             in_a_row: restarts since the last success.
-            awaited: the success, for the message.
+            expected: the success, for the message.
 
         Raises:
-            RunError: the fault if restarts are not allowed; or ``in_a_row`` has reached ``MOST_IN_A_ROW``.
+            RunError: the error if restarts are not allowed; or ``in_a_row`` has reached ``MOST_IN_A_ROW``.
         """
         if not self.allowed:
-            raise fault
+            raise error
         if in_a_row == MOST_IN_A_ROW:
-            raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without {awaited}: {fault}") from fault
+            raise RunError(f"After {MOST_IN_A_ROW} restarts in a row without {expected}: {error}") from error
         self.count += 1
-        logger.warning("New environments (restart %d): %s", self.count, fault)
+        logger.warning("New environments (restart %d): %s", self.count, error)
 
     def metrics(self, others: float = 0.0) -> dict[str, float]:
         """Their number, if they are allowed, with those of the other ranks."""
@@ -56,66 +93,46 @@ class Restarts:
 
 
 class RestartingCollector:
-    """A collector that is replaced when it fails, with new environments and processes.
+    """A collector that replaces environments and workers that fail.
 
-    The new one begins new episodes, with unused seeds, and collects the whole batch again with the newest weights: the
-    partial batch is lost. All workers are replaced, not only the one that failed, because a killed process may leave
-    memory and locks that it shares with the others in any state. A collector whose workers share none replaces those
-    that failed itself, see :class:`ReplacesWorkers`.
+    New ones begin new episodes, with unused seeds, and act with the newest weights.
 
     Args:
-        make: makes a collector; called with the number of restarts before it.
-        restarts: counts them.
-
-    Attributes:
-        current: the current collector.
-
-    Raises:
-        ConfigError: raised by the first collector.
-        RunError: likewise; later, ``MOST_IN_A_ROW`` restarts did not yield a batch.
+        collector: collects.
+        restarts: counts its restarts.
+        seed_after: gives the seed of new environments from the number of restarts.
     """
 
-    def __init__(self, make: Callable[[int], RolloutCollector], restarts: Restarts) -> None:
-        self._make, self._restarts = make, restarts
-        self.current = make(0)
-        self._found: RunError | None = None
+    def __init__(self, collector: Collector, restarts: Restarts, seed_after: Callable[[int], int]) -> None:
+        self.collector, self._restarts, self._seed_after = collector, restarts, seed_after
+        self._error: RunError | None = None
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
-        batches = iter(self.current)
+    def collect(self) -> TensorDictBase:
+        """The next rollout.
+
+        Raises:
+            RunError: ``MOST_IN_A_ROW`` restarts did not yield one.
+        """
         in_a_row = 0
         while True:
-            try:
-                if self._found is not None:
-                    raise self._found
-                batch = next(batches)
-            except RunError as fault:
-                self._found = None
-                self._restarts.after(fault, in_a_row, "a batch")
-                in_a_row += 1
-                batches = self._restarted()
-                continue
-            in_a_row = 0
-            yield batch
-
-    def _restarted(self) -> Iterator[TensorDictBase]:
-        """The batches after a restart, which happens with the first batch because it may fail too."""
-        if isinstance(self.current, ReplacesWorkers):
-            self.current.replace_failed(self._restarts.count)
-        else:
-            # Environments that failed may not close either.
-            self.current.shutdown(raise_on_error=False)
-            self.current = self._make(self._restarts.count)
-        yield from self.current
+            if self._error is None:
+                with self._error_stored():
+                    return self.collector.collect()
+            else:
+                self._restarts.after(self._error, in_a_row, "a rollout")
+                self._error, in_a_row = None, in_a_row + 1
+                with self._error_stored():
+                    self.collector.restart(self._seed_after(self._restarts.count))
 
     def metrics(self) -> dict[str, float]:
-        """Those of the current collector, and the number of restarts."""
-        return {**self.current.metrics(), **self._restarts.metrics()}
+        """The collector's, and the number of restarts."""
+        return {**self.collector.metrics(), **self._restarts.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The current collector's state, and the number of restarts."""
-        state = collector_state.lost("they had failed")
-        with self._found_here():
-            state = self.current.state_dict()
+        """The collector's state, and the number of restarts."""
+        state = {"why_not": "their environments had failed"}
+        with self._error_stored():
+            state = self.collector.state_dict()
         return {**state, "restarts": self._restarts.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,17 +143,34 @@ class RestartingCollector:
         """
         # Missing in checkpoints of runs with on_fault=raise.
         self._restarts.count = state.get("restarts", 0)
-        with self._found_here():
-            self.current.load_state_dict(state)
+        with self._error_stored():
+            self.collector.load_state_dict(state)
+
+    def restart(self, seed: int) -> None:
+        """Replaces what failed."""
+        self.collector.restart(seed)
 
     @contextmanager
-    def _found_here(self) -> Iterator[None]:
-        """Stores a fault found between two batches, so that the next batch begins with a restart."""
+    def _error_stored(self) -> Iterator[None]:
+        """Stores an error, so that the next rollout begins with a restart."""
         try:
             yield
-        except RunError as fault:
-            self._found = fault
+        except NonFiniteError:
+            raise
+        except RunError as error:
+            self._error = error
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:
-        """Shuts the current collector down."""
-        self.current.shutdown(raise_on_error=raise_on_error)
+        """Shuts the collector down."""
+        self.collector.shutdown(raise_on_error=raise_on_error)
+
+
+def why_not_resumable(collector: Collector) -> str | None:
+    """Tries to save and restore the unfinished episodes. Returns the reason if that fails."""
+    try:
+        state = read(written(collector.state_dict()))
+        if state["why_not"] is None:
+            collector.load_state_dict(state)
+    except UnsavableError as error:
+        return str(error)
+    return state["why_not"]

@@ -1,238 +1,268 @@
-"""The base of multi-process collectors: their workers, and the weights that the workers act with.
+"""Rollouts by workers, which share the environments evenly and act with copies of the policy.
+
+A host runs the workers: processes of this machine, or actors of a Ray cluster. A worker does what it is called for one
+after the other, so calls may be made ahead of learning.
 
 Shape legend: N environments, T steps, W workers.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from functools import partial
-from queue import Empty
-from typing import Any
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
-from torch import multiprocessing, nn
-from torchrl.collectors import MultiCollector
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import nn
+from torchrl.checkpoint import GlobalRNGState
 
-from recurrl.collector import collector_state
-from recurrl.collector.faults import Supervisor
-from recurrl.collector.lean import LeanCollector
-from recurrl.collector.rollouts import Rollouts
+from recurrl.collector.rollout import Rollout, Rollouts
+from recurrl.collector.worker_errors import Failure
 from recurrl.config import WorkersConfig
-from recurrl.envs import make_env
-from recurrl.errors import ConfigError, RunError
-from recurrl.policy import Policy, PolicyModule
+from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.seeds import seed_process, seeds
-from recurrl.runtime.signals import ignore_signals
 
-_POLL_S = 0.2
+Arrays = dict[NestedKey, np.ndarray[Any, Any]]
+Layout = dict[NestedKey, tuple[tuple[int, ...], torch.dtype]]
+"""The shape of each entry of a row at one step, and its dtype."""
 
-
-class SharedWeights:
-    """A policy's parameters and statistics in shared memory, with a version that counts the updates.
-
-    A worker loads them all at once, between two rollouts: no rollout sees a partial update.
-
-    Args:
-        policy: its weights are the first version, 0.
-        workers: W.
-    """
-
-    def __init__(self, policy: nn.Module, workers: int) -> None:
-        self._lock = multiprocessing.get_context("spawn").Lock()
-        self._values = {name: value.detach().cpu().clone().share_memory_() for name, value in _named(policy)}
-        self._version = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._used = torch.zeros(workers, dtype=torch.int64).share_memory_()
-
-    @property
-    def version(self) -> int:
-        """Updates so far."""
-        return int(self._version)
-
-    def used_by(self, worker: int) -> int:
-        """The version of a worker's last rollout."""
-        return int(self._used[worker])
-
-    def publish(self, policy: nn.Module) -> None:
-        """Makes a policy's weights the next version."""
-        with self._lock:
-            for name, value in _named(policy):
-                self._values[name].copy_(value.detach())
-            self._version += 1
-
-    def load_into(self, policy: nn.Module, worker: int) -> None:
-        """Loads the newest version into a worker's policy."""
-        with self._lock:
-            self._used[worker] = self._version
-            for name, value in _named(policy):
-                value.detach().copy_(self._values[name])
+logger = logging.getLogger(__name__)
 
 
-def _named(policy: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from policy.state_dict(keep_vars=True).items()
+class Worker:
+    """The rollout within a worker. Its results and arguments are plain values, bytes and arrays."""
 
+    rollout: Rollout
 
-class WorkerCollector(LeanCollector):
-    """The collector within a worker: loads the newest weights before a rollout, and reports exceptions.
+    def start(self, rollouts: Rollouts, seed: int) -> Layout:
+        """Makes the environments.
 
-    Args:
-        arguments: of :class:`LeanCollector`.
-        network: the policy, in memory that the workers share.
-        seed: for the workers' policies and global generators.
-        weights: the weights that the policy acts with.
-        supervisor: receives alarms, and the exception that ends the worker.
-        options: of :class:`LeanCollector`; ``worker_idx`` is the worker's number.
-    """
-
-    def __init__(
-        self,
-        *arguments: Any,
-        network: Policy,
-        seed: int,
-        weights: SharedWeights,
-        supervisor: Supervisor,
-        **options: Any,
-    ) -> None:
-        worker = options["worker_idx"]
-        self._weights, self._guard = weights, supervisor.guard(worker)
-        own = deepcopy(network)
-        options["create_env_kwargs"] = {"policy": own}
-        options["policy_factory"] = partial(options["policy_factory"], policy_factory=partial(PolicyModule, own))
-        # The workers share one counter, so numbers would depend on the order in which episodes end.
-        options["track_traj_ids"] = False
-        seed_process(seed + worker)
-        with self._guard():
-            super().__init__(*arguments, **options)
-
-    def rollout(self) -> TensorDictBase:
-        """A rollout with the newest weights."""
-        with self._guard():
-            self._weights.load_into(self.policy, self.worker_idx)
-            return super().rollout()
+        Args:
+            rollouts: this worker's share.
+            seed: of the random numbers of this process.
+        """
+        seed_process(seed)
+        self.rollout = Rollout(rollouts)
+        return {key: (tuple(rows.shape[2:]), rows.dtype) for key, rows in self.rollout.memory.items(True, True)}
 
     def saved(self) -> bytes:
-        """This worker's state, including its random numbers, as ``torch.save`` writes it."""
-        with self._guard():
-            return collector_state.saved(self)
+        """The unfinished episodes and the random numbers of this process."""
+        # As bytes, because each tensor would be sent through a file.
+        return written({**self.rollout.state_dict(), "rng": GlobalRNGState().state_dict()})
 
     def restore(self, saved: bytes) -> None:
-        """Restores it."""
-        with self._guard():
-            collector_state.restore(self, saved)
+        """Restores them; the main process logs which episodes could not be saved."""
+        state = read(saved)
+        if state["why_not"] is None:
+            self.rollout.load_state_dict(state)
+        GlobalRNGState().load_state_dict(state["rng"])
+
+    def close(self) -> None:
+        """Closes the environments, if there are any."""
+        if "rollout" in vars(self):
+            self.rollout.shutdown(raise_on_error=False)
 
 
-class Workers(MultiCollector):
-    """A base of TorchRL's multi-process collectors: their construction and their failures.
+class Host(Protocol):
+    """Runs workers, by their numbers.
 
-    The environments are split evenly among the workers, which act on the CPU, each with a copy of the policy. Seeds per
-    environment are the same as with a single collector. All workers start in parallel. The main process handles
-    the signals that end a run: the workers ignore them, so that the iteration can finish.
+    Attributes:
+        frames: that each worker has collected, for errors.
+    """
+
+    frames: int
+
+    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
+        """Starts a worker and calls its :meth:`Worker.start`."""
+
+    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[TensorDictBase]:
+        """Memory for ``slots`` rollouts ``[N, T]``, which workers write into if they can reach it."""
+
+    def connect(self, worker: int) -> None:
+        """Makes what workers share accessible to a new one."""
+
+    def publish(self, policy: nn.Module, slot: int) -> Any:
+        """Makes a policy's weights accessible to workers: the argument of ``collect`` that stands for them."""
+
+    def call(self, worker: int, method: str, *arguments: Any) -> None:
+        """Calls a method of a worker once it has done everything it was called for before."""
+
+    def receive(self, workers: Collection[int]) -> dict[int, Any]:
+        """Waits for the next result of each of these workers; of one that failed, and is ended, it is a Failure."""
+
+    def shutdown(self) -> None:
+        """Ends all workers."""
+
+
+class WorkerCollector:
+    """Rollouts ``[N, T]`` of several workers, in the environments, with the seeds, of a single collector.
+
+    A rollout is collected with the weights of ``ahead`` updates before the newest. All results are deterministic.
 
     Args:
         options: as configured.
         rollouts: what to collect.
-        arguments: further ones of TorchRL's class.
+        host: makes the host of the workers.
+        ahead: rollouts that workers collect ahead of learning; with 0 they wait while it learns.
 
     Raises:
         ConfigError: a worker raised it.
         RunError: a worker raised something else or ended; no worker is left running.
     """
 
-    def __init__(self, options: WorkersConfig, rollouts: Rollouts, **arguments: Any) -> None:
-        workers, policy, env = options.num_workers, rollouts.policy, rollouts.env
-        self._device = policy.device
-        self._learning = PolicyModule(policy)
-        self.weights = SharedWeights(self._learning, workers)
-        self._supervisor = Supervisor(options, env.num_envs)
-        self._rows: dict[int, TensorDictBase] = {}
-        self._handed_in = 0
-        count = env.num_envs // workers
-        with self._supervised():
-            super().__init__(
-                [partial(make_env, env, count, seed) for seed in seeds(rollouts.seed, env.num_envs)[::count]],
-                policy_factory=[_made_by_the_worker] * workers,
-                collector_class=partial(
-                    WorkerCollector,
-                    network=deepcopy(policy).cpu(),
-                    seed=rollouts.seed,
-                    weights=self.weights,
-                    supervisor=self._supervisor,
-                ),
-                init_fn=ignore_signals,
-                total_frames=-1,
-                device="cpu",
-                use_buffers=True,
-                trust_policy=True,
-                auto_register_policy_transforms=False,
-                num_threads=torch.get_num_threads(),
-                **arguments,
-            )
+    def __init__(self, options: WorkersConfig, rollouts: Rollouts, host: Callable[[], Host], ahead: int) -> None:
+        self._options, self._rollouts, self._ahead = options, rollouts, ahead
+        self._workers, self._size = range(options.num_workers), rollouts.env.num_envs // options.num_workers
+        self._running: set[int] = set()
+        # Rollouts of this collector, of which number k is in the memory k modulo ahead + 1.
+        self._returned = 0
+        self._called, self._arrived = [0] * len(self._workers), [0] * len(self._workers)
+        self._updates: list[list[int]] = [[0] * len(self._workers) for _ in range(ahead + 1)]
+        self._staleness = 0.0
+        self._memory: list[TensorDictBase] = []
+        self.host = host()
+        try:
+            self.restart(rollouts.seed)
+        except BaseException:
+            self.shutdown(raise_on_error=False)
+            raise
+
+    def restart(self, seed: int) -> None:
+        """Starts the workers that do not run; the others keep their episodes and their rows.
+
+        Args:
+            seed: of the first environment of worker 0, from which the seeds of all derive.
+
+        Raises:
+            RunError: a new worker failed.
+        """
+        options, rollouts, num_envs = self._options, self._rollouts, self._rollouts.env.num_envs
+        share = replace(
+            rollouts,
+            env=replace(rollouts.env, num_envs=self._size),
+            frames=rollouts.frames // options.num_workers,
+        )
+        new = [worker for worker in self._workers if worker not in self._running]
+        for worker in new:
+            first = seeds(seed, worker * self._size + 1)[-1]
+            self.host.start(worker, replace(share, seed=first), seed + worker)
+        layout = self._receive(new)[new[0]]
+        if not self._memory:
+            self._memory = self.host.memory(layout, num_envs, rollouts.frames // num_envs, self._ahead + 1)
+        for worker in new:
+            self._called[worker] = self._arrived[worker]
+            self.host.connect(worker)
+        self._receive(new)
+        self._running.update(new)
+
+    def collect(self) -> TensorDictBase:
+        """The next rollout. After an error, only the rows of workers that failed are collected again."""
+        slots, number = self._ahead + 1, self._returned
+        weights = self.host.publish(self._rollouts.policy, number % slots)
+        for worker in self._workers:
+            while self._called[worker] <= number + self._ahead:
+                slot = self._called[worker] % slots
+                self.host.call(worker, "collect", weights, slot)
+                self._updates[slot][worker] = number
+                self._called[worker] += 1
+        self._arrive(number + 1)
+        self._staleness = number - fmean(self._updates[number % slots])
+        self._returned += 1
+        self.host.frames += self._rollouts.frames // len(self._workers)
+        return self._memory[number % slots].to(self._rollouts.policy.device).copy()
+
+    def _arrive(self, count: int) -> None:
+        """Waits until each worker has delivered ``count`` rollouts, or all that it was called for."""
+        while missing := [
+            worker for worker in self._workers if self._arrived[worker] < min(count, self._called[worker])
+        ]:
+            results, error = self._results(missing)
+            for worker, arrays in results.items():
+                rows = slice(worker * self._size, (worker + 1) * self._size)
+                for key, array in arrays.items():
+                    self._memory[self._arrived[worker] % (self._ahead + 1)][key][rows] = torch.from_numpy(array)
+                self._arrived[worker] += 1
+            if error is not None:
+                raise error from error.__cause__
+
+    def _receive(self, workers: Collection[int]) -> dict[int, Any]:
+        results, error = self._results(workers)
+        if error is not None:
+            raise error from error.__cause__
+        return results
+
+    def _results(self, workers: Collection[int]) -> tuple[dict[int, Any], Exception | None]:
+        """The next result of each worker, and the error of the first one that failed."""
+        errors = []
+        results = self.host.receive(workers)
+        for worker in [worker for worker in workers if isinstance(results[worker], Failure)]:
+            self._running.discard(worker)
+            self._called[worker] = self._arrived[worker]
+            errors.append(results.pop(worker).exception(self._name(worker)))
+        for other in errors[1:]:
+            logger.warning("%s", other)
+        if errors and self._options.on_fault != "restart":
+            self.shutdown(raise_on_error=False)
+        return results, errors[0] if errors else None
+
+    def _name(self, worker: int) -> str:
+        first, last = worker * self._size, (worker + 1) * self._size - 1
+        which = f"environment {first}" if first == last else f"environments {first} to {last}"
+        return f"Worker {worker} of {len(self._workers)} ({which})"
 
     def metrics(self) -> dict[str, float]:
-        """No metrics."""
-        return {}
+        """If workers are ahead, the mean number of updates since the weights of the last rollout."""
+        return {"collect/staleness": self._staleness} if self._ahead else {}
 
-    def _continue(self, worker: int) -> None:
-        self.pipes[worker].send((worker, "continue"))
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each worker, and the rows that are ahead of learning with the age of their weights.
 
-    def _receive(self) -> tuple[int, TensorDictBase]:
-        """The next ready worker and its rows, in memory that the worker overwrites when it continues."""
-        while True:
-            try:
-                message, rollouts_before = self.queue_out.get(timeout=_POLL_S)
-            except Empty:
-                self._raise_fault()
-                continue
-            # A worker sends its shared memory once, and later only its index when it has filled it.
-            if rollouts_before == 0:
-                rows, worker = message
-                self._rows[worker] = rows
-            else:
-                worker = message
-            self._handed_in += 1
-            return worker, self._rows[worker]
+        Raises:
+            RunError: a worker failed.
+        """
+        self._arrive(max(self._called))
+        for worker in self._workers:
+            self.host.call(worker, "saved")
+        saved = self._receive(self._workers)
+        states = [read(saved[worker]) for worker in self._workers]
+        state = {"why_not": next((each["why_not"] for each in states if each["why_not"]), None), "workers": states}
+        if self._ahead:
+            state["ahead"] = [self._rows(number) for number in range(self._returned, max(self._called))]
+        return state
 
-    def _called(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method of each worker, which must be waiting, with its arguments and returns the results."""
-        with self._supervised():
-            for pipe, given in zip(self.pipes, arguments, strict=True):
-                pipe.send(((method, given, {}), "cascade_execute"))
-            return [self._answer(pipe) for pipe in self.pipes]
+    def _rows(self, number: int) -> list[tuple[dict[NestedKey, torch.Tensor], int]]:
+        """The rows of each worker of a rollout, and the age of their weights."""
+        slot = number % (self._ahead + 1)
+        parts = self._memory[slot].split(self._size)
+        ages = [self._returned - update for update in self._updates[slot]]
+        return [(dict(part.clone().items(True, True)), age) for part, age in zip(parts, ages, strict=True)]
 
-    def _answer(self, pipe: Any) -> Any:
-        while not pipe.poll(_POLL_S):
-            self._raise_fault()
-        result, _ = pipe.recv()
-        return result
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores it. Episodes that could not be saved are restarted, and the log says why.
 
-    def _raise_fault(self) -> None:
-        fault = self._supervisor.fault(self.procs, self._frames_of_one())
-        if fault is not None:
-            raise fault from fault.__cause__
+        Raises:
+            UnsavableError: the environments are constructed differently from the saved ones.
+            RunError: a worker failed.
+        """
+        if state["why_not"] is not None:
+            logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
+        self._arrive(max(self._called))
+        # None of a collector that had failed.
+        for worker, each in enumerate(state.get("workers", ())):
+            self.host.call(worker, "restore", written(each))
+        self._receive(range(len(state.get("workers", ()))))
+        ahead = state.get("ahead", ())
+        for number, parts in enumerate(ahead, start=self._returned):
+            slot = number % (self._ahead + 1)
+            for worker, (rows, age) in enumerate(parts):
+                self._memory[slot].split(self._size)[worker].update_(TensorDict(rows))
+                self._updates[slot][worker] = self._returned - age
+        self._called = [self._returned + len(ahead)] * len(self._workers)
+        self._arrived = list(self._called)
 
-    def _frames_of_one(self) -> int:
-        return self._handed_in // self.num_workers * self.frames_per_batch_worker(worker_idx=0)
-
-    @contextmanager
-    def _supervised(self) -> Iterator[None]:
-        """Raises a worker's fault instead of its consequence here; an exception leaves no worker running."""
-        try:
-            yield
-        except Exception as error:
-            processes = getattr(self, "procs", ())
-            fault = None
-            if processes and not isinstance(error, RunError | ConfigError):
-                fault = self._supervisor.fault_of_lost(processes, self._frames_of_one())
-            for process in processes:
-                process.kill()
-            if fault is None:
-                raise
-            raise fault from fault.__cause__
-
-
-def _made_by_the_worker() -> TensorDictModuleBase:
-    # TorchRL sends the policy factory with all weights through a pipe, which delays the start of the next worker until
-    # this one has read it, and blocks forever if it is killed before.
-    raise AssertionError("the worker's collector makes its policy")
+    def shutdown(self, *, raise_on_error: bool = True) -> None:
+        """Ends the workers."""
+        self._running.clear()
+        self.host.shutdown()

@@ -170,7 +170,7 @@ class TrainConfig:
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
     desired_kl: float = option("the KL to hold", POSITIVE, only_with=KL_FOLLOWED)
     max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
-    replay_check: bool = option(
+    consistency_check: bool = option(
         "before learning, check that the update sees what the rollout saw; refuse to train otherwise"
     )
     resume: str | None = option(

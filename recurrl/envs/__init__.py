@@ -1,12 +1,21 @@
-"""Environments for recurrent policies: batched, seeded, with episode starts, recurrent states and returns marked.
+"""Environments for recurrent policies.
 
-:func:`make_env` builds them from a :class:`Source`, which ``env.source`` names. A source of your own derives from
+:func:`make_batched_env` makes them from a :class:`Source`, which ``env.source`` names. A custom source derives from
 :class:`GymnasiumSource` if it makes single Gymnasium environments, else from :class:`Source`.
 """
 
+from recurrl.envs.batched import BatchedEnv, TorchRLEnv
 from recurrl.envs.gymnasium_source import GymnasiumSource
-from recurrl.envs.making import EPISODE_LENGTH, EPISODE_RETURN, make_env
+from recurrl.envs.making import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env, make_env
 from recurrl.envs.source import Source
-from recurrl.envs.tensors import TensorEnv
 
-__all__ = ["EPISODE_LENGTH", "EPISODE_RETURN", "GymnasiumSource", "Source", "TensorEnv", "make_env"]
+__all__ = [
+    "EPISODE_LENGTH",
+    "EPISODE_RETURN",
+    "BatchedEnv",
+    "GymnasiumSource",
+    "Source",
+    "TorchRLEnv",
+    "make_batched_env",
+    "make_env",
+]

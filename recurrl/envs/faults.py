@@ -46,7 +46,7 @@ class Faults:
         self.steps = 0
 
     @contextmanager
-    def blamed(self, call: str) -> Iterator[None]:
+    def attributed(self, call: str) -> Iterator[None]:
         """Attributes exceptions in a call to the environment with the index ``at``, and counts steps."""
         self.steps += call == "step"
         try:

@@ -10,7 +10,6 @@ from gymnasium.wrappers import TimeLimit
 from torchrl.envs import EnvBase
 
 from recurrl.envs.faults import making
-from recurrl.envs.groups import Groups
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import Source
 from recurrl.envs.spaces import check_spaces, leaves
@@ -19,7 +18,6 @@ from recurrl.envs.wrappers import (
     ActionsInUnits,
     AddedEntries,
     HideObservations,
-    SeededEpisodes,
     TuplesAsDicts,
     added_entries,
     has_tuples,
@@ -56,11 +54,6 @@ class GymnasiumSource(Source):
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
         return InlineEnv([self.single() for _ in range(num_envs)], self.options.id)
-
-    def make_groups(self, num_envs: int, groups: Groups) -> EnvBase:
-        """The same, reset with the seeds of their groups."""
-        members = [SeededEpisodes(self.single(), groups.episode_seeds(i)) for i in range(num_envs)]
-        return InlineEnv(members, self.options.id)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it: within the time limit and the wrappers of the configuration.

@@ -1,4 +1,4 @@
-"""Single Gymnasium environments as one environment of TorchRL.
+"""Single Gymnasium environments as one batched environment.
 
 Shape legend: N environments.
 """
@@ -10,19 +10,19 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl._utils import seed_generator
 
-from recurrl.envs.faults import Faults, unpacked
+from recurrl.envs.batched import BatchedEnv, Tensors
+from recurrl.envs.faults import Array, Faults, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import spec_of
-from recurrl.envs.tensors import TensorEnv
 from recurrl.keys import ACTION, OBSERVATION
+from recurrl.runtime.seeds import seeds
 
 
-class InlineEnv(TensorEnv):
+class InlineEnv(BatchedEnv):
     """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``.
 
     Args:
@@ -44,28 +44,43 @@ class InlineEnv(TensorEnv):
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self.faults = Faults(env_id, count)
         self._reader = Observations(self.faults, space, count, action_space)
-        # The last observation of each environment, by entry.
+        # The last observation of each environment, by entry: what environments write into, and a copy to return.
         self._last = self._reader.zeros_N
+        self._returned: Tensors = {}
         self._plain = next(iter(self._last.values()))
         self._dtype, self._shape = self._plain.dtype, self._plain.shape[1:]
+        # What the reset seeds of groups derive from: the seed, the group, the number of resets of all, the episode.
+        self._groups_N4: Array | None = None
 
-    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
+    def start_in_groups(self, size: int, seed: int) -> None:
+        """Resets the members of a group with the same seeds."""
+        count = len(self.envs)
+        self._groups_N4 = np.zeros((count, 4), np.int64)
+        self._groups_N4[:, 0], self._groups_N4[:, 1] = seed, np.arange(count) // size
+
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets them one by one."""
-        begun_N = np.ones(len(self.envs), bool) if chosen is None else chosen.numpy().reshape(-1)
+        begun_N = np.ones(len(self.envs), bool) if mask is None else mask.numpy().reshape(-1)
+        if self._returned and not begun_N.any():
+            return dict(self._returned)
+        if self._groups_N4 is not None and mask is None:
+            self._groups_N4 += (0, 0, 1, 0)
+            self._groups_N4[:, 3] = 0
         for i in begun_N.nonzero()[0].tolist():
             self.faults.at = i
-            self._take(i, unpacked("reset", self.envs[i].reset())[0])
+            seed = None if self._groups_N4 is None else _reset_seed(self._groups_N4[i])
+            self._store(i, unpacked("reset", self.envs[i].reset(seed=seed))[0])
         return self._observed(begun_N)
 
-    def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
+    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps them one by one."""
         actions = _one_by_one(action)
         if self._composite_action:
             actions = [{ACTION: parts} for parts in actions]
         rewards: list[Any] = []
-        ended: list[Any] = []
-        cut: list[Any] = []
-        faults, take = self.faults, self._take
+        terminated_N: list[Any] = []
+        truncated_N: list[Any] = []
+        faults, store = self.faults, self._store
         for i, env in enumerate(self.envs):
             faults.at = i
             returned = env.step(actions[i])
@@ -74,18 +89,19 @@ class InlineEnv(TensorEnv):
                 unpacked("step", returned)
             observation, reward, terminated, truncated, _ = returned
             rewards.append(reward)
-            ended.append(terminated)
-            cut.append(truncated)
-            take(i, observation)
-        results = faults.results(rewards, ended, cut)
+            terminated_N.append(terminated)
+            truncated_N.append(truncated)
+            store(i, observation)
+        results = faults.results(rewards, terminated_N, truncated_N)
         return self._observed(~results["done"].numpy()[:, 0]) | results
 
     def episodes(self) -> dict[str, Any]:
         """The state of each environment, and the last observations."""
-        return {"environments": [state_of(env) for env in self.envs], "observed": self._copies()}
+        groups = {} if self._groups_N4 is None else {"groups": torch.from_numpy(self._groups_N4.copy())}
+        return {"environments": [state_of(env) for env in self.envs], "observed": dict(self._returned), **groups}
 
     def restore_episodes(self, state: dict[str, Any]) -> None:
-        """Gives each environment its state."""
+        """Restores the state of each environment."""
         if len(state["environments"]) != len(self.envs):
             raise UnsavableError(
                 f"{len(state['environments'])} environments were saved, but there are now {len(self.envs)}"
@@ -94,8 +110,11 @@ class InlineEnv(TensorEnv):
             restore(env, of_one)
         for key, values in self._last.items():
             values[...] = state["observed"][key].numpy()
+        self._returned.update(state["observed"])
+        if self._groups_N4 is not None:
+            self._groups_N4[...] = state["groups"].numpy()
 
-    def _take(self, i: int, observation: Any) -> None:
+    def _store(self, i: int, observation: Any) -> None:
         # The common case, without a call: this runs for each environment at every step.
         if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
             self._plain[i] = observation
@@ -105,20 +124,17 @@ class InlineEnv(TensorEnv):
         for values, entry in zip(self._last.values(), self._reader.read(observation), strict=True):
             values[i] = entry
 
-    def _observed(self, acting_N: np.ndarray[Any, Any] | None = None) -> dict[NestedKey, Tensor]:
-        """The last observations, checked; the environments in ``acting`` act on them next."""
+    def _observed(self, acting_N: Array) -> Tensors:
+        """The last observations, checked; the environments in ``acting_N`` act on them next."""
         self._reader.check(self._last, acting_N)
-        return self._copies()
-
-    def _copies(self) -> dict[NestedKey, Tensor]:
-        return {key: torch.from_numpy(values.copy()) for key, values in self._last.items()}
+        self._returned.update((key, torch.from_numpy(values.copy())) for key, values in self._last.items())
+        return dict(self._returned)
 
     def _set_seed(self, seed: int | None) -> None:
-        # A reset with the seed and the chain of seeds are TorchRL's way in environments of several processes.
-        for i, env in enumerate(self.envs):
+        chain = [None] * len(self.envs) if seed is None else seeds(seed, len(self.envs))
+        for i, (env, own) in enumerate(zip(self.envs, chain, strict=True)):
             self.faults.at = i
-            env.reset(seed=seed)
-            seed = None if seed is None else int(seed_generator(seed))
+            env.reset(seed=own)
 
     def close(self, **kwargs: Any) -> None:
         """Closes every environment."""
@@ -139,3 +155,11 @@ def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:
         return cast(Sequence[Any], action.numpy())
     parts = {key: _one_by_one(part) for key, part in action.items()}
     return [{key: values[i] for key, values in parts.items()} for i in range(action.batch_size[0])]
+
+
+def _reset_seed(numbers_4: Array) -> int:
+    """The seed of one episode; it then counts as begun."""
+    # 31 bits, because some environments keep their seed in a signed integer.
+    seed = int(np.random.SeedSequence(numbers_4.tolist()).generate_state(1)[0] >> 1)
+    numbers_4[3] += 1
+    return seed

@@ -1,23 +1,50 @@
-"""Builds environments: batched, seeded, within the time limit, with episode starts, states and returns marked."""
+"""Makes the environments of a configuration: batched, seeded and checked."""
 
+from contextlib import closing
 from typing import Any
 
-from torch import nn
-from torchrl.envs import Compose, EnvBase, InitTracker, StepCounter, TransformedEnv
+import torch
+from torch import Tensor, nn
+from torchrl.data import Bounded
+from torchrl.envs import Compose, EnvBase, InitTracker, RewardSum, StepCounter, TransformedEnv
+from torchrl.modules.utils import get_primers_from_module
 
 from recurrl.config import EnvConfig
-from recurrl.envs.checks import check_seeds
-from recurrl.envs.episode_return import EpisodeReturn
+from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
 from recurrl.envs.faults import Faults
-from recurrl.envs.groups import Groups
 from recurrl.envs.source import source_of
-from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, HIDDEN, OBSERVATION
+from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
 from recurrl.runtime.time_limit import limited
+from recurrl.specs import choices
 
 EPISODE_RETURN = "episode_reward"
 EPISODE_LENGTH = "step_count"
+
+
+def make_batched_env(
+    config: EnvConfig, num_envs: int, seed: int, groups: int | None = None, reveals: bool = False
+) -> BatchedEnv:
+    """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
+
+    A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
+
+    Args:
+        config: options of the environment.
+        num_envs: copies.
+        seed: of the first copy.
+        groups: the number of neighbours whose episodes start from the same states; None for independent copies.
+        reveals: observations have the privileged entry ``hidden``, what is hidden from the policy, for the critic.
+
+    Raises:
+        ConfigError: the environment cannot be made, or cannot start episodes in groups.
+    """
+    env = _make(config, num_envs, reveals)
+    if groups is not None:
+        env.start_in_groups(groups, seed)
+        _check_groups(config, seed)
+    env.set_seed(seed)
+    return env
 
 
 def make_env(
@@ -25,41 +52,34 @@ def make_env(
     num_envs: int,
     seed: int,
     policy: nn.Module | None = None,
-    groups: Groups | None = None,
+    groups: int | None = None,
     reveals: bool = False,
 ) -> TransformedEnv:
-    """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
+    """:func:`make_batched_env` for TorchRL's collectors and ``env.rollout``.
 
     Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each entry that it
-    passes from step to step. A step of all copies, and a reset, take no longer than
-    :func:`recurrl.runtime.time_limit.time_limit` allows.
-
-    Args:
-        config: options of the environment.
-        num_envs: copies.
-        seed: of the first copy.
-        policy: acts in it.
-        groups: of environments that start alike.
-        reveals: show what is hidden from the policy as the entry ``hidden`` of the observation. So it is too for a
-            policy whose critic sees it.
-
-    Raises:
-        ConfigError: the environment cannot be made, does not fit the policy, or cannot start groups alike.
+    passes from step to step. A policy whose critic reads the entry ``hidden`` of observations gets it.
     """
-    source = source_of(config)
     modules: list[Any] = [] if policy is None else list(policy.modules())
-    source.reveals = reveals or any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
-    if groups is None:
-        env = source.make(num_envs)
-    else:
-        check_seeds(config, groups)
-        env = source.make_groups(num_envs, groups)
-    _check_made(env, config, num_envs)
-    primers = [module.make_tensordict_primer() for module in modules if hasattr(module, "make_tensordict_primer")]
-    transforms = Compose(InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), EpisodeReturn(), *primers)
-    made = TransformedEnv(_guarded(env, config), transforms)
-    made.set_seed(seed)
-    return made
+    reveals = reveals or any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
+    primers = None if policy is None else get_primers_from_module(policy, warn=False)
+    transforms = [InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), RewardSum()]
+    env = make_batched_env(config, num_envs, seed, groups, reveals)
+    return TransformedEnv(env, Compose(*transforms, *([] if primers is None else [primers])))
+
+
+def _make(config: EnvConfig, num_envs: int, reveals: bool = False) -> BatchedEnv:
+    source = source_of(config)
+    source.reveals = reveals
+    made = source.make(num_envs)
+    _check_made(made, config, num_envs)
+    env = made if isinstance(made, BatchedEnv) else TorchRLEnv(made)
+    faults = env.faults or Faults(config.id, num_envs)
+    for name, call in (("step_tensors", "step"), ("reset_tensors", "reset"), ("set_seed", "reset"), ("close", "close")):
+        setattr(env, name, limited(faults.attributed(call)(getattr(env, name))))
+    for name in ("episodes", "restore_episodes"):
+        setattr(env, name, limited(getattr(env, name)))
+    return env
 
 
 def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
@@ -67,8 +87,8 @@ def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
     if not isinstance(env, EnvBase) or env.batch_size != (num_envs,):
         made = f"one of batch size {list(env.batch_size)}" if isinstance(env, EnvBase) else f"a {type(env).__name__}"
         raise ConfigError(
-            f"env.source={config.source} made {made}, but a TorchRL environment of batch size [{num_envs}] is needed. "
-            "Have its make(num_envs) return one."
+            f"env.source={config.source} must make a TorchRL environment of batch size [{num_envs}] (got {made}). Have "
+            "its make(num_envs) return one."
         )
     entries = {OBSERVATION: env.observation_spec, ACTION: env.full_action_spec, "reward": env.full_reward_spec}
     for key, spec in entries.items():
@@ -80,13 +100,69 @@ def _check_made(env: EnvBase, config: EnvConfig, num_envs: int) -> None:
             )
 
 
-def _guarded(env: EnvBase, config: EnvConfig) -> EnvBase:
-    """The same environment: its calls obey the process's time limit, and errors name it and its step."""
-    in_tensors = isinstance(env, TensorEnv)
-    faults = (env.faults if in_tensors else None) or Faults(config.id, env.batch_size[0])
-    step, reset = ("step_tensors", "reset_tensors") if in_tensors else ("_step", "_reset")
-    for name, call in ((step, "step"), (reset, "reset"), ("set_seed", "reset"), ("close", "close")):
-        setattr(env, name, limited(faults.blamed(call)(getattr(env, name))))
-    for name in ("episodes", "restore_episodes") if in_tensors else ():
-        setattr(env, name, limited(getattr(env, name)))
-    return env
+def check_rows(config: EnvConfig, steps_per_row: int) -> None:
+    """Rejects rows that begin with a reset and may be shorter than an episode, whose later steps would never be seen.
+
+    Raises:
+        ConfigError: with a row length that works.
+    """
+    limit = source_of(config).episode_limit()
+    if limit is not None and steps_per_row < limit:
+        raise ConfigError(
+            f"With algorithm=grpo every row begins with a reset, and rows have {steps_per_row} steps (frames_per_batch "
+            f"/ env.num_envs), but an episode of {config.id} may have {limit}: later steps would never be seen. Give "
+            f"frames_per_batch={limit * config.num_envs}, and a slice_len that divides {limit}; or, if shorter "
+            f"episodes are meant, env.max_episode_steps={steps_per_row}."
+        )
+
+
+def _check_groups(config: EnvConfig, seed: int, episodes: int = 4, steps: int = 8) -> None:
+    """Rejects an environment that ignores reset seeds, by resetting and stepping two copies with the same ones.
+
+    Stepping reveals hidden state: different states behind equal observations show in later ones.
+
+    Raises:
+        ConfigError: the copies differ.
+    """
+    with closing(_make(config, 2)) as env:
+        env.start_in_groups(2, seed)
+        for episode in range(1, episodes + 1):
+            observation = env.reset_tensors(None)
+            _check_equal(config, observation, f"after reset {episode}")
+            for step in range(1, steps + 1):
+                action = random_action(env, observation)
+                action[1] = action[0]
+                after = env.step_tensors(action)
+                _check_equal(config, after, f"{step} steps after reset {episode}")
+                observation = env.reset_tensors(after["done"])
+
+
+def _check_equal(config: EnvConfig, copies: Tensors, when: str) -> None:
+    for name, (first, second) in copies.items():
+        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+            raise ConfigError(
+                f"env.id={config.id} ignores reset seeds: two copies with the same seeds and actions differ in "
+                f"{name!r} {when}. algorithm=grpo compares episodes that start from the same state. Have the "
+                "environment draw from the generator seeded by reset(seed=...) (Gymnasium's self.np_random), or "
+                "choose algorithm=ppo."
+            )
+
+
+def random_action(env: BatchedEnv, observation: Tensors) -> Any:
+    """Random actions ``[N, ...]`` that respect the action mask, if there is one.
+
+    They are uniform within an entry's bounds, and standard normal where it lacks one.
+    """
+    spec = env.full_action_spec[ACTION]
+    mask: Tensor | None = observation.get((OBSERVATION, ACTION_MASK))
+    if mask is not None:
+        sizes = choices(spec[0]) or (mask.shape[-1],)
+        chosen = [torch.multinomial(part.double(), 1) for part in mask.split(sizes, -1)]
+        return torch.cat(chosen, -1).reshape(spec.shape)
+    drawn = env.full_action_spec.rand()
+    for key, part in env.full_action_spec.items(True, True):
+        if isinstance(part, Bounded) and part.dtype.is_floating_point:
+            low, high = part.space.low, part.space.high
+            normal = torch.randn_like(low).clamp(low, high)
+            drawn[key] = torch.where((high - low).isfinite(), drawn[key], normal)
+    return drawn[ACTION]

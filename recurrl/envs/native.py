@@ -15,11 +15,11 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from recurrl.config.env import NATIVE
+from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.faults import Fault, Faults, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import check_spaces, spec_of
-from recurrl.envs.tensors import TensorEnv
 from recurrl.envs.wrappers import in_units, seen_entries
 from recurrl.errors import ConfigError
 from recurrl.keys import OBSERVATION
@@ -31,7 +31,7 @@ Vector = VectorEnv[Any, Any, Any]
 ON_DEMAND, AT_ONCE = AutoresetMode.DISABLED, AutoresetMode.SAME_STEP
 
 
-class NativeVectorEnv(TensorEnv):
+class NativeVectorEnv(BatchedEnv):
     """A vector environment of Gymnasium as an environment of batch size ``[N]``.
 
     An episode's last step returns its last observation; the next step is the first of the next episode. The vector
@@ -71,10 +71,12 @@ class NativeVectorEnv(TensorEnv):
         self._last: Observed = {}
         self._restarted = np.zeros(count, bool)
 
-    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
-        """Resets all or the chosen environments; with SAME_STEP these are reset already, and are only read."""
-        begun_N = np.ones(self._vector.num_envs, bool) if chosen is None else chosen.numpy().reshape(-1)
-        if chosen is not None and self._resets_at_once:
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
+        """Resets environments; with SAME_STEP those whose episodes ended are reset already, and are only read."""
+        begun_N = np.ones(self._vector.num_envs, bool) if mask is None else mask.numpy().reshape(-1)
+        if not begun_N.any():
+            return _tensors(self._last)
+        if mask is not None and self._resets_at_once:
             if (begun_N & ~self._restarted).any():
                 raise ConfigError(
                     f"{self.faults.env_id} resets its environments automatically when their episodes end, and cannot "
@@ -82,16 +84,16 @@ class NativeVectorEnv(TensorEnv):
                     "(AutoresetMode.DISABLED)."
                 )
         else:
-            options = None if chosen is None else {"reset_mask": begun_N.copy()}
+            options = None if mask is None else {"reset_mask": begun_N.copy()}
             begun = self._taken(unpacked("reset", self._vector.reset(options=options))[0])
             for key, values in begun.items():
                 begins_N = begun_N.reshape(-1, *[1] * (values.ndim - 1))
-                self._last[key] = values if chosen is None else np.where(begins_N, values, self._last[key])
+                self._last[key] = values if mask is None else np.where(begins_N, values, self._last[key])
             self._reader.check(self._last, begun_N)
         self._restarted[...] = False
         return _tensors(self._last)
 
-    def step_tensors(self, action: Tensor | TensorDictBase) -> dict[NestedKey, Tensor]:
+    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps all in one call."""
         returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
         observation, rewards, terminated, truncated, info = returned
@@ -202,7 +204,7 @@ def _check_mode(vector: Vector, env_id: str) -> None:
         )
 
 
-def _tensors(observed: Observed) -> dict[NestedKey, Tensor]:
+def _tensors(observed: Observed) -> Tensors:
     return {key: torch.from_numpy(values) for key, values in observed.items()}
 
 

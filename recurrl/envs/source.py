@@ -12,7 +12,6 @@ from torchrl.envs import EnvBase
 
 from recurrl.config.env import EnvConfig
 from recurrl.config.plugins import factory, values
-from recurrl.envs.groups import Groups
 from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError
 
@@ -33,7 +32,7 @@ class Source(ABC):
         honours: the options of every environment that this source honours. A run that uses another one is rejected.
         scales_actions: policies act in units of half the range of bounded actions.
         reveals: observations have the entry ``hidden``, what is hidden from the policy, for the critic. Set by
-            :func:`recurrl.envs.make_env`; a source that does not look at it cannot be used so.
+            :func:`recurrl.envs.make_batched_env`; a source that does not look at it cannot be used so.
     """
 
     honours: Collection[str] = ()
@@ -47,22 +46,11 @@ class Source(ABC):
     def make(self, num_envs: int) -> EnvBase:
         """An environment of batch size ``[num_envs]`` with the entries ``observation``, ``action`` and ``reward``.
 
-        A :class:`recurrl.envs.TensorEnv` is collected from several times as fast as other environments of TorchRL.
+        A :class:`recurrl.envs.BatchedEnv` is several times as fast as other environments of TorchRL.
 
         Raises:
             ConfigError: it cannot be made as configured.
         """
-
-    def make_groups(self, num_envs: int, groups: Groups) -> EnvBase:
-        """The same, with groups of neighbours whose episodes start from the same states, for ``algorithm=grpo``.
-
-        Raises:
-            ConfigError: this source cannot do that.
-        """
-        raise ConfigError(
-            "algorithm=grpo needs the episodes of a group to start from the same state, which "
-            f"env.source={self.options.source} cannot do. Choose algorithm=ppo, or a Gymnasium task."
-        )
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment with Gymnasium's interface, for the user of a trained policy."""

@@ -7,9 +7,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from PIL import Image
-from torchrl.envs import EnvBase, TransformedEnv
 
 from recurrl.config.env import NATIVE, EnvConfig
+from recurrl.envs.batched import BatchedEnv
 from recurrl.envs.faults import Array, unpacked
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.inline import InlineEnv
@@ -126,19 +126,18 @@ def watched(config: EnvConfig) -> EnvConfig:
     return replace(config, kwargs=kwargs, wrappers=[*config.wrappers, f"{__name__}:{Watched.__name__}"])
 
 
-def first_watched(env: EnvBase) -> Watched:
-    """The first environment of those that :func:`recurrl.envs.make_env` made.
+def first_watched(env: BatchedEnv) -> Watched:
+    """The first environment of those that :func:`recurrl.envs.make_batched_env` made.
 
     Raises:
         ConfigError: the environment's source does not make single environments.
     """
-    inner = env.base_env if isinstance(env, TransformedEnv) else env
-    if not isinstance(inner, InlineEnv):
+    if not isinstance(env, InlineEnv):
         raise ConfigError(
-            f"A video was requested, but the environment's source makes a {type(inner).__name__}, not single "
+            f"A video was requested, but the environment's source makes a {type(env).__name__}, not single "
             "environments. Leave out --video."
         )
-    found: Any = inner.envs[0]
+    found: Any = env.envs[0]
     while not isinstance(found, Watched):
         found = found.env
     return found

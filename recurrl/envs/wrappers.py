@@ -13,7 +13,6 @@ from gymnasium import spaces
 
 from recurrl.config import EnvConfig
 from recurrl.envs.faults import Array, Fault, as_array, unpacked
-from recurrl.envs.groups import EpisodeSeeds
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 
@@ -270,25 +269,3 @@ def under_one_key(env: Env) -> Env:
         space = spaces.Dict({ACTION: env.action_space})
         env = gymnasium.wrappers.TransformAction(env, lambda action: action[ACTION], space)
     return env
-
-
-class SeededEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives every reset without a seed the group's next seed.
-
-    Args:
-        env: the environment.
-        seeds: shared by the group's members.
-    """
-
-    def __init__(self, env: Env, seeds: EpisodeSeeds) -> None:
-        super().__init__(env)
-        self._seeds = seeds
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Starts an episode."""
-        return self.env.reset(seed=self._seeds.next() if seed is None else seed, options=options)
-
-    def step(self, action: Any) -> Any:
-        """Takes a step."""
-        self._seeds.step()
-        return self.env.step(action)

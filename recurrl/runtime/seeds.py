@@ -4,14 +4,13 @@ import random
 
 import numpy as np
 import torch
-from torchrl._utils import seed_generator
 
 
 def seeds(seed: int, count: int) -> list[int]:
-    """The first ``count`` of TorchRL's chain of seeds, which begins with ``seed``."""
+    """The first ``count`` of a chain of seeds, which begins with ``seed``: each determines the next one."""
     chain = [seed]
     for _ in range(count - 1):
-        chain.append(seed_generator(chain[-1]))
+        chain.append(_hashed(chain[-1]))
     return chain
 
 
@@ -24,7 +23,11 @@ def seed_of_rank(seed: int, frames: int, rank: int) -> int:
     """The seed of a rank's own random numbers after ``frames`` frames of a run; rank 0's is that of a run alone."""
     if frames == rank == 0:
         return seed
-    sequence = np.random.SeedSequence(seed, spawn_key=(frames, rank) if rank else (frames,))
+    return _hashed(seed, *((frames, rank) if rank else (frames,)))
+
+
+def _hashed(seed: int, *spawn_key: int) -> int:
+    sequence = np.random.SeedSequence(seed, spawn_key=spawn_key)
     # 31 bits, because some environments keep their seed in a signed integer.
     return int(sequence.generate_state(1)[0] >> 1)
 

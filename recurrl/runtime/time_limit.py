@@ -2,17 +2,19 @@
 
 import functools
 import logging
-import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
 
 from recurrl.errors import RunError
 
+Array = np.ndarray[Any, Any]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -34,34 +36,30 @@ class _Limit:
 
     Attributes:
         seconds: a call may take; 0 for any time.
-        due: deadline of the current call; infinity without one.
+        due: deadline of the current call ``[1]``, by the monotonic clock; infinity without one.
         running: whether the timer is set.
-        noticed: called when Python handles an alarm, which native code can delay.
     """
 
     seconds = 0.0
-    due = math.inf
+    due = np.full(1, np.inf)
     running = False
-    noticed: Callable[[], object] | None = None
 
     def begin(self) -> None:
-        self.due = time.monotonic() + self.seconds
+        self.due[0] = time.monotonic() + self.seconds
         if not self.running:
             self.running = True
             signal.setitimer(signal.ITIMER_REAL, self.seconds)
 
     def alarm(self, number: int, frame: FrameType | None) -> None:
-        if self.noticed is not None:
-            self.noticed()
         self.running = False
-        if self.due == math.inf:
+        if self.due[0] == np.inf:
             return
         now = time.monotonic()
-        if now - self.due > _LATE_S:
-            self.due = now + self.seconds
-        if self.due > now:
+        if now - self.due[0] > _LATE_S:
+            self.due[0] = now + self.seconds
+        if self.due[0] > now:
             self.running = True
-            signal.setitimer(signal.ITIMER_REAL, self.due - now)
+            signal.setitimer(signal.ITIMER_REAL, float(self.due[0]) - now)
             return
         raise TimeLimitError(
             f"no response within collector.timeout_s={self.seconds:g} s. If its steps may take longer, give a larger "
@@ -73,7 +71,7 @@ _limit = _Limit()
 
 
 @contextmanager
-def time_limit(seconds: float | None, noticed: Callable[[], object] | None = None) -> Iterator[None]:
+def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None]:
     """Gives each call of a function made by :func:`limited` so many seconds while the block runs.
 
     A call that takes longer raises :class:`TimeLimitError` from within, wherever it is in Python. Native code is not
@@ -83,7 +81,8 @@ def time_limit(seconds: float | None, noticed: Callable[[], object] | None = Non
 
     Args:
         seconds: None for no limit.
-        noticed: called when Python handles an alarm, which native code can delay.
+        due: shared memory ``[1]`` for the deadline of the current call, by the monotonic clock: another process sees
+            there that native code does not return. Infinity between calls.
     """
     if seconds is None:
         yield
@@ -93,12 +92,12 @@ def time_limit(seconds: float | None, noticed: Callable[[], object] | None = Non
         yield
         return
     before = signal.signal(signal.SIGALRM, _limit.alarm)
-    _limit.seconds, _limit.noticed = seconds, noticed
+    _limit.seconds, _limit.due = seconds, np.full(1, np.inf) if due is None else due
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        _limit.seconds, _limit.noticed, _limit.running = 0.0, None, False
+        _limit.seconds, _limit.running = 0.0, False
         signal.signal(signal.SIGALRM, before)
 
 
@@ -113,6 +112,6 @@ def limited(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         try:
             return call(*args, **kwargs)
         finally:
-            _limit.due = math.inf
+            _limit.due[0] = np.inf
 
     return within

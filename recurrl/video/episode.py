@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tensordict import TensorDictBase
-from torchrl.envs import EnvBase
 
+from recurrl.envs import BatchedEnv
 from recurrl.envs.watched import Watched, first_watched
-from recurrl.keys import VALUE, path_of
+from recurrl.keys import path_of
 from recurrl.policy import Policy
+from recurrl.policy.policy import StepOutput
 
 Array = np.ndarray[Any, Any]
 
@@ -57,17 +57,16 @@ class Recorder:
         self._states: list[list[Array]] = []
         self._values: list[float] = []
 
-    def __call__(self, env: EnvBase, acted_N: TensorDictBase) -> None:
-        """Keeps what the policy remembers and expects, unless the episode is over."""
+    def __call__(self, env: BatchedEnv, output: StepOutput) -> None:
+        """Stores the policy's states and values, unless the episode is over."""
         if self._watched is None:
             self._watched = first_watched(env)
             self._watched.begin()
         if self._watched.is_over:
             return
-        first = acted_N[0]
-        self._states.append([first["next", *path_of(key)].flatten().numpy(force=True).copy() for key in self._keys])
-        if VALUE in first:
-            self._values.append(first[VALUE].item())
+        self._states.append([output.state[key][0].flatten().numpy(force=True).copy() for key in self._keys])
+        if output.value is not None:
+            self._values.append(output.value[0].item())
 
     def episode(self) -> Episode:
         """The episode, once the evaluation has ended."""

@@ -40,7 +40,7 @@ def learn(small: Callable[..., TrainConfig], prepare: Callable[[Learner], object
     collector, learner = make_collector(config, policy), make_learner(config, policy)
     prepare(learner)
     try:
-        return learner.learn(next(iter(collector)), progress=0.0)
+        return learner.learn(collector.collect(), progress=0.0)
     finally:
         collector.shutdown()
 

@@ -9,7 +9,7 @@ import pytest
 from run_files import metrics, summary
 from wrong_environments import Stale
 
-LINE = r"replay check: 32 frames with \d+ resets replay as collected; largest differences: .*"
+LINE = r"consistency check: 32 frames with \d+ resets replay as collected; largest differences: .*"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_users_own_folder_of_yamls_is_heeded(check, tiny, tmp_path):
     )
     sizes = [override for override in tiny if not override.startswith("frames_per_batch")]
     outcome = check("--config-dir", "mine", *sizes, "experiment=short")
-    assert outcome.out.startswith("replay check: 16 frames "), outcome.err
+    assert outcome.out.startswith("consistency check: 16 frames "), outcome.err
 
 
 @pytest.mark.parametrize("override", ["init_from=nowhere", "pretrain.folder=nowhere"])
@@ -88,13 +88,13 @@ def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, 
 
 
 def test_who_knows_better_can_do_without_the_check(train, tiny, stale):
-    outcome = train(*tiny, *stale, "replay_check=false")
+    outcome = train(*tiny, *stale, "consistency_check=false")
     assert outcome.code == 0, outcome.err
-    assert "replay check:" not in outcome.out
+    assert "consistency check:" not in outcome.out
 
 
 def test_a_run_is_the_same_with_and_without_the_check(train, tiny, tmp_path):
-    for name, overrides in {"with": [], "without": ["replay_check=false"]}.items():
+    for name, overrides in {"with": [], "without": ["consistency_check=false"]}.items():
         assert train(*tiny, "backend=pad", f"hydra.run.dir={name}", *overrides).code == 0
     first, second = (
         [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics(tmp_path / name)]

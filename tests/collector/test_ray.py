@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from recurrl.collector.lean import LeanCollector
 
 from recurrl.build import make_policy_for, set_process_state
-from recurrl.collector.lean import LeanCollector
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.policy import PolicyModule

@@ -40,7 +40,7 @@ TINY = (
     *("device=cpu", "total_frames=64", "frames_per_batch=32", "env.num_envs=4", "env.max_episode_steps=8"),
     *("slice_len=4", "minibatch_slices=4", "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]", "lr=0.008"),
     *("algorithm.clip_epsilon=0.001", "evaluation.episodes=1", "evaluation.memory=false", "evaluation.random=false"),
-    "replay_check=false",
+    "consistency_check=false",
 )
 """Two iterations in a tenth of a second, with clipping from the first steps on."""
 
@@ -120,7 +120,7 @@ def _numbers(kind: Any, meaning: Meaning, value: Any) -> list[Any]:
 
 def levels(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
     """The values of a key that may decide whether others matter: choices, yes or no, null, and zero or one."""
-    if key in TEXTS or key in EVENTS or key in ("compile", "replay_check") or key.endswith(".name"):
+    if key in TEXTS or key in EVENTS or key in ("compile", "consistency_check") or key.endswith(".name"):
         return []
     found: list[Any] = [*meaning.choices, *((True, False) if kind is bool else ())]
     if type(None) in get_args(kind):
@@ -209,8 +209,8 @@ class Listener(logging.Handler):
         self.seen = seen
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("replay check"):
-            self.seen["replay check"] = True
+        if record.getMessage().startswith("consistency check"):
+            self.seen["consistency check"] = True
         if record.getMessage().startswith("wandb run"):
             self.seen["wandb"] = re.findall(r"is (\w+ \(.*?\))", record.getMessage())
         if record.getMessage().startswith("wandb artifact"):

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recurrl.envs.groups import Groups
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.envs.groups import Groups
 from recurrl.envs.saved_state import restore, state_of
 from recurrl.envs.wrappers import SeededEpisodes
 from recurrl.errors import ConfigError

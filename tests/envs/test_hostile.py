@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hostile import ACTIONS, OBSERVATIONS, Case, Hostile, cases, faults_of
 
-FAST = ("backend=reference", "epochs=1", "replay_check=false", "total_frames=32", "logger=csv")
+FAST = ("backend=reference", "epochs=1", "consistency_check=false", "total_frames=32", "logger=csv")
 
 
 def assert_ends_as_it_must(case: Case, recurrl_train: Callable[..., Any], tiny: list[str], folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -142,7 +141,7 @@ def test_a_task_is_an_environment_of_torchrl_and_is_collected_from_on_plain_tens
     check_env_specs(made)
     collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
     assert collector.why_general is None
-    batch = list(islice(collector, 2))[-1]
+    batch = [collector.collect() for _ in range(2)][-1]
     assert batch["next", "done"].any()
     assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])
     collector.shutdown()

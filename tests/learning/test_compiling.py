@@ -33,7 +33,7 @@ def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
     policy = make_policy_for(plain)
     collector = make_collector(plain, policy)
     learner = make_learner(plain, policy)
-    learner.learn(next(iter(collector)), progress=0.0)
+    learner.learn(collector.collect(), progress=0.0)
     collector.shutdown()
     minibatch = next(learner.buffer.epoch())
     learner.states.enter(minibatch)

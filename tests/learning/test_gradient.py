@@ -88,13 +88,13 @@ def learnt(small: Compose, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         with torch.no_grad():
             for parameter in policy.actor_head.parameters():
                 parameter.normal_(std=0.5)
-        batches, metrics = iter(collector), []
+        metrics = []
         with monkeypatch.context() as patch:
             if by_autograd:
                 patch.setattr(Gradient, "__call__", lambda self, minibatch, first: self.compute(minibatch))  # noqa: ARG005
             for k in range(ITERATIONS):
                 before(learner, k)
-                metrics.append(learner.learn(next(batches), progress=k / ITERATIONS))
+                metrics.append(learner.learn(collector.collect(), progress=k / ITERATIONS))
         collector.shutdown()
         return learner, metrics
 

@@ -36,7 +36,7 @@ def learn(small: Compose, *overrides: str, progress: float = 0.0) -> tuple[Learn
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
     learner = make_learner(config, policy)
-    metrics = learner.learn(next(iter(collector)), progress)
+    metrics = learner.learn(collector.collect(), progress)
     collector.shutdown()
     return learner, metrics
 
@@ -157,14 +157,14 @@ def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_co
     set_process_state(config)
     policy = make_policy_for(config)
     collector, learner = make_collector(config, policy), make_learner(config, policy)
-    learner.learn(next(batches := iter(collector)), progress=0.0)
+    learner.learn(collector.collect(), progress=0.0)
     first = learner.reward_scaler.discounted_return.clone()
     if "max_episode_steps" in override:
         left = collector.state_dict()
         collector.shutdown()
-        batches = iter(collector := make_collector(config, policy, config.frames_per_batch))
+        collector = make_collector(config, policy, config.frames_per_batch)
         collector.load_state_dict(left)
-    learner.learn(next(batches), progress=0.5)
+    learner.learn(collector.collect(), progress=0.5)
     collector.shutdown()
     gamma, steps = config.algorithm.gamma, config.steps_per_row
     assert first.tolist() == pytest.approx([steps if gamma == 1 else (1 - gamma**steps) / (1 - gamma)] * 4)
@@ -280,7 +280,7 @@ def _spoilt(learner: Learner, monkeypatch: pytest.MonkeyPatch, steps: int) -> No
 
 def _batch(small: Compose, learner: Learner) -> TensorDictBase:
     collector = make_collector(small(*OPTIONS), learner.policy)
-    batch = next(iter(collector))
+    batch = collector.collect()
     collector.shutdown()
     return batch
 
@@ -341,7 +341,7 @@ def test_a_new_term_of_a_loss_is_minimised_and_logged_without_further_ado(small:
         if new:
             learner.algorithm.loss.terms = Plus()
         collector = make_collector(config, learner.policy)
-        batch = next(iter(collector))
+        batch = collector.collect()
         collector.shutdown()
         metrics.append(learner.learn(batch, progress=0.0))
         minibatch = next(learner.buffer.epoch())

@@ -70,7 +70,7 @@ def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_al
     for seed in range(2):
         torch.manual_seed(seed)
         collector = make_collector(config, learner.policy)
-        batches.append(next(iter(collector)).clone())
+        batches.append(collector.collect().clone())
         collector.shutdown()
     slices, per_rank = 32, 16
     # The minibatches of all: those of rank 0, half of each, and those of rank 1.
@@ -106,7 +106,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small: Compose,
         share = share_of(config, world())
         learner = learner_of(share)
         collector = make_collector(share, learner.policy)
-        batch = next(iter(collector))
+        batch = collector.collect()
         before = _parameters(learner)
         gradient = learner._gradient
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 import recurrl
-from recurrl.build import make_collector, make_policy_for, make_replay_check
+from recurrl.build import make_collector, make_consistency_check, make_policy_for
 from recurrl.config import TrainConfig
 from recurrl.config.collector import ReplayConfig
-from recurrl.errors import ConfigError, ReplayError
+from recurrl.errors import ConfigError, ConsistencyError
 from recurrl.learning.buffers.replay import ReplayBuffer
 
 Compose = Callable[..., TrainConfig]
@@ -208,21 +207,21 @@ def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell: str, compose: Compose) -> None:
-    """Rows that start anywhere in three rollouts of real environments pass the replay check of a run."""
+    """Rows that start anywhere in three rollouts of real environments pass the consistency check of a run."""
     config = compose(f"cell={cell}", "cell.hidden_size=8", "env.num_envs=8", "frames_per_batch=128", "slice_len=8")
     torch.manual_seed(0)
     policy = make_policy_for(config)
     ring, collector = recurrl.make_replay_buffer(32, 16), make_collector(config, policy)
-    for batch in islice(collector, 3):
+    for batch in (collector.collect() for _ in range(3)):
         ring.extend(batch)
     collector.shutdown()
     drawn = ring.sample(64)
     assert not drawn["is_init"][:, 0].all()
-    line = make_replay_check(config, policy)(drawn, resumed=True)
+    line = make_consistency_check(config, policy)(drawn, resumed=True)
     assert "1024 frames" in line
     drawn[policy.state_keys[0]][3, 0] += 1.0
-    with pytest.raises(ReplayError):
-        make_replay_check(config, policy)(drawn, resumed=True)
+    with pytest.raises(ConsistencyError):
+        make_consistency_check(config, policy)(drawn, resumed=True)
 
 
 def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_refused() -> None:

@@ -228,7 +228,7 @@ def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
-    batch = next(iter(collector))
+    batch = collector.collect()
     collector.shutdown()
     return policy, batch
 

@@ -162,7 +162,7 @@ def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
     policy = make_policy_for(config)
     shift_state(policy)
     collector = make_collector(config, policy)
-    batch = next(iter(collector))
+    batch = collector.collect()
     collector.shutdown()
     return policy, batch
 

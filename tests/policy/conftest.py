@@ -47,9 +47,9 @@ def collect() -> Callable[[TrainConfig], tuple[Policy, TensorDictBase]]:
                 for parameter in head.parameters():
                     parameter.normal_(std=0.5)
         collector = make_collector(config, policy)
-        batches = iter(collector)
-        policy.observe(next(batches)[OBSERVATION])
-        batch = next(batches).clone()
+        collect = collector.collect
+        policy.observe(collect()[OBSERVATION])
+        batch = collect().clone()
         collector.shutdown()
         return policy, batch
 

@@ -115,7 +115,7 @@ def test_every_way_of_learning_takes_it(way: tuple[str, ...], critic: str, small
     learner = make_learner(config, make_policy_for(config))
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
     collector = make_collector(config, learner.policy)
-    metrics = learner.learn(next(iter(collector)), progress=0.0)
+    metrics = learner.learn(collector.collect(), progress=0.0)
     collector.shutdown()
     assert np.isfinite(list(metrics.values())).all()
     assert all(not torch.equal(value, before[name]) for name, value in learner.policy.named_parameters())

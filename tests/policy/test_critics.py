@@ -27,7 +27,7 @@ def test_replayed_values_equal_the_rollouts_whatever_memory_the_critic_has(
     for parameter in policy.critic_head.parameters():
         nn.init.normal_(parameter)  # far from the initial zeros, so that a wrong state shows
     collector = make_collector(config, policy)
-    batch = next(iter(collector))
+    batch = collector.collect()
     collector.shutdown()
     with torch.no_grad():
         _, replayed, _, _ = policy.sequence(*policy.inputs(batch.reshape(8, 8)))
@@ -46,7 +46,7 @@ def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it
     set_process_state(config)
     learner = make_learner(config, make_policy_for(config))
     collector = make_collector(config, learner.policy)
-    learner.learn(next(iter(collector)), progress=0.0)
+    learner.learn(collector.collect(), progress=0.0)
     collector.shutdown()
     learner.policy.zero_grad()
     learner.algorithm.loss(next(learner.buffer.epoch())).terms["critic"].backward()

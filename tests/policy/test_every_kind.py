@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from math import isfinite
 from statistics import fmean
 from typing import Any
@@ -12,13 +11,10 @@ import pytest
 import torch
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
-from torchrl.collectors import Collector
 from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_collector, make_learner, make_policy_for, make_rollouts, set_process_state
-from recurrl.collector import single
-from recurrl.collector.lean import LeanCollector
+from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
@@ -73,22 +69,6 @@ def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...]
     check_env_specs(env)
 
 
-@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), [REPLAYED[i] for i in (1, 4, 6, 11, 12, 14, 15, -6, -2)])
-def test_collection_on_plain_tensors_gives_the_same_structured_batches_as_torchrls(
-    env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Configure
-) -> None:
-    config, found = configure(env_id, *overrides, **kwargs), {}
-    for kind in (Collector, LeanCollector):
-        set_process_state(config)
-        collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)), kind)
-        assert kind is Collector or collector.why_general is None
-        found[kind] = [batch.clone() for batch in islice(collector, 3)]
-        collector.shutdown()
-    for lean, general in zip(found[LeanCollector], found[Collector], strict=True):
-        assert set(lean.keys(True, True)) == set(general.keys(True, True))
-        assert (lean == general).all()
-
-
 def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Configure) -> None:
     action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
     with pytest.raises(ConfigError, match=r"all 2 entries .* but some are unbounded\. Give policy"):
@@ -110,7 +90,7 @@ def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, boun
     policy = make_policy_for(config)
     before = [parameter.detach().clone() for parameter in policy.actor_head.parameters()]
     collector = make_collector(config, policy)
-    metrics = make_learner(config, policy).learn(next(iter(collector)), progress=0.0)
+    metrics = make_learner(config, policy).learn(collector.collect(), progress=0.0)
     collector.shutdown()
     assert all(isfinite(value) for name, value in metrics.items() if name.startswith(("loss", "policy", "optim")))
     assert metrics["policy/kl_approx"] == pytest.approx(0, abs=0.02)

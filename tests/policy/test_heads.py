@@ -12,8 +12,6 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.envs.checks import check_seeds
-from recurrl.envs.groups import Groups
 from recurrl.errors import ConfigError, EnvironmentFaultError
 from recurrl.evaluation import evaluate, random_metrics
 from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, Policy, make_policy
@@ -41,7 +39,7 @@ def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
 def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(action: str, configure: Configure) -> None:
     config = configure(MASKED, mask_in="observation", action=action)
-    check_seeds(config.env, Groups(size=2, steps_per_row=8, seed=0))
+    make_env(config.env, 2, seed=0, groups=2).close()
 
 
 def test_a_mask_changes_the_action_and_nothing_else(configure: Configure, collect: Collect) -> None:

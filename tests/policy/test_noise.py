@@ -53,7 +53,7 @@ def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_en
     set_process_state(config)
     policy = make_policy_for(config)
     collector = make_collector(config, policy)
-    batch = next(iter(collector))
+    batch = collector.collect()
     collector.shutdown()
     distribution, _, _, _ = policy.sequence(*policy.inputs(batch))
     torch.testing.assert_close(distribution.log_prob(batch["action"]), batch["action_log_prob"])

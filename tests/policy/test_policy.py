@@ -10,14 +10,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
-from torchrl.collectors import Collector
 from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
-from recurrl.build import make_learner, make_policy_for, make_replay_check, make_rollouts, set_process_state
-from recurrl.collector import single
-from recurrl.collector.lean import LeanCollector
+from recurrl.build import make_collector, make_consistency_check, make_learner, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
@@ -134,19 +131,15 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
     where: str, kind: type[nn.Module], small: Compose
 ) -> None:
     config = small("env.max_episode_steps=11", *(["cell=none"] if where == "trunk" else []))
-    batches = []
-    for collector_kind in (Collector, LeanCollector):
-        set_process_state(config)
-        made, own = make_policy_for(config), kind()
-        policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
-        collector = single.make(config.collector, make_rollouts(config, policy), collector_kind)
-        batches.append(next(iter(collector)).clone())
-        collector.shutdown()
-    assert collector.why_general is None
-    assert (batches[0] == batches[1]).all()
-    assert "log-probability" in make_replay_check(config, policy)(batches[1])
+    set_process_state(config)
+    made, own = make_policy_for(config), kind()
+    policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
+    collector = make_collector(config, policy)
+    batch = collector.collect()
+    collector.shutdown()
+    assert "log-probability" in make_consistency_check(config, policy)(batch)
     before = [parameter.clone() for parameter in policy.parameters()]
-    make_learner(config, policy).learn(batches[1], progress=0.0)
+    make_learner(config, policy).learn(batch, progress=0.0)
     assert not any(map(torch.equal, before, policy.parameters()))
     assert len(evaluate(config.env, policy, episodes=2, seed=0)) == 2
     if isinstance(own, Buffered):

@@ -8,9 +8,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from recurrl.collector import single
-from recurrl.collector.lean import LeanCollector
-from recurrl.collector.rollouts import RolloutCollector, Rollouts
+from recurrl.collector.rollout import Rollout, Rollouts
 from recurrl.config import CollectorConfig
 from recurrl.config.options import STEPS, option
 
@@ -22,33 +20,31 @@ class ResettingConfig(CollectorConfig):
     reset_every: int = option("rollouts between two resets of all environments", STEPS, default=2)
 
 
-class ResettingCollector(LeanCollector):
-    """The package's collector of one process, with these resets."""
+class ResettingCollector(Rollout):
+    """The rollout in this process, with these resets."""
 
-    def __init__(self, *arguments: Any, reset_every: int, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.reset_every, self.rollouts = reset_every, 0
+    def __init__(self, options: ResettingConfig, rollouts: Rollouts) -> None:
+        super().__init__(rollouts)
+        self.reset_every, self.collected = options.reset_every, 0
 
-    def rollout(self) -> TensorDictBase:
-        """A rollout of rows ``[N, T]``."""
-        self.reset_at_each_iter = self.rollouts % self.reset_every == 0
-        self.rollouts += 1
-        return super().rollout()
+    def collect(self) -> TensorDictBase:
+        """The next rollout ``[N, T]``."""
+        self.begins_with_reset = self.collected % self.reset_every == 0
+        self.collected += 1
+        return super().collect()
 
     def metrics(self) -> dict[str, float]:
         """1 if the last rollout began with a reset."""
-        return {"collect/reset": float(self.reset_at_each_iter)}
+        return {"collect/reset": float(self.begins_with_reset)}
 
     def state_dict(self) -> dict[str, Any]:
         """The unfinished episodes, and the number of rollouts."""
-        return {**super().state_dict(), "rollouts": self.rollouts}
+        return {**super().state_dict(), "collected": self.collected}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores them."""
         super().load_state_dict(state)
-        self.rollouts = state["rollouts"]
+        self.collected = state["collected"]
 
 
-def make(options: ResettingConfig, rollouts: Rollouts) -> RolloutCollector:
-    """The collector."""
-    return single.make(options, rollouts, ResettingCollector, reset_every=options.reset_every)
+make = ResettingCollector

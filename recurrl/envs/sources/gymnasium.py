@@ -16,7 +16,6 @@ from recurrl.config.env import NATIVE
 from recurrl.config.plugins import import_custom
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.faults import making
-from recurrl.envs.groups import Groups
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.native import NativeVectorEnv
 from recurrl.errors import ConfigError
@@ -130,16 +129,6 @@ class Registered(GymnasiumSource):
         if self.options.vectorization != NATIVE:
             return super().make(num_envs)
         return NativeVectorEnv(self._vector(num_envs), self.options.id, self.options.mask)
-
-    def make_groups(self, num_envs: int, groups: Groups) -> EnvBase:
-        """The environments with the seeds of their groups, which only single ones can have."""
-        if self.options.vectorization == NATIVE:
-            raise ConfigError(
-                "algorithm=grpo needs the episodes of a group to start from the same state, which one vector "
-                f"environment (env.vectorization={NATIVE}) cannot do. Choose algorithm=ppo, or "
-                "env.vectorization=inline."
-            )
-        return super().make_groups(num_envs, groups)
 
     def _vector(self, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         options, spec = self.options, self.spec()

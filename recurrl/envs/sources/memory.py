@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import NestedKey
 from torch import Tensor
 from torch.nn import functional
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config.plugins import is_custom, load
 from recurrl.envs.arguments import check_arguments
+from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.envs.source import Source
-from recurrl.envs.tensors import TensorEnv
 from recurrl.errors import ConfigError
 from recurrl.keys import HIDDEN, OBSERVATION
 
@@ -52,7 +51,7 @@ class Memory(Source):
         given, ours = self.options.kwargs, ("num_envs", "max_steps")
         check_arguments(self.task(), given, f"env.id={self.options.id}", "env.kwargs.", ours)
 
-    def make(self, num_envs: int) -> TensorEnv:
+    def make(self, num_envs: int) -> BatchedEnv:
         """The task, ``num_envs`` times."""
         make: Any = self.task()
         try:
@@ -73,7 +72,7 @@ def tasks_of(names: Mapping[str, Any]) -> dict[str, type[MemoryTask]]:
     return {re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower(): each for each in classes if each is not MemoryTask}
 
 
-class MemoryTask(TensorEnv):
+class MemoryTask(BatchedEnv):
     """The base of the tasks: a clock, a time limit, seeds, and partial resets.
 
     The environment has its own generator, and every reset draws equally many numbers, whichever environments it resets.
@@ -129,20 +128,22 @@ class MemoryTask(TensorEnv):
         """What the observation hides ``[N, ...]``, in float32 and new memory, for a critic that sees it."""
         return None
 
-    def _observed(self) -> dict[NestedKey, Tensor]:
+    def _observed(self) -> Tensors:
         hidden = self.hidden() if self._reveals else None
         if hidden is None:
             return {OBSERVATION: self.observe()}
         return {(OBSERVATION, OBSERVATION): self.observe(), (OBSERVATION, HIDDEN): hidden}
 
-    def reset_tensors(self, chosen: Tensor | None) -> dict[NestedKey, Tensor]:
-        """Starts new episodes in the chosen environments."""
-        mask = torch.ones_like(self.time, dtype=torch.bool) if chosen is None else chosen.reshape(-1)
-        self.time.masked_fill_(mask, 0)
-        self.begin(mask)
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
+        """Starts new episodes. On a GPU random numbers are drawn whether or not an episode starts."""
+        # To look whether one does would wait for the GPU.
+        if mask is None or mask.is_cuda or mask.any():
+            mask_N = torch.ones_like(self.time, dtype=torch.bool) if mask is None else mask.reshape(-1)
+            self.time.masked_fill_(mask_N, 0)
+            self.begin(mask_N)
         return self._observed()
 
-    def step_tensors(self, action: Tensor) -> dict[NestedKey, Tensor]:
+    def step_tensors(self, action: Tensor) -> Tensors:
         """Steps all environments."""
         self.time += 1
         reward, terminated = self.move(action)

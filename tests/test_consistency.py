@@ -17,13 +17,13 @@ from torchrl.collectors import Collector
 from torchrl.envs import InitTracker, Transform, TransformedEnv
 from wrong_environments import Stale
 
-from recurrl.build import make_collector, make_policy_for, make_replay_check, set_process_state
+from recurrl.build import make_collector, make_consistency_check, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
+from recurrl.consistency import TOLERANCE
+from recurrl.consistency.network import check_network
 from recurrl.envs.sources import gymnasium as gymnasium_source
-from recurrl.errors import ReplayError
+from recurrl.errors import ConsistencyError
 from recurrl.policy import Policy, PolicyModule
-from recurrl.replay_check import TOLERANCE
-from recurrl.replay_check.network import check_network
 
 Compose = Callable[..., TrainConfig]
 Register = Callable[[Callable[[], Any]], str]
@@ -55,14 +55,14 @@ def collect(config: TrainConfig, policy: Policy, *transforms: Transform) -> Tens
 
 
 def first_batch(collector: Collector) -> TensorDictBase:
-    batch = next(iter(collector))
+    batch = collector.collect()
     collector.shutdown()
     return batch
 
 
 def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str:
-    with pytest.raises(ReplayError) as caught:
-        make_replay_check(config, policy)(batch)
+    with pytest.raises(ConsistencyError) as caught:
+        make_consistency_check(config, policy)(batch)
     return str(caught.value)
 
 
@@ -74,8 +74,8 @@ def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str
 def test_a_batch_that_is_right_gives_one_line(small: Compose, env: str, cell: str) -> None:
     config = small(*OPTIONS, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy = make(config)
-    line = make_replay_check(config, policy)(collect(config, policy))
-    assert line.startswith("replay check: 128 frames with ")
+    line = make_consistency_check(config, policy)(collect(config, policy))
+    assert line.startswith("consistency check: 128 frames with ")
     assert "log-probability" in line
     assert "value" in line
     assert ("state" in line) == (cell != "none")
@@ -89,7 +89,7 @@ def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_co
     batch = collect(config, policy)
     before, weights = batch.clone(), {name: value.clone() for name, value in policy.state_dict().items()}
     torch.manual_seed(7)
-    make_replay_check(config, policy)(batch)
+    make_consistency_check(config, policy)(batch)
     drawn = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(torch.rand(3), drawn)
@@ -263,7 +263,7 @@ def test_observations_that_are_equal_by_chance_or_always_are_fine(
     policy = make(config)
     batch = collect(config, policy)
     assert int(batch["next", "done"].sum()) > 5
-    assert make_replay_check(config, policy)(batch).startswith("replay check: ")
+    assert make_consistency_check(config, policy)(batch).startswith("consistency check: ")
 
 
 def test_an_observation_that_changes_between_two_steps_is_caught(config: TrainConfig) -> None:
@@ -295,7 +295,7 @@ def test_dropout_that_is_on_is_caught(small: Compose, where: str) -> None:
         policy.trunk.core.layers.dropout = 0.5
     assert "dropout or another source of noise is active" in complaint(config, policy, collect(config, policy))
     policy.eval()
-    make_replay_check(config, policy)(collect(config, policy))
+    make_consistency_check(config, policy)(collect(config, policy))
 
 
 class Noisy(nn.Module):

@@ -1,4 +1,4 @@
-"""The replay check as a whole.
+"""The consistency check as a whole.
 
 Shape legend: N environments, T steps of a row.
 """
@@ -7,10 +7,10 @@ import torch
 from tensordict import TensorDictBase
 
 from recurrl.config import EnvConfig
+from recurrl.consistency import network, recorded
 from recurrl.keys import OBSERVATION
 from recurrl.policy import Policy
 from recurrl.recurrent import precision
-from recurrl.replay_check import network, recorded
 
 TOLERANCE = {"ieee": 1e-4, "tf32x3": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
 """By precision, the difference that rounding may cause, relative to 1 + |recorded|.
@@ -20,7 +20,7 @@ Single steps and sequences add the same products in different orders. In float32
 """
 
 
-def check_replay(
+def check_consistency(
     policy: Policy,
     batch_NT: TensorDictBase,
     *,
@@ -50,7 +50,7 @@ def check_replay(
         resumed: rows may continue episodes of an earlier run; otherwise each must begin with an episode.
 
     Raises:
-        ReplayError: with the first entry, environment and step that differ, both values, and a likely cause.
+        ConsistencyError: with the first entry, environment and step that differ, both values, and a likely cause.
     """
     recorded.check_present(batch_NT, policy.state_keys)
     keys = list(batch_NT.select(OBSERVATION, *policy.state_keys).keys(True, True))
@@ -65,6 +65,6 @@ def check_replay(
         differences = network.check_network(policy, batch_NT, slice_len, minibatch_slices, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
-        f"replay check: {batch_NT.numel()} frames with {resets} resets replay as collected; largest differences: "
+        f"consistency check: {batch_NT.numel()} frames with {resets} resets replay as collected; largest differences: "
         f"{figures} (tolerance {tolerance:.0e})"
     )

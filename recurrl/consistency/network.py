@@ -11,11 +11,11 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
-from recurrl.errors import ReplayError
+from recurrl.consistency.recorded import NOT_SEEN, first, place
+from recurrl.errors import ConsistencyError
 from recurrl.keys import ACTION, LOG_PROB, VALUE
 from recurrl.losses.advantage import segment_ends
 from recurrl.policy import Policy
-from recurrl.replay_check.recorded import NOT_SEEN, first, place
 
 REPEATED = 1e-4
 """The difference, relative to 1 + |value|, that two runs of the same computation may have, whatever its precision."""
@@ -56,7 +56,7 @@ def check_network(
     if wrong:
         # Report the earliest step, and the cause of the first comparison, from which the others follow.
         n, t, entry = min(wrong, key=lambda found: found[1])
-        raise ReplayError(f"{_described(entry, n, t, tolerance)} {wrong[0][2].cause}")
+        raise ConsistencyError(f"{_described(entry, n, t, tolerance)} {wrong[0][2].cause}")
     return largest
 
 
@@ -86,12 +86,12 @@ def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
     """Rejects a policy whose outputs or deterministic actions differ between two calls with the same inputs."""
     differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
     if any(ACTION not in key for key in differing):
-        raise ReplayError(
+        raise ConsistencyError(
             f"{NOT_SEEN} the policy returns different outputs for the same observations and states, so dropout or "
             "another source of noise is active. Set dropout to 0, or call eval() on the module that has it."
         )
     if differing:
-        raise ReplayError(
+        raise ConsistencyError(
             "Evaluation would be random: the policy returned two different deterministic actions for the same "
             "observation. Neither Policy.step(...) without noise nor the mode of the actor's distribution may draw "
             "random numbers."

@@ -4,6 +4,6 @@
 ``network`` replays it as the update does.
 """
 
-from recurrl.replay_check.check import TOLERANCE, check_replay
+from recurrl.consistency.check import TOLERANCE, check_consistency
 
-__all__ = ["TOLERANCE", "check_replay"]
+__all__ = ["TOLERANCE", "check_consistency"]

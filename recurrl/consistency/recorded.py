@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recurrl.config import EnvConfig
 from recurrl.envs import make_env
-from recurrl.errors import ReplayError
+from recurrl.errors import ConsistencyError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, OBSERVATION, VALUE
 from recurrl.recurrent.module.keys import IS_INIT
 
@@ -26,13 +26,13 @@ COINCIDENCE = 1e-6
 def check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
     """Checks that the batch marks episode starts and holds the recurrent states."""
     if state_keys and batch_NT.get(IS_INIT) is None:
-        raise ReplayError(
+        raise ConsistencyError(
             f"{NOT_SEEN} the batch has no entry {IS_INIT!r}, so the policy's state would leak from one episode into "
             "the next. Append torchrl.envs.InitTracker() to the environment, or build it with recurrl.envs.make_env."
         )
     for key in state_keys:
         if batch_NT.get(key) is None or batch_NT["next"].get(key) is None:
-            raise ReplayError(
+            raise ConsistencyError(
                 f"{NOT_SEEN} the batch does not hold the recurrent state {key!r}, so the policy acted without memory. "
                 "Append module.make_tensordict_primer() to the environment, or build it with recurrl.envs.make_env."
             )
@@ -44,7 +44,7 @@ def check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
     for key, value in acted_NT.items(True, True):
         at = first(any_of(~value.isfinite()))
         if at is not None:
-            raise ReplayError(
+            raise ConsistencyError(
                 f"{NOT_SEEN} {key!r} of {place(*at)} is not finite. If it comes from the environment, clip or mask it "
                 "there; if from the policy, its weights or learning rate are too large."
             )
@@ -64,7 +64,7 @@ def check_marks(batch_NT: TensorDictBase, resumed: bool) -> None:
     at = first(is_init_NT != started_NT)
     if at is not None:
         marked, not_marked = ("is marked", "no episode starts") if is_init_NT[at] else ("is not marked", "one starts")
-        raise ReplayError(
+        raise ConsistencyError(
             f"{NOT_SEEN} {place(*at)} {marked} by {IS_INIT!r} as the start of an episode, but {not_marked} there. "
             "Let one torchrl.envs.InitTracker(), and nothing else, write that entry."
         )
@@ -87,7 +87,7 @@ def check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Seque
                 else "The environment or one of its transforms returns a different observation than its step did."
             )
             difference = float((now_NT[at].double() - before_NT[at].double()).abs().max())
-            raise ReplayError(
+            raise ConsistencyError(
                 f"{NOT_SEEN} {key!r} of {place(at[0], at[1] + 1)} is not what the previous step of the episode led to "
                 f"(difference {difference:.2g}). {cause}"
             )
@@ -102,11 +102,11 @@ def check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Sequ
     if resets < ENOUGH_RESETS:
         last_P, first_P = _forced_resets(env, seed, keys)
     if _is_not_reset(last_P, first_P):
-        raise ReplayError(
+        raise ConsistencyError(
             f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} equals the last one of the "
             "previous episode, bit for bit. The environment returns a wrong observation on reset, or resets itself in "
             "its last step: have reset return the new episode's first observation, and disable automatic resets. If "
-            "episodes really continue where the last one ended, give replay_check=false."
+            "episodes really continue where the last one ended, give consistency_check=false."
         )
     return resets
 

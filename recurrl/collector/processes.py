@@ -1,0 +1,179 @@
+"""Workers in processes of this machine, with rows and weights in shared memory.
+
+Shape legend: N environments, T steps, W workers.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, multiprocessing, nn
+
+from recurrl.collector.rollout import Rollouts
+from recurrl.collector.worker_errors import Failure, ended, hung, reported
+from recurrl.collector.workers import Arrays, Layout, Worker
+from recurrl.config import WorkersConfig
+from recurrl.policy import Policy
+from recurrl.runtime.signals import ignore_signals
+from recurrl.runtime.time_limit import time_limit
+
+_POLL_S = 0.2
+_POLLS_UNTIL_HUNG = 25
+"""After its deadline, in which a call may still raise an error itself. Polls, not seconds: the processes may have been
+stopped meanwhile."""
+_ENDING_S = 5.0
+"""Time that environments get to close, and a process whose pipe is closed to end."""
+
+Weights = dict[str, Tensor]
+
+
+class ProcessWorker(Worker):
+    """The rollout within a process; it writes rows into shared memory."""
+
+    def connect(self, weights: list[Weights], rows: list[TensorDictBase]) -> None:
+        """Takes shared memory: slots for the weights, and for this worker's rows."""
+        self._weights, self._slots = weights, rows
+
+    def collect(self, weights: int, slot: int) -> Arrays:
+        """Collects rows with the weights in a slot into another one; returns nothing else."""
+        self.rollout.policy.load_state_dict(self._weights[weights])
+        self.rollout.memory = self._slots[slot]
+        self.rollout.collect()
+        return {}
+
+
+class Processes:
+    """Runs workers in processes of this machine, one pipe each.
+
+    The main process handles the signals that end a run: the workers ignore them, so that the iteration can finish. They
+    end with the main process, whatever ends it.
+
+    Args:
+        options: as configured.
+        policy: it acts.
+        slots: versions of the weights that are in use at the same time.
+    """
+
+    def __init__(self, options: WorkersConfig, policy: Policy, slots: int) -> None:
+        self._options, self.frames = options, 0
+        self._context = multiprocessing.get_context("spawn")
+        self.processes: dict[int, BaseProcess] = {}
+        self._pipes: dict[int, Any] = {}
+        self._policy = deepcopy(policy).cpu()
+        self._policy.share_memory()
+        self._weights: list[Weights] = [_shared_copy(self._policy.state_dict()) for _ in range(slots)]
+        self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
+        self._memory: list[TensorDictBase] = []
+
+    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
+        """Starts a process; all start in parallel."""
+        if worker in self.processes:
+            self._end(worker)
+        mine, its = self._context.Pipe()
+        due = self._due_W[worker : worker + 1].fill_(torch.inf)
+        process = self._context.Process(target=_work, args=(its, due, self._options.timeout_s), daemon=True)
+        process.start()
+        its.close()
+        self.processes[worker], self._pipes[worker] = process, mine
+        self.call(worker, "start", replace(rollouts, policy=self._policy), seed)
+
+    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[TensorDictBase]:
+        """Shared memory."""
+        self._memory = [empty(layout, num_envs, steps).share_memory_() for _ in range(slots)]
+        return self._memory
+
+    def connect(self, worker: int) -> None:
+        """Sends the shared memory to a worker."""
+        rows = [slot.chunk(self._options.num_workers)[worker] for slot in self._memory]
+        self.call(worker, "connect", self._weights, rows)
+
+    def publish(self, policy: nn.Module, slot: int) -> int:
+        """Writes the weights into a slot that no worker reads."""
+        for name, value in policy.state_dict().items():
+            self._weights[slot][name].copy_(value)
+        return slot
+
+    def call(self, worker: int, method: str, *arguments: Any) -> None:
+        """Sends the call."""
+        # A process that has ended is noticed by `receive`.
+        with suppress(OSError):
+            self._pipes[worker].send((method, arguments))
+
+    def receive(self, workers: Collection[int]) -> dict[int, Any]:
+        """Waits for results, and finds out who ended or hangs."""
+        results: dict[int, Any] = {}
+        late: Counter[int] = Counter()
+        while waiting := [worker for worker in workers if worker not in results]:
+            pipes = [self._pipes[worker] for worker in waiting]
+            ready = connection.wait([*pipes, *(self.processes[worker].sentinel for worker in waiting)], _POLL_S)
+            now = time.monotonic()
+            for worker in waiting:
+                late[worker] = late[worker] + (not ready) if self._due_W[worker] < now else 0
+                if late[worker] > _POLLS_UNTIL_HUNG:
+                    results[worker] = hung(self._options.timeout_s or 0.0, self.frames)
+                elif ready and (self._pipes[worker].poll() or not self.processes[worker].is_alive()):
+                    results[worker] = self._result(worker)
+                if isinstance(results.get(worker), Failure):
+                    self._end(worker)
+        return results
+
+    def _result(self, worker: int) -> Any:
+        try:
+            return self._pipes[worker].recv()
+        except (EOFError, OSError):
+            process = self.processes[worker]
+            process.join(_ENDING_S)
+            return ended(process.exitcode or 0, self.frames)
+
+    def _end(self, worker: int) -> None:
+        process, pipe = self.processes.pop(worker), self._pipes.pop(worker)
+        process.kill()
+        process.join()
+        pipe.close()
+
+    def shutdown(self) -> None:
+        """Ends the processes, which get some time to close their environments."""
+        for pipe in self._pipes.values():
+            pipe.close()
+        deadline = time.monotonic() + _ENDING_S
+        for process in self.processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+        for worker in list(self.processes):
+            self._end(worker)
+
+
+def _work(pipe: Any, due: Tensor, timeout_s: float | None) -> None:
+    """Does what the main process calls for until it closes the pipe, or ends."""
+    ignore_signals()
+    torch.set_num_threads(1)
+    worker = ProcessWorker()
+    with time_limit(timeout_s, due.numpy()):
+        with suppress(EOFError, OSError):
+            while True:
+                method, arguments = pipe.recv()
+                try:
+                    result = getattr(worker, method)(*arguments)
+                except Exception as error:
+                    result = reported(error)
+                pipe.send(result)
+        worker.close()
+
+
+def empty(layout: Layout, num_envs: int, steps: int) -> TensorDictBase:
+    """Rows ``[N, T]``."""
+    rows = TensorDict(batch_size=[num_envs, steps])
+    for key, (shape, dtype) in layout.items():
+        rows.set(key, torch.zeros(num_envs, steps, *shape, dtype=dtype))
+    return rows
+
+
+def _shared_copy(weights: Weights) -> Weights:
+    return {name: value.clone().share_memory_() for name, value in weights.items()}

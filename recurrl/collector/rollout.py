@@ -1,0 +1,220 @@
+"""The rollout: a policy acts in a batched environment, and what happens is written into rows of fixed length.
+
+Shape legend: N environments, T steps, Z noise of an action.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
+from torch import Tensor
+
+from recurrl.config import EnvConfig
+from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env
+from recurrl.envs.batched import BatchedEnv, Tensors, observation_in
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import NonFiniteError
+from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
+from recurrl.policy import Policy
+from recurrl.policy.noise import NOISE
+from recurrl.recurrent.module.keys import IS_INIT
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What a collector collects.
+
+    Attributes:
+        env: the environments.
+        policy: it acts, on its device, where the rollouts are stored too.
+        frames: frames per rollout, summed over environments.
+        seed: of environments and workers.
+        group_size: environments that start each row from the same state; each row then begins with a reset. None:
+            episodes continue from one rollout to the next.
+    """
+
+    env: EnvConfig
+    policy: Policy
+    frames: int
+    seed: int
+    group_size: int | None = None
+
+
+class Rollout:
+    """Rollouts ``[N, T]`` in this process: ``collector=single``, and what each worker of other collectors runs.
+
+    Args:
+        rollouts: what to collect.
+
+    Attributes:
+        memory: the rows, ``[N, T]``, that :meth:`collect` writes into.
+        begins_with_reset: every row begins with a reset of all environments.
+    """
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.rollouts, self.policy = rollouts, rollouts.policy
+        self.begins_with_reset = rollouts.group_size is not None
+        self._start()
+        self.memory = _rows(self.env, self.policy, rollouts.frames // rollouts.env.num_envs)
+
+    def _start(self) -> None:
+        options, reveals = self.rollouts, HIDDEN in self.policy.critic_only
+        self.env = make_batched_env(options.env, options.env.num_envs, options.seed, options.group_size, reveals)
+        self._begin_episodes()
+
+    def _begin_episodes(self) -> None:
+        batch, device = self.env.batch_size[0], self.env.device
+        self._current: Tensors = {
+            **self.env.reset_tensors(None),
+            **_initial_state(self.policy, batch),
+            IS_INIT: torch.ones(batch, 1, dtype=torch.bool, device=device),
+            EPISODE_LENGTH: torch.zeros(batch, 1, dtype=torch.int64, device=device),
+            EPISODE_RETURN: torch.zeros(batch, 1, dtype=torch.float64, device=device),
+        }
+
+    @torch.no_grad()
+    def collect(self) -> TensorDictBase:
+        """The next rollout ``[N, T]``, in memory that the next call overwrites.
+
+        Raises:
+            EnvironmentFaultError: an environment failed.
+            NonFiniteError: so are the probabilities of actions.
+        """
+        if self.begins_with_reset:
+            self._begin_episodes()
+        # Looked up once, because to find a policy's device takes as long as a small layer.
+        policy, env, device, current = self.policy, self.env, self.policy.device, self._current
+        state_keys, observation_keys = policy.carried_keys, list(env.observation_spec.keys(True, True))
+        steps: list[Tensors] = []
+        for noise_NZ in torch.randn(self.memory.shape[1], *env.batch_size, policy.noise_size, device=device):
+            is_init = current[IS_INIT].to(device)
+            state = policy.reset({key: current[key] for key in state_keys}, is_init.squeeze(-1))
+            observation = {key: current[key].to(device) for key in observation_keys}
+            action, log_prob, value, new_state, _ = policy.step(observation_in(observation), state, None, noise_NZ)
+            after = env.step_tensors(action.to(env.device))
+            after[EPISODE_LENGTH] = current[EPISODE_LENGTH] + 1
+            after[EPISODE_RETURN] = current[EPISODE_RETURN] + after["reward"]
+            steps.append(
+                {**observation, **state, **_leaves(ACTION, action), IS_INIT: is_init, LOG_PROB: log_prob}
+                | ({} if value is None else {VALUE: value})
+                | {_next(key): entry for key, entry in (*after.items(), *new_state.items())}
+            )
+            done = after["done"]
+            current = {
+                **env.reset_tensors(done),
+                **new_state,
+                IS_INIT: done,
+                EPISODE_LENGTH: after[EPISODE_LENGTH].masked_fill(done, 0),
+                EPISODE_RETURN: after[EPISODE_RETURN].masked_fill(done, 0.0),
+            }
+        self._current = current
+        for key, out_NT in self.memory.items(True, True):
+            _stack_into(out_NT, [step[key] for step in steps])
+        if not self.memory[LOG_PROB].isfinite().all():
+            raise NonFiniteError(
+                "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "
+                "help; so may normalised or clipped observations."
+            )
+        return self.memory.copy()
+
+    def metrics(self) -> dict[str, float]:
+        """No metrics."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unfinished episodes, as plain values and tensors; or ``why_not``, the reason why they cannot be saved."""
+        try:
+            return {"why_not": None, "episodes": self.env.episodes(), "carrier": dict(self._current)}
+        except UnsavableError as reason:
+            return {"why_not": str(reason)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores them. Those that could not be saved stay as begun here.
+
+        Raises:
+            UnsavableError: the environments are constructed differently from the saved ones.
+        """
+        if state["why_not"] is not None:
+            logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
+        else:
+            self.env.restore_episodes(state["episodes"])
+            self._current = {
+                key: value.to(self._current[key].device, copy=True) for key, value in state["carrier"].items()
+            }
+
+    def restart(self, seed: int) -> None:
+        """Replaces the environments by new ones, after an error.
+
+        Args:
+            seed: of the new ones.
+        """
+        # Environments that failed may not close either.
+        self.shutdown(raise_on_error=False)
+        self.rollouts = replace(self.rollouts, seed=seed)
+        self._start()
+
+    def shutdown(self, *, raise_on_error: bool = True) -> None:
+        """Closes the environments."""
+        with suppress(*([] if raise_on_error else [Exception])):
+            if not self.env.is_closed:
+                self.env.close()
+
+
+def _rows(env: BatchedEnv, policy: Policy, steps: int) -> TensorDictBase:
+    """Zeros ``[N, T]`` of each entry that a rollout has, on the policy's device."""
+    state, batch = _initial_state(policy, env.batch_size[0]), env.batch_size
+    column = torch.zeros(*batch, 1)
+    observation = dict(env.observation_spec.zero().items(True, True))
+    after: Tensors = {
+        **observation,
+        **env.full_reward_spec.zero(),
+        **env.full_done_spec.zero(),
+        EPISODE_LENGTH: column.long(),
+        EPISODE_RETURN: column.double(),
+        **state,
+    }
+    entries: Tensors = {
+        **observation,
+        **dict(env.full_action_spec.zero().items(True, True)),
+        **state,
+        IS_INIT: column.bool(),
+        LOG_PROB: column.squeeze(-1),
+        **({} if policy.critic_head is None else {VALUE: column}),
+        **{_next(key): value for key, value in after.items()},
+    }
+    rows = TensorDict({}, [*batch, steps], device=policy.device)
+    for key, value in entries.items():
+        rows.set(key, value.new_zeros(*batch, steps, *value.shape[1:], device=policy.device))
+    return rows
+
+
+def _initial_state(policy: Policy, batch: int) -> Tensors:
+    """The zero state that episodes start from, with the noise of actions if it is correlated."""
+    noise = {NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)}
+    return policy.initial_state(batch) | (noise if NOISE in policy.carried_keys else {})
+
+
+def _leaves(name: str, value: Any) -> Tensors:
+    """An action as entries of a step: itself, or its parts."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    return {unravel_key((name, key)): part for key, part in value.items(True, True)}
+
+
+@cache
+def _next(key: NestedKey) -> tuple[str, ...]:
+    return ("next", *path_of(key))
+
+
+def _stack_into(out_NT: Tensor, tensors_N: list[Tensor]) -> None:
+    if tensors_N[0].device == out_NT.device:
+        torch.stack(tensors_N, 1, out=out_NT)
+    else:
+        out_NT.copy_(torch.stack(tensors_N, 1))

@@ -1,0 +1,169 @@
+"""Environments of a batch of copies, which the rollout and the evaluation step on plain tensors.
+
+Shape legend: N environments.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import step_mdp
+
+from recurrl.envs.faults import Faults
+from recurrl.envs.saved_state import UnsavableError
+from recurrl.errors import ConfigError
+from recurrl.keys import ACTION, OBSERVATION, nested, path_of
+
+Tensors = dict[NestedKey, Tensor]
+
+
+class BatchedEnv(EnvBase):
+    """An environment of batch size ``[N]`` that returns plain tensors; its action is a tensor or has several parts.
+
+    A TensorDict takes longer than a step of a light environment, so recurrl's rollout calls :meth:`step_tensors` and
+    :meth:`reset_tensors`. TorchRL's collectors step it with TensorDicts, with the same results.
+
+    Args:
+        num_envs: environments, N.
+        observation: the spec of each entry of the observation, of all environments; composite where it is nested.
+        action: the spec of the action, of all environments; composite where it has several parts.
+        device: where the tensors live.
+
+    Attributes:
+        faults: names the environment that failed, for errors; None if the environment does not know which it is.
+    """
+
+    faults: Faults | None = None
+
+    def __init__(
+        self, num_envs: int, observation: dict[str, TensorSpec], action: TensorSpec, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(device=device, batch_size=[num_envs])
+        self.observation_spec = Composite(observation, shape=self.batch_size, device=device)
+        self.full_action_spec = Composite(action=action, shape=self.batch_size, device=device)
+        self.reward_spec = Unbounded(shape=(num_envs, 1), dtype=torch.float32, device=device)
+        done = Categorical(2, shape=(num_envs, 1), dtype=torch.bool, device=device)
+        self.full_done_spec = Composite(
+            done=done, terminated=done.clone(), truncated=done.clone(), shape=self.batch_size, device=device
+        )
+
+    @abstractmethod
+    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
+        """One step of every environment.
+
+        Args:
+            action: ``[N, ...]``, or a TensorDict of its parts.
+
+        Returns:
+            The entries of the observation ``[N, ...]``; ``reward`` ``[N, 1]``; ``terminated``, ``truncated`` and
+            ``done``, which is either, ``[N, 1]``. Later steps must not write into these tensors.
+        """
+
+    @abstractmethod
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
+        """Starts new episodes. The rollout calls it after every step, with ``done``.
+
+        Args:
+            mask: ``[N, 1]``, the environments to reset; possibly none of them. None for all.
+
+        Returns:
+            The current observation of every environment, reset or not. Later steps must not write into these tensors.
+        """
+
+    def start_in_groups(self, size: int, seed: int) -> None:
+        """From now on, ``size`` neighbours start their episodes from the same states, for ``algorithm=grpo``.
+
+        The j-th episode after a reset of all environments starts alike in all members of a group, and differently in
+        every other group, and for every other j and reset of all.
+
+        Raises:
+            ConfigError: the environment cannot do that.
+        """
+        raise ConfigError(
+            "algorithm=grpo needs the episodes of a group to start from the same state, which this environment cannot "
+            "do. Choose algorithm=ppo, or a Gymnasium task with env.vectorization=inline."
+        )
+
+    def episodes(self) -> dict[str, Any]:
+        """The state of the unfinished episodes, as plain values and tensors.
+
+        Raises:
+            UnsavableError: the environment does not expose it; with the reason.
+        """
+        raise UnsavableError(f"{type(self).__name__} does not expose its state")
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Restores the episodes that :meth:`episodes` returned.
+
+        Raises:
+            UnsavableError: this environment was constructed differently.
+        """
+        raise UnsavableError(f"{type(self).__name__} cannot restore a state")
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return TensorDict(self.step_tensors(tensordict[ACTION]), self.batch_size)
+
+    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        return TensorDict(self.reset_tensors(mask), self.batch_size)
+
+
+class TorchRLEnv(BatchedEnv):
+    """Any environment of TorchRL with the batch size ``[N]`` and the entries ``observation`` and ``action``.
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: EnvBase) -> None:
+        observation, action = env.observation_spec[OBSERVATION], env.full_action_spec[ACTION]
+        super().__init__(env.batch_size[0], {OBSERVATION: observation}, action, env.device or "cpu")
+        self._env = env
+        self._current = TensorDict(batch_size=env.batch_size)
+
+    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
+        """Steps it."""
+        stepped = self._env.step(self._current.copy().set(ACTION, action))
+        after, shape = stepped["next"], (*self.batch_size, 1)
+        flags = {key: after.get(key, torch.zeros_like(after["done"])) for key in ("done", "terminated", "truncated")}
+        self._current = step_mdp(stepped)
+        results = {"reward": after["reward"], **flags}
+        return self._observed() | {key: value.reshape(shape) for key, value in results.items()}
+
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
+        """Resets it, in part if the mask has both values."""
+        if mask is None:
+            self._current = self._env.reset()
+        elif mask.any():
+            flags = {key: mask & self._current[key] for key in self._env.done_keys}
+            self._current = self._env.maybe_reset(self._current.copy().update({**flags, "done": mask}))
+        return self._observed()
+
+    def _observed(self) -> Tensors:
+        # Clones, because environments of TorchRL may reuse their memory.
+        return dict(self._current.select(OBSERVATION).clone().items(True, True))
+
+    def episodes(self) -> dict[str, Any]:
+        """Environments of TorchRL do not expose their state."""
+        raise UnsavableError(f"TorchRL's {type(self._env).__name__} does not expose the state of its environments")
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._env.set_seed(seed)
+
+    def close(self, **kwargs: Any) -> None:
+        """Closes it."""
+        self._env.close(**kwargs)
+        super().close(**kwargs)
+
+
+def observation_in(leaves: Mapping[NestedKey, Tensor]) -> Any:
+    """The observation among entries: a tensor, or nested dicts."""
+    if OBSERVATION in leaves:
+        return leaves[OBSERVATION]
+    paths = {path_of(key): value for key, value in leaves.items()}
+    return nested({path: value for path, value in paths.items() if path[0] == OBSERVATION})[OBSERVATION]

@@ -1,0 +1,233 @@
+"""The rollout: the same transitions as by TorchRL's collectors, from any environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.envs import Compose as Transforms
+from torchrl.envs import ExplorationType, GymEnv, RenameTransform, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs.utils import set_exploration_type
+
+from recurrl.build import make_policy_for, make_rollouts, set_process_state
+from recurrl.collector.rollout import Rollout
+from recurrl.config import EnvConfig, TrainConfig
+from recurrl.envs import Source, make_env
+from recurrl.errors import ConfigError, NonFiniteError
+from recurrl.policy import Policy, PolicyModule
+
+Compose = Callable[..., TrainConfig]
+
+OPTIONS = ("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
+NATIVE = "env.vectorization=vector_entry_point"
+DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
+"""Discrete observations; most episodes terminate, a few are truncated."""
+CUE = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Cue-v0", "+env.kwargs.action=dict")
+SHORT = "env.max_episode_steps=17"
+
+
+def make(config: TrainConfig) -> Policy:
+    """A policy whose actions are far from uniform."""
+    set_process_state(config)
+    policy = make_policy_for(config)
+    with torch.no_grad():
+        for parameter in policy.actor_head.parameters():
+            parameter.normal_(std=0.5)
+    return policy
+
+
+def batches(config: TrainConfig, policy: Policy, count: int = 4) -> list[TensorDictBase]:
+    """Rollouts of a policy whose statistics change from one to the next."""
+    torch.manual_seed(1)
+    rollout, found = Rollout(make_rollouts(config, policy)), []
+    for _ in range(count):
+        found.append(rollout.collect().clone())
+        policy.observe(found[-1]["observation"])
+    rollout.shutdown()
+    return found
+
+
+def by_torchrl(config: TrainConfig, policy: Policy, count: int = 4) -> list[TensorDictBase]:
+    """The same by TorchRL's collector."""
+    envs, steps = config.env.num_envs, config.frames_per_batch // config.env.num_envs
+    module = PolicyModule(policy)
+    collector = Collector(
+        make_env(config.env, envs, config.seed, policy),
+        module,
+        frames_per_batch=config.frames_per_batch,
+        total_frames=-1,
+        trust_policy=True,
+        auto_register_policy_transforms=False,
+        track_traj_ids=False,
+    )
+    # Only now, because the collector's constructor tries the policy.
+    torch.manual_seed(1)
+    noise: Iterator[Tensor] = iter(torch.cat([torch.randn(steps, envs, policy.noise_size) for _ in range(count)]))
+    module._noise = lambda *_: next(noise)  # type: ignore[method-assign]
+    found = []
+    for _, batch in zip(range(count), collector, strict=False):
+        found.append(batch.clone())
+        policy.observe(batch["observation"])
+    collector.shutdown()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("env", "ends"),
+    [
+        (("env=cartpole_no_velocity", SHORT), {"terminated", "truncated"}),
+        ((NATIVE, SHORT), {"terminated", "truncated"}),
+        (("env=pendulum_no_velocity", SHORT, "policy.noise_correlation=0.9"), {"truncated"}),
+        (DISCRETE, {"terminated", "truncated"}),
+        (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),
+        (CUE, {"terminated"}),
+    ],
+    ids=["cartpole", "vector", "correlated noise", "discrete", "in torch", "several parts"],
+)
+@pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
+def test_transitions_are_those_of_torchrls_collector(
+    cell: str, env: tuple[str, ...], ends: set[str], small: Compose
+) -> None:
+    config = small(f"cell={cell}", "cell.num_layers=2", *OPTIONS, *env)
+    found, expected = batches(config, make(config)), by_torchrl(config, make(config))
+    for ours, theirs in zip(found, expected, strict=True):
+        for key, value in ours.items(True, True):
+            rounded = theirs[key].to(value.dtype)
+            torch.testing.assert_close(value, rounded, rtol=1e-6, atol=1e-6, msg=str(key))
+    assert {key for key in ("terminated", "truncated") if any(batch["next", key].any() for batch in found)} == ends
+
+
+@pytest.mark.slow
+def test_torchrls_workers_collect_from_the_environment(small: Compose) -> None:
+    config = small(*OPTIONS, SHORT)
+    policy = make(config)
+    collector = MultiSyncCollector(
+        [partial(make_env, config.env, 2, seed, policy) for seed in (0, 1)],
+        PolicyModule(policy),
+        frames_per_batch=160,
+        total_frames=320,
+        cat_results=0,
+    )
+    for batch in collector:
+        assert batch.shape == (4, 40)
+        assert (batch["is_init"].squeeze(-1)[:, 1:] == batch["next", "done"].squeeze(-1)[:, :-1]).all()
+    collector.shutdown()
+
+
+def test_torchrls_rollout_marks_episodes_and_carries_states(small: Compose) -> None:
+    config = small(*OPTIONS, SHORT)
+    policy = make(config)
+    env = make_env(config.env, 3, 0, policy)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        rows = env.rollout(40, PolicyModule(policy), break_when_any_done=False)
+    env.close()
+    assert (rows["is_init"][:, 1:] == rows["next", "done"][:, :-1]).all()
+    key = policy.state_keys[0]
+    continues = ~rows["next", "done"][:, :-1].squeeze(-1)
+    assert (rows[key][:, 1:] == rows["next", key][:, :-1])[continues].all()
+    assert rows["next", "done"].any()
+
+
+class Plain(Source):
+    """CartPoles of TorchRL, whose episodes it cuts too."""
+
+    honours = ("mask", "max_episode_steps")
+
+    def __init__(self, options: EnvConfig) -> None:
+        super().__init__(options)
+
+    def make(self, num_envs: int) -> Any:
+        one = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
+        return TransformedEnv(SerialEnv(num_envs, one), Transforms(StepCounter(max_steps=9, step_count_key="steps")))
+
+
+class WithoutObservation(Plain):
+    """Another name for the observation."""
+
+    def make(self, num_envs: int) -> Any:
+        return TransformedEnv(super().make(num_envs), RenameTransform(["observation"], ["sight"]))
+
+
+class Unbatched(Plain):
+    """A single environment."""
+
+    def make(self, num_envs: int) -> Any:
+        return GymEnv("CartPole-v1", categorical_action_encoding=True)
+
+
+def test_environments_of_torchrl_enter_by_an_adapter(small: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    config = small(*OPTIONS, f"env.source={__name__}:Plain", "env.mask=[]")
+    policy = make(config)
+    rollout = Rollout(make_rollouts(config, policy))
+    rows = torch.cat([rollout.collect().clone() for _ in range(2)], 1)
+    done, start = rows["next", "done"].squeeze(-1), rows["is_init"].squeeze(-1)
+    assert start[:, 0].all()
+    assert torch.equal(start[:, 1:], done[:, :-1])
+    assert rows["next", "truncated"].any()
+    assert (rows["next", "step_count"][done] <= 9).all()
+    assert (rows["next", "episode_reward"] == rows["next", "step_count"]).all()
+    before, after = rows["next", "observation"][:, :-1], rows["observation"][:, 1:]
+    assert torch.equal(before[~done[:, :-1]], after[~done[:, :-1]])
+    assert (before[done[:, :-1]] != after[done[:, :-1]]).any(-1).all()
+    assert after[done[:, :-1]].abs().max() <= 0.05
+    state = rollout.state_dict()
+    assert state == {"why_not": "TorchRL's TransformedEnv does not expose the state of its environments"}
+    rollout.load_state_dict(state)
+    assert "Unfinished episodes are restarted: TorchRL's TransformedEnv" in caplog.text
+    rollout.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        (WithoutObservation, "made an environment without the entry 'observation'; it has steps, sight"),
+        (Unbatched, r"must make a TorchRL environment of batch size \[5\] \(got one of batch size \[\]\)"),
+    ],
+)
+def test_environments_that_do_not_fit_are_rejected(source: type[Source], error: str, small: Compose) -> None:
+    config = small(*OPTIONS, "env.mask=[]")
+    policy = make(config)
+    config.env.source = f"{__name__}:{source.__name__}"
+    with pytest.raises(ConfigError, match=error):
+        Rollout(make_rollouts(config, policy))
+
+
+class Cautious(Policy):
+    """Only ever takes the most probable action."""
+
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        return super().step(*arguments[:3])
+
+
+def test_the_policys_step_acts(small: Compose) -> None:
+    config = small(*OPTIONS)
+    policy, same = make(config), make(config)
+    policy.__class__ = Cautious
+    (batch,) = batches(config, policy, 1)
+    assert torch.equal(batch["action"], same.sequence(*same.inputs(batch)).distribution.logits.argmax(-1))
+
+
+def test_non_finite_probabilities_end_the_collection(small: Compose) -> None:
+    config = small(*OPTIONS)
+    policy = make(config)
+    with torch.no_grad():
+        policy.actor_head.network.bias[0] = float("nan")
+    with pytest.raises(NonFiniteError, match="produced non-finite action probabilities"):
+        batches(config, policy, 1)
+
+
+def test_a_rollout_may_get_other_entries_and_the_next_one_does_not_have_them(small: Compose) -> None:
+    config = small(*OPTIONS)
+    rollout = Rollout(make_rollouts(config, make(config)))
+    batch = rollout.collect()
+    batch["advantage"] = torch.zeros(batch.shape)
+    batch["next", "more"] = torch.zeros(batch.shape)
+    assert not {"advantage", ("next", "more")} & set(rollout.collect().keys(True, True))
+    assert isinstance(batch, TensorDict)
+    rollout.shutdown()
