@@ -1,7 +1,6 @@
-"""A search for better hyperparameters with Optuna, as a Hydra sweeper and a callback of its runs."""
+"""A search for better hyperparameters with Optuna, as a Hydra sweeper."""
 
 import logging
-import math
 import shlex
 import sys
 import warnings
@@ -16,24 +15,16 @@ from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from recurrl.agent import Agent
 from recurrl.cli.messages import has_lost_jobs
 from recurrl.cli.overrides import parsed
 from recurrl.cli.results import job_in, table
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError
-from recurrl.reporting.runs import COMPLETED, STOPPED, Result
+from recurrl.reporting.runs import COMPLETED, Result
 from recurrl.runtime.run_lock import locked
 
 logger = logging.getLogger(__name__)
-_PRUNERS = {
-    # Of 20 reports in all: not before the fifth.
-    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5),
-    None: optuna.pruners.NopPruner,
-}
 _NAME = "recurrl"
-_REPORTS = 20
-"""How often a trial reports its return, so that trials with other batches can be compared."""
 _STARTUP_TRIALS = 8
 _SHOWN = 5
 
@@ -61,8 +52,7 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         while (count := min(at_once, options["n_trials"] - len(_ended(study)))) > 0:
             trials = [_proposed(study, space) for _ in range(count)]
             numbers = [trial.number for trial in trials]
-            of_hydra = [[f"hydra.sweep.subdir={number}", f"hydra.sweeper.trial={number}"] for number in numbers]
-            jobs = [[*fixed, *_overrides(trial), *of_job] for trial, of_job in zip(trials, of_hydra, strict=True)]
+            jobs = [[*fixed, *_overrides(trial), f"hydra.sweep.subdir={trial.number}"] for trial in trials]
             try:
                 launcher.launch(jobs, initial_job_idx=numbers[0])
             except RuntimeError as error:
@@ -74,37 +64,12 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         _report(study, fixed)
 
 
-class Pruning:
-    """Tells a study how the return of a trial develops, and stops the run if it is below that of the others."""
-
-    def __init__(self, sweeper: DictConfig, folder: Path, total_frames: int) -> None:
-        self._study = optuna.load_study(study_name=_NAME, storage=_storage(folder), pruner=_PRUNERS[sweeper.pruner]())
-        self._trial = Trial(self._study, self._study.trials[sweeper.trial]._trial_id)
-        self._total_frames = total_frames
-        self._reports = 0
-
-    def on_iteration(self, metrics: Mapping[str, float], policy: Agent) -> bool:
-        """Called after each iteration."""
-        reports, value = int(_REPORTS * metrics["frames"] / self._total_frames), metrics["train/return_mean"]
-        if reports == self._reports or not math.isfinite(value):
-            return False
-        self._reports = reports
-        self._trial.report(value, reports)
-        return self._trial.should_prune()
-
-
-def _storage(folder: Path) -> str:
-    return f"sqlite:///{folder}/study.db"
-
-
 def _check(options: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> None:
     if not space:
         raise ConfigError(
             "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo, or values such as "
             "'lr=tag(log,interval(1e-4,1e-2))' or cell=gru,lstm."
         )
-    if options["pruner"] not in _PRUNERS:
-        raise ConfigError(f"hydra.sweeper.pruner must be median or null (got {options['pruner']}).")
     if not isinstance(options["n_trials"], int):
         raise ConfigError(f"hydra.sweeper.n_trials must be an integer (got {options['n_trials']}).")
 
@@ -136,9 +101,8 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     study = optuna.create_study(
         study_name=_NAME,
-        storage=_storage(folder),
+        storage=f"sqlite:///{folder}/study.db",
         direction="maximize",
-        pruner=_PRUNERS[options["pruner"]](),
         load_if_exists=True,
     )
     # Another seed when it resumes, which would otherwise repeat its first proposals.
@@ -191,7 +155,7 @@ def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:
     if job.status == COMPLETED and job.mean_return is not None:
         study.tell(trial, job.mean_return)
     else:
-        study.tell(trial, state=TrialState.PRUNED if job.status == STOPPED else TrialState.FAIL)
+        study.tell(trial, state=TrialState.FAIL)
 
 
 def _report(study: optuna.Study, fixed: Sequence[str]) -> None:

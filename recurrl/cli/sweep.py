@@ -6,10 +6,8 @@ The jobs may run in other processes or on other machines, so their results are r
 import csv
 import itertools
 import json
-import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,18 +19,16 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED
-from recurrl.cli.overrides import parsed
 from recurrl.cli.results import OVERRIDES, comparison_table, configured, jobs_of
 from recurrl.reporting.runs import Result, differing, over_seeds
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.report import write_summary
 from recurrl.runtime.run_directory import SUMMARY
-from recurrl.tracking.progress import SWITCH, bars, is_shown
+from recurrl.tracking.progress import SWITCH
 
-_SECONDS_BETWEEN_LOOKS = 0.5
 _begun = itertools.count()
 _open = ExitStack()
-"""Closed when the command ends: the display of its sweep, and then the report."""
+"""Closed when the command ends, which writes the report of its sweep."""
 
 
 class BeforeSweep(Callback):
@@ -45,10 +41,8 @@ class BeforeSweep(Callback):
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
         folder = Path(config.hydra.sweep.dir).absolute()
         _open.callback(_report, folder)
-        # Jobs in this process, one after another, draw their own bars.
-        in_parallel = not config.hydra.launcher._target_.endswith("BasicLauncher")
-        if in_parallel and is_shown(sys.stderr):
-            _open.enter_context(display(folder, _count(config)))
+        if not config.hydra.launcher._target_.endswith("BasicLauncher"):
+            _open.enter_context(env_override({SWITCH: "off"}))  # jobs at the same time would draw over each other
 
 
 def jobs_at_once(num_threads: int | None) -> int:
@@ -62,55 +56,6 @@ def followed() -> Iterator[None]:
     """Reports the sweep that starts within the block, if one does, however it ends."""
     with _open:
         yield
-
-
-def _count(config: DictConfig) -> int | None:
-    """The number of jobs of a sweep; None if it is not known."""
-    if "n_trials" in config.hydra.sweeper:
-        return config.hydra.sweeper.n_trials
-    sweeps = [each for each in parsed(list(config.hydra.overrides.task)) if each.is_sweep_override()]
-    known = all(each.is_choice_sweep() or each.is_range_sweep() for each in sweeps)
-    return math.prod(len(list(each.sweep_string_iterator())) for each in sweeps) if known else None
-
-
-@contextmanager
-def display(folder: Path, count: int | None) -> Iterator[None]:
-    """Shows on the terminal how many jobs have ended while the block runs, and the best return.
-
-    Args:
-        folder: the sweep's.
-        count: its number of jobs, if that is known.
-    """
-    ended = threading.Event()
-
-    def draw() -> None:
-        while True:
-            is_last = ended.wait(_SECONDS_BETWEEN_LOOKS)
-            done = [job for job in jobs_of(folder) if job.summary]
-            shown.update(task, completed=len(done), description=_described(done, count))
-            shown.refresh()
-            if is_last:
-                return
-
-    # The switch is for the jobs, also those in other processes.
-    with env_override({SWITCH: "off"}), bars(sys.stderr) as shown:
-        task = shown.add_task("", total=count)
-        thread = threading.Thread(target=draw, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-
-def _described(done: list[Result], count: int | None) -> str:
-    failed = sum(not job.has_ended_well for job in done)
-    returns = [job.mean_return for job in done if job.mean_return is not None]
-    parts = [f"{len(done)}{'' if count is None else f' of {count}'} jobs ended"]
-    parts += [f"{failed} failed"] if failed else []
-    parts += [f"best return {max(returns):.1f}"] if returns else []
-    return " · ".join(parts)
 
 
 def job_started() -> float:

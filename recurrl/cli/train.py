@@ -9,7 +9,6 @@ import sys
 from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -28,9 +27,6 @@ from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.signals import Interrupted
-
-if TYPE_CHECKING:
-    from recurrl.callbacks import IterationCallback
 
 
 def main() -> None:
@@ -130,7 +126,7 @@ def _job(composed: DictConfig) -> float | None:
             # This imports torch, which takes seconds.
             from recurrl.cli.job import run
 
-            run(composed, config, job_overrides(), run_dir, started, _callbacks(composed))
+            run(composed, config, job_overrides(), run_dir, started)
     except (ConfigError, RunError) as error:
         # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
         if is_sweep:
@@ -138,16 +134,6 @@ def _job(composed: DictConfig) -> float | None:
         _refused.append(error)
         return None
     return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
-
-
-def _callbacks(composed: DictConfig) -> list[IterationCallback]:
-    """Those of a trial of a search."""
-    sweeper = HydraConfig.get().sweeper
-    if sweeper.get("trial") is None or sweeper.pruner is None:
-        return []
-    from recurrl.cli.search import Pruning  # with Optuna
-
-    return [Pruning(sweeper, Path(HydraConfig.get().sweep.dir).absolute(), composed.total_frames)]
 
 
 def _name_group(composed: DictConfig) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,10 @@ from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.config import WandbConfig
 from recurrl.config.composed import plain
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import EXPORTS, VIDEOS, run_directory_of
 from recurrl.runtime.run_lock import locked
-
-_COMMANDS = {EXPORTS: "recurrl-export {}", VIDEOS: "recurrl-evaluate {} --video"}
-"""What makes each kind of artifact but the checkpoint."""
 
 
 def upload_main() -> None:
@@ -28,26 +25,22 @@ def upload_main() -> None:
         "login they are recorded for a later wandb sync.",
     )
     parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument(
-        "kind", nargs="*", metavar="checkpoint|export|video", help="only these (default: all that there are)"
-    )
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
     with errors_as_messages():
-        kinds, where = upload_run(arguments.run, arguments.kind, arguments.trust_packages)
+        kinds, where = upload_run(arguments.run, arguments.trust_packages)
     sys.stdout.write(f"{', '.join(kinds)}: artifacts of the run's wandb run. {where}\n")
 
 
-def upload_run(run: Path, kinds: Collection[str] = (), trust_packages: bool = False) -> tuple[list[str], str]:
+def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]:
     """Makes files of a run artifacts of its wandb run, and returns their kinds and where they are.
 
     Args:
         run: a run directory.
-        kinds: ``checkpoint`` (the best one), ``export`` and ``video``; empty for all that there are.
         trust_packages: import the packages that the run's configuration names.
 
     Raises:
-        ConfigError: the run was not logged to wandb, is running, or lacks what was requested.
+        ConfigError: the run was not logged to wandb, or is running.
         RunError: something could not be recorded or uploaded.
     """
     # With torch, which help and typos need not wait for.
@@ -63,22 +56,17 @@ def upload_run(run: Path, kinds: Collection[str] = (), trust_packages: bool = Fa
     if not isinstance(options, WandbConfig) or run_id is None:
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with resource_errors_as_messages(), locked(run_dir):
-        artifacts = _artifacts(run_dir, kinds)
+        artifacts = _artifacts(run_dir)
         # That with which the training run ended, which wandb shows as the state of its run.
         exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
         where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code)
     return list(artifacts), where
 
 
-def _artifacts(run_dir: Path, kinds: Collection[str]) -> dict[str, tuple[Path, Mapping[str, Any]]]:
-    """The folder and the metadata of each kind."""
+def _artifacts(run_dir: Path) -> dict[str, tuple[Path, Mapping[str, Any]]]:
+    """The best checkpoint, and the folders of exports and videos that there are, each with its metadata."""
     from recurrl import checkpoint
     from recurrl.tracking.wandb_artifacts import CHECKPOINT
 
-    for kind in kinds:
-        known = kind == CHECKPOINT or kind in _COMMANDS
-        require(known, f"{kind} is not a kind of artifact. Choose from: {', '.join((CHECKPOINT, *_COMMANDS))}.")
-        exists = kind == CHECKPOINT or (run_dir / kind).is_dir()
-        require(exists, f"{run_dir} has no folder {kind}. Make it with: {_COMMANDS.get(kind, '').format(run_dir)}")
-    wanted = kinds or (CHECKPOINT, *(kind for kind in _COMMANDS if (run_dir / kind).is_dir()))
-    return {kind: checkpoint.best(run_dir) if kind == CHECKPOINT else (run_dir / kind, {}) for kind in wanted}
+    folders = {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
+    return {CHECKPOINT: checkpoint.best(run_dir), **folders}

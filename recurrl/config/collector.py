@@ -10,16 +10,10 @@ from recurrl.errors import require
 class CollectorConfig:
     """The options of every collector; one with options of its own derives a dataclass."""
 
-    name: str = option(
-        "single (this process), multi_sync (workers), multi_async (workers that collect meanwhile) or ray (workers on "
-        "the machines of a Ray cluster)"
-    )
-    timeout_s: float | None = option(
-        "seconds after which a step or reset of one process's environments has failed; null: no limit", SECONDS
-    )
+    name: str = option("where environments run: in this process, in workers, or on a Ray cluster")
+    timeout_s: float | None = option("seconds after which a step or reset has failed; null: no limit", SECONDS)
     on_fault: str = option(
-        "when environments or a worker fail: raise ends the run, restart continues with new ones",
-        choices=("raise", "restart"),
+        "when environments or a worker fail: raise, or restart with new ones", choices=("raise", "restart")
     )
 
     @property
@@ -50,7 +44,9 @@ class MultiAsyncConfig(WorkersConfig):
         return True
 
 
-OWN_CLUSTER = Condition("collector.address=null", lambda config: getattr(config.collector, "address", None) is None)
+TEMPORARY_CLUSTER = Condition(
+    "collector.address=null", lambda config: getattr(config.collector, "address", None) is None
+)
 
 
 @dataclass
@@ -58,24 +54,14 @@ class RayConfig(WorkersConfig):
     """Workers on the machines of a Ray cluster."""
 
     address: str | None = option(
-        "the cluster: auto (the one that this machine belongs to), its host:port, or ray://host:port (Ray Client); "
-        "null: one of this machine alone, for the run"
+        "auto (this machine's cluster), host:port or ray://host:port; null: a temporary cluster"
     )
-    ahead: int = option(
-        "rollouts that workers are ahead of learning, with weights that many updates old; 0: they wait while it learns",
-        Range(0, 16, integers=True),
-    )
+    ahead: int = option("rollouts ahead of learning, with weights as many updates stale", Range(0, 16, integers=True))
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
-    gpus_per_worker: float = option(
-        "GPUs that Ray reserves for a worker; its policy acts there, or on the CPU with 0", Range(0, 2**6)
-    )
-    start_timeout_s: float | None = option(
-        "seconds that workers may wait for room in the cluster and for their environments; null: no limit", SECONDS
-    )
+    gpus_per_worker: float = option("GPUs that Ray reserves for a worker, whose policy acts there", Range(0, 2**6))
+    start_timeout_s: float | None = option("seconds that workers may take to start; null: no limit", SECONDS)
     object_store_mb: int = option(
-        "shared memory in MiB for weights and rows on their way; what does not fit goes to files",
-        Range(80, 10**6, integers=True),
-        only_with=OWN_CLUSTER,
+        "shared memory in MiB for weights and rows", Range(80, 10**6, integers=True), only_with=TEMPORARY_CLUSTER
     )
 
     @property
@@ -108,13 +94,8 @@ class ReplayConfig(BufferConfig):
     """New rows together with rows drawn from earlier iterations."""
 
     frames: int = option("frames that are kept, the newest; at least frames_per_batch", STEPS)
-    replay_ratio: int = option(
-        "rows learnt from for each new row: itself, and the others drawn from earlier iterations",
-        Range(2, 1000, integers=True),
-    )
-    folder: str | None = option(
-        "keep the frames in files in this folder, which takes more than fits into memory; null: in memory"
-    )
+    replay_ratio: int = option("rows to learn from per new row, itself included", Range(2, 1000, integers=True))
+    folder: str | None = option("a folder for more frames than fit into memory; null: in memory")
 
     @property
     def replays(self) -> bool:

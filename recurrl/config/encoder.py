@@ -16,13 +16,10 @@ class EncoderConfig:
 class MLPConfig(EncoderConfig):
     """Dense layers for vectors and convolutions for images; each entry of a dict observation has its own."""
 
-    sizes: list[int] = option(
-        "widths of the layers between observation and cell, each followed by tanh", FEATURES, only_with=NO_IMAGES
-    )
+    sizes: list[int] = option("widths of the tanh layers before the cell", FEATURES, only_with=NO_IMAGES)
     layer_norm: bool = option("normalise these layers before their tanh", only_with=NO_IMAGES)
     images: str = option(
-        "convolutions for images: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018, any "
-        "size)",
+        "convolutions: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018)",
         choices=("nature", "impala"),
         only_with=IMAGES,
     )

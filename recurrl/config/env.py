@@ -21,30 +21,20 @@ class EnvConfig:
     id: str = option("the environment's id; for Gymnasium's also module:Id, which imports the module first")
     num_envs: int = option("number of parallel environments", COPIES)
     vectorization: str = option(
-        "inline (one environment after the other) or vector_entry_point (the id's registered vector environment, "
-        "which steps all of them in one call)",
-        choices=(INLINE, NATIVE),
+        "inline (one by one) or the id's registered vector environment", choices=(INLINE, NATIVE)
     )
     packages: list[str] = option("packages to import first, which register ids")
     wrappers: list[Any] = option(
-        "Gymnasium wrappers of each environment, innermost first: package.module:Wrapper, or {wrapper: "
-        "package.module:Wrapper, argument: value}"
+        "Gymnasium wrappers, innermost first: module:Wrapper or {wrapper: module:Wrapper, ...}"
     )
     mask: list[int] = option("indices of the observation to hide from the policy", INDEX)
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
-    normalize_observation: bool = option(
-        "normalise observations by running statistics, which are part of the policy", only_with=NUMBERS
-    )
+    normalize_observation: bool = option("normalise observations by the policy's running statistics", only_with=NUMBERS)
     previous_action: bool = option("show the policy its previous action, zero at an episode's first step")
     previous_reward: bool = option("show the policy the previous reward, unscaled")
-    action_mask_from_info: bool = option(
-        'take the mask of allowed actions from info["action_mask"]; one in the entry action_mask of a dict observation '
-        "is used automatically"
-    )
-    normalize_reward: bool = option(
-        "divide rewards for learning by the running standard deviation of the discounted return, where that is above 1"
-    )
+    action_mask_from_info: bool = option('info["action_mask"] masks actions, as a dict observation\'s action_mask does')
+    normalize_reward: bool = option("divide rewards by the running standard deviation of the return, if it is above 1")
     kwargs: dict[str, Any] = option("further arguments of the environment's constructor: env.kwargs.size=8")
 
 

@@ -17,9 +17,7 @@ class WandbConfig(LoggerConfig):
     """Weights & Biases."""
 
     project: str = option("wandb's project")
-    mode: str = option(
-        "auto (online with a login, else offline), online or offline", choices=("auto", "online", "offline")
-    )
+    mode: str = option("auto is online with a login, else offline", choices=("auto", "online", "offline"))
     group: str | None = option("wandb's group; null: a sweep's runs have its folder, other runs none")
     job_type: str | None = option("wandb's job type")
     tags: list[str] = option("wandb's tags")

@@ -55,22 +55,14 @@ class PolicyConfig:
 
     layer_norm: bool = option("normalise the cell's output")
     residual: bool = option("add the cell's input to its output")
-    initial_std: float = option(
-        "standard deviation of continuous actions before training, in units of half the action range",
-        SCALE,
-        only_with=CONTINUOUS,
-    )
+    initial_std: float = option("initial σ of continuous actions, in half action ranges", SCALE, only_with=CONTINUOUS)
     noise_correlation: float = option(
-        "correlation of a continuous action's deviations from its mean at successive steps; more explores further, but "
-        "updates are less stable",
+        "correlation of the noise of successive actions: explores further",
         Range(0, 1, below=True),
         only_with=SINGLE_CONTINUOUS,
     )
     bounded_action: str = option(
-        "how actions stay within their bounds: clip (a Gaussian that the environment clips) or tanh (a squashed "
-        "Gaussian)",
-        choices=("clip", "tanh"),
-        only_with=BOUNDED,
+        "clip (a clipped Gaussian) or tanh (a squashed one)", choices=("clip", "tanh"), only_with=BOUNDED
     )
 
 
@@ -78,9 +70,7 @@ class PolicyConfig:
 class CheckpointConfig:
     """Checkpoints are also written before evaluations, at the end and on interruption."""
 
-    every_frames: int | None = option(
-        "frames between checkpoints; null: only before evaluations, at the end and on interruption", STEPS
-    )
+    every_frames: int | None = option("frames between checkpoints; null: only before evaluations and at the end", STEPS)
     keep_last: int | None = option("checkpoints to keep besides the best evaluated one; null: all", STEPS)
 
 
@@ -90,9 +80,7 @@ class EvaluationConfig:
 
     episodes: int = option("number of deterministic episodes", COPIES)
     every_frames: int | None = option("frames between evaluations; null: only at the end", STEPS)
-    memory: bool = option(
-        "at the end, also with states zeroed at each step and with those of another episode", only_with=A_CELL
-    )
+    memory: bool = option("at the end, also with zeroed states and with another episode's", only_with=A_CELL)
     random: bool = option("at the end, also with random actions; a warning if the policy is no better")
 
 
@@ -100,9 +88,7 @@ class EvaluationConfig:
 class PretrainConfig:
     """Behaviour cloning before the first frame of a new run."""
 
-    folder: str | None = option(
-        "a folder of recorded episodes, one .npz file each, that the policy imitates before it trains; null: none"
-    )
+    folder: str | None = option("a folder of recorded episodes, .npz files, to imitate before training; null: none")
     epochs: int = option("passes over the episodes", STEPS, only_with=PRETRAINS)
     lr: float = option("Adam's learning rate", RATE, only_with=PRETRAINS)
 
@@ -111,9 +97,7 @@ class PretrainConfig:
 class RanksConfig:
     """Processes started by torchrun, which share a run."""
 
-    timeout_s: float = option(
-        "seconds that a rank waits for the others before all end; rank 0's evaluations count", SECONDS, only_with=RANKS
-    )
+    timeout_s: float = option("seconds to wait for the other ranks, also during evaluations", SECONDS, only_with=RANKS)
 
 
 @dataclass
@@ -137,26 +121,17 @@ class TrainConfig:
     ranks: RanksConfig
     seed: int = option("seed of all random numbers", SEED)
     device: str = option("auto (cuda if available), cpu, or a CUDA device such as cuda:1")
-    num_threads: int | None = option(
-        "torch's threads; null: torch's default. Small networks are fastest with one", WORKERS
-    )
-    compile: bool = option(
-        "torch.compile the loss: ten seconds or more before the first update, then faster for cells without a kernel"
-    )
+    num_threads: int | None = option("torch's threads; null: torch's default; one is best for small networks", WORKERS)
+    compile: bool = option("torch.compile the loss: a slow start, then faster for cells without a kernel")
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
     schedule_frames: int | None = option(
-        "frames over which learning rate, clip range and entropy coefficient fall; null: total_frames. A run resumed "
-        "with other total_frames keeps its schedules",
-        STEPS,
-        only_with=SCHEDULES,
+        "frames over which schedules fall; null: total_frames, of a resumed run its first", STEPS, only_with=SCHEDULES
     )
-    frames_per_batch: int = option(
-        "frames per iteration; each environment takes a row of frames_per_batch / env.num_envs steps", STEPS
-    )
+    frames_per_batch: int = option("frames per iteration: a row of frames_per_batch / env.num_envs steps each", STEPS)
     slice_len: int = option("steps per slice, the length of backpropagation through time; must divide a row", STEPS)
     state: str = option(
-        "states that slices start from: stored (the rollout's), zero, burn_in (recomputed from the steps before the "
-        "slice) or refresh (all recomputed before each epoch)",
+        "first states of slices: stored (the rollout's), zero, burn_in (recomputed from the steps before the slice) or "
+        "refresh (all recomputed before each epoch)",
         choices=STATE_POLICIES,
     )
     burn_in_len: int | None = option("steps before the slice; less than slice_len", STEPS, only_with=BURNS_IN)
@@ -164,23 +139,14 @@ class TrainConfig:
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
     lr: float = option("Adam's initial learning rate", RATE)
     lr_schedule: str = option(
-        "linear (falls with frames) or adaptive (holds the KL of an update near desired_kl)",
-        choices=("linear", "adaptive"),
+        "linear (falls with frames) or adaptive (keeps the KL near desired_kl)", choices=("linear", "adaptive")
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
     desired_kl: float = option("the KL to hold", POSITIVE, only_with=KL_FOLLOWED)
     max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
-    consistency_check: bool = option(
-        "before learning, check that the update sees what the rollout saw; refuse to train otherwise"
-    )
-    resume: str | None = option(
-        "a run directory or checkpoint to continue from; auto: the newest in this run's directory"
-    )
-
-    init_from: str | None = option(
-        "a run directory or checkpoint whose weights and running statistics of observations a new run starts with, as "
-        "far as they fit; a resumed run has its own"
-    )
+    consistency_check: bool = option("check before learning that the update sees what the rollout saw")
+    resume: str | None = option("a run directory or checkpoint to continue; auto: the newest in this run's directory")
+    init_from: str | None = option("a run directory or checkpoint whose weights, where they fit, a new run starts with")
 
     @property
     def steps_per_row(self) -> int:
