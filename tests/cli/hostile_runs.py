@@ -21,28 +21,15 @@ from recurrl.runtime.atomic import UNFINISHED
 
 PACKAGE = "package_of_a_stranger"
 TEXTS = (
-    *(
-        b"",
-        b"\0" * 64,
-        b"\xff\xfe\x00",
-        b"[1, 2",
-        b"{",
-        b"- a\n- b\n",
-        b"3",
-        b"null\n",
-        b"a: 1\n",
-        b"a: &x [*x]\n",
-        b"x: [",
-    ),
-    *(
-        b"a: &b {c: 1}\nd: *b\n",
-        b"? [a]\n: 1\n",
-        b"a: 2001-99-99\n",
-        b"!!python/object/apply:os.mkdir [marker]\n",
-        b"\t",
-    ),
-    *(b"{}\n", b"frames\n", b"frames,a\n1,2,3\n", b"frames,a\nx,1\n", b"frames\n" + 400 * b"9" + b"\n", b'frames\n"1'),
-    *(b"[" * 5_000, b"a: " + b"9" * 5_000, b"a: ${oc.env:HOME}\n", b"a: ${a}\n", b'{"status": 1}', b"%PDF-1.4\n"),
+    b"",
+    *rb"""[1, 2|{|- a
+- b|3|null|a: 1|a: &x [*x]|x: [|a: &b {c: 1}
+d: *b|? [a]
+: 1|a: 2001-99-99|!!python/object/apply:os.mkdir [marker]|{}|frames|frames,a
+1,2,3|frames,a
+x,1|frames
+"1|a: ${oc.env:HOME}|a: ${a}|{"status": 1}|%PDF-1.4""".split(b"|"),
+    *(b"\0" * 64, b"\xff\xfe\x00", b"\t", b"frames\n" + 400 * b"9" + b"\n", b"[" * 5_000, b"a: " + b"9" * 5_000),
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1.5, 10**18, 10**30, 1e300, float("nan"), float("inf"), "", "x", "???", "${seed}", "${x}"),
@@ -98,30 +85,11 @@ class Drawn:
 
     def named(self) -> Path:
         """A new place with a name of somebody else's, or one that resembles ours."""
-        names = (
-            *(
-                ".DS_Store",
-                ".nfs0000001",
-                ".git",
-                ".snapshot",
-                "notes.txt",
-                "a\nb",
-                os.fsdecode(b"\xff\xfe"),
-                "x" * 255,
-            ),
-            *(".frames_000000000096", f"{UNFINISHED}", f"{UNFINISHED}x", ".metrics.csv.1.tmp", "frames_video", "state"),
-            *(
-                "frames_",
-                "frames_-1",
-                "frames_١٢",
-                "state.tdz",
-                "components",
-                "frames_000000000096",
-                "-rf",
-                "*",
-                "env.yaml",
-            ),
-        )
+        names = [
+            *".DS_Store .nfs0000001 .git .snapshot notes.txt .frames_000000000096 .metrics.csv.1.tmp frames_video".split(),
+            *"state frames_ frames_-1 frames_١٢ state.tdz components frames_000000000096 -rf * env.yaml".split(),
+            *("a\nb", os.fsdecode(b"\xff\xfe"), "x" * 255, UNFINISHED, f"{UNFINISHED}x"),
+        ]
         return self.new(self.place() / self.draws.choice(names))
 
     def target(self) -> Path:

@@ -27,100 +27,39 @@ SMALL = (
 GRPO = (*SMALL, "algorithm=grpo", "algorithm.group_size=2")
 
 ODD = (
-    *(
-        "null",
-        "''",
-        "nonesuch",
-        "true",
-        "false",
-        "0",
-        "-1",
-        "1",
-        "1.5",
-        "nan",
-        "inf",
-        "-inf",
-        "1e400",
-        "-0.0",
-        "1e-320",
-    ),
-    *(str(10**18), str(2**63), str(10**30), str(-(10**18)), "[]", "[1,2]", "[null]", "[[1]]", "{a:1}", "{}", "???"),
-    *("${seed}", "${nonesuch}", "'1_0'", "'é\u2028'", "'a b'", "0x10", "'../..'", "'\\n'"),
+    *"null '' nonesuch true false 0 -1 1 1.5 nan inf -inf 1e400 -0.0 1e-320 [] [1,2] [null] [[1]] {a:1} {} ???".split(),
+    *(str(10**18), str(2**63), str(10**30), str(-(10**18)), "'é\u2028'", "'a b'", "'\\n'"),
+    *"${seed} ${nonesuch} '1_0' 0x10 '../..'".split(),
 )
 """For every key, whatever its type."""
 
-INTEGERS = ("0", "1", "2", "3", "4", "5", "8", "16", "32", "64", "-1", "65537", str(10**12))
-SHORT = {"epochs": ("0", "1", "2", "3", "8", "-1"), "total_frames": ("0", "1", "31", "32", "63", "64", "100", "-1")}
+INTEGERS = (*"0 1 2 3 4 5 8 16 32 64 -1 65537".split(), str(10**12))
+SHORT = {"epochs": "0 1 2 3 8 -1".split(), "total_frames": "0 1 31 32 63 64 100 -1".split()}
 """For keys by which a run could become one that does not end."""
-FLOATS = (
-    "0",
-    "1e-45",
-    "1e-30",
-    "1e-8",
-    "0.1",
-    "0.5",
-    "0.999",
-    "1",
-    "1.0001",
-    "2",
-    "1e3",
-    "1e8",
-    "1e30",
-    "1e38",
-    "1e300",
-)
+FLOATS = "0 1e-45 1e-30 1e-8 0.1 0.5 0.999 1 1.0001 2 1e3 1e8 1e30 1e38 1e300".split()
 STRINGS = {
     **{key: meaning.choices for key, _, meaning in OPTIONS if meaning.choices},
     **{f"{group}.name": (*names(group), "nonesuch", "json:dumps") for group in GROUPS},
     "env.source": ("gymnasium", "_spaces", "os"),
     "env.id": (
-        *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0", "Blackjack-v1", "FrozenLake-v1"),
-        *("Taxi-v3", "CliffWalking-v1", "Ant-v4", "CartPole-v0", "CartPole", "LunarLander-v3", "ALE/Pong-v5"),
-        *("phys2d/CartPole-v1", "GymV21Environment-v0", "tabular/Blackjack-v0", "CarRacing-v3", "HalfCheetah-v5"),
-    ),
+        "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCarContinuous-v0 Blackjack-v1 FrozenLake-v1 Taxi-v3 CliffWalking-v1 "
+        "Ant-v4 CartPole-v0 CartPole LunarLander-v3 ALE/Pong-v5 phys2d/CartPole-v1 GymV21Environment-v0 "
+        "tabular/Blackjack-v0 CarRacing-v3 HalfCheetah-v5"
+    ).split(),
     "logger.project": ("mine", "a/b", "'a b'"),
     "logger.id": ("mine", "a/b", "' a'"),
     "logger.mode": ("auto", "online", "offline", "disabled"),
     "resume": ("auto", "/", ".", "/dev/null", "~", "nonesuch/checkpoints"),
     "init_from": ("/", ".", "/dev/null", "nonesuch"),
     "pretrain.folder": ("/", ".", "/dev/null", "nonesuch"),
-    "device": ("auto", "cpu", "cpu:0", "cpu:1", "cuda", "cuda:0", "cuda:99", "meta", "mps", "cpu:-1"),
+    "device": "auto cpu cpu:0 cpu:1 cuda cuda:0 cuda:99 meta mps cpu:-1".split(),
 }
 LISTS = {
-    "algorithm.critic_observation": ("[]", "[hidden]", "[observation]", "[hidden,observation]", "[0]", "[[a]]"),
-    "encoder.sizes": ("[]", "[1]", "[8,4]", "[0]", "[-1]", f"[{10**18}]", "[8,null]", "[1.5]", "[a]", "[[8]]"),
-    "env.mask": (
-        "[]",
-        "[0]",
-        "[0,0]",
-        "[1,3]",
-        "[0,1,2,3]",
-        "[99]",
-        "[-1]",
-        f"[{10**18}]",
-        "[1.0]",
-        "[a]",
-        "[0,{a:1}]",
-    ),
-    "env.packages": (
-        "[[a]]",
-        "[]",
-        "[popgym]",
-        "[nonesuch]",
-        "['']",
-        "['.']",
-        "['a b']",
-        "[gymnasium.envs]",
-        "[os.nonesuch]",
-    ),
-    "env.kwargs": (
-        "{}",
-        "{render_mode:human}",
-        "{render_mode:nonesuch}",
-        "{x:1}",
-        "{g:nan}",
-        "{sutton_barto_reward:true}",
-    ),
+    "algorithm.critic_observation": "[] [hidden] [observation] [hidden,observation] [0] [[a]]".split(),
+    "encoder.sizes": f"[] [1] [8,4] [0] [-1] [{10**18}] [8,null] [1.5] [a] [[8]]".split(),
+    "env.mask": f"[] [0] [0,0] [1,3] [0,1,2,3] [99] [-1] [{10**18}] [1.0] [a] [0,{{a:1}}]".split(),
+    "env.packages": (*"[[a]] [] [popgym] [nonesuch] [''] ['.'] [gymnasium.envs] [os.nonesuch]".split(), "['a b']"),
+    "env.kwargs": "{} {render_mode:human} {render_mode:nonesuch} {x:1} {g:nan} {sutton_barto_reward:true}".split(),
 }
 SLOW = ("multi_", "triton", "wandb", "compile=true")
 SERVICES = (

@@ -31,16 +31,6 @@ def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tin
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_users_own_folder_of_yamls_is_heeded(check, tiny, tmp_path):
-    (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "short.yaml").write_text(
-        "# @package _global_\nframes_per_batch: 16\n", encoding="utf-8"
-    )
-    sizes = [override for override in tiny if not override.startswith("frames_per_batch")]
-    outcome = check("--config-dir", "mine", *sizes, "experiment=short")
-    assert outcome.out.startswith("consistency check: 16 frames "), outcome.err
-
-
 @pytest.mark.parametrize("override", ["init_from=nowhere", "pretrain.folder=nowhere"])
 def test_what_a_run_is_to_start_from_is_read(check, tiny, override):
     outcome = check(*tiny, override)
@@ -85,12 +75,6 @@ def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, 
     assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 0, None)
     assert "after each of " in found["error"]
     assert metrics(tmp_path / "run") == []
-
-
-def test_who_knows_better_can_do_without_the_check(train, tiny, stale):
-    outcome = train(*tiny, *stale, "consistency_check=false")
-    assert outcome.code == 0, outcome.err
-    assert "consistency check:" not in outcome.out
 
 
 def test_a_run_is_the_same_with_and_without_the_check(train, tiny, tmp_path):

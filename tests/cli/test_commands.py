@@ -10,10 +10,8 @@ from dataclasses import fields
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from recurrl.config import TrainConfig
-from recurrl.config.composed import typed
 from recurrl.config.keys import SYNONYMS, packaged_keys
 from recurrl.config.plugins import GROUPS, names
 
@@ -65,10 +63,6 @@ def test_the_help_lists_choices_of_a_users_own(train, tmp_path):
     assert "cell: elman, gru, lstm, mingru, none\n" in train("--config-dir", "mine", "--help").out
 
 
-def test_the_printed_configuration_is_that_of_a_run(train, compose):
-    assert typed(OmegaConf.create(train("--cfg", "job", "device=cpu").out)) == compose("device=cpu")
-
-
 LIGHT = """
 import sys
 from recurrl.cli.train import main
@@ -117,14 +111,6 @@ def test_the_package_runs_as_a_module(tmp_path):
     assert done.stdout.startswith("recurrl ")
 
 
-@pytest.mark.parametrize("arguments", [["--seed", "1"], ["--seed=1"], ["lr=1e-3", "--seed", "1"], ["--env.id=X"]])
-def test_a_key_with_dashes_is_refused_with_the_form_without(train, arguments):
-    error = train(*arguments).error
-    name = next(argument for argument in arguments if argument.startswith("--"))
-    assert error.startswith(f"Unknown option {name}.")
-    assert f"as {name.lstrip('-').partition('=')[0]}=..." in error
-
-
 def test_an_option_among_the_overrides_is_refused(train):
     assert "Put options such as -m before the overrides" in train("seed=0", "-m", "cell=gru,lstm").error
 
@@ -158,12 +144,6 @@ def test_a_package_in_the_current_folder_is_found(train, tiny, tmp_path):
         "gymnasium.register('MyOwn-v0', entry_point=CartPoleEnv, max_episode_steps=9)\n"
     )
     outcome = train(*tiny, "env=gym", "env.packages=[my_own_tasks]", "env.id=MyOwn-v0", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
-
-
-def test_a_module_in_the_current_folder_hides_no_installed_one(train, tiny, tmp_path):
-    (tmp_path / "gymnasium.py").write_text("raise RuntimeError('hidden')")
-    outcome = train(*tiny, "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -61,22 +60,6 @@ def test_of_several_runs_started_in_one_directory_one_runs(start, tiny, tmp_path
     frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
     assert frames == list(range(32, 32 * len(frames) + 1, 32))
     assert summary(tmp_path / "run")["frames"] == frames[-1]
-
-
-@pytest.mark.slow
-def test_the_directory_of_a_killed_run_is_taken_over(start, tiny, tmp_path):
-    first = start(*tiny, "hydra.run.dir=run", "resume=auto", *LONG)
-    wait_for_frames(tmp_path / "run")
-    second = start(*tiny, "hydra.run.dir=run", "resume=auto", *LONG)
-    assert second.wait(60) == 1
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    reached = int(metrics(tmp_path / "run")[-1]["frames"])
-    third = start(*tiny, "hydra.run.dir=run", "resume=auto", f"total_frames={reached + 320}")
-    assert third.wait(120) == 0, third.stderr.read()
-    frames = [int(row["frames"]) for row in metrics(tmp_path / "run")]
-    assert frames == list(range(32, frames[-1] + 1, 32))
-    assert summary(tmp_path / "run")["status"] == "completed"
 
 
 def test_a_finished_run_keeps_all_its_files_when_another_is_started_in_its_directory(train, tiny, tmp_path):

@@ -46,19 +46,6 @@ def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evalu
     )
 
 
-def test_evaluating_the_same_run_twice_gives_the_same_returns(finished_run):
-    first = evaluate_run(finished_run, episodes=3, seed=5)
-    torch.manual_seed(99)
-    assert evaluate_run(finished_run, episodes=3, seed=5) == first
-    assert [len(returns) for returns in first.values()] == [3]
-
-
-def test_a_checkpoint_can_be_evaluated(evaluate, finished_run):
-    outcome = evaluate(finished_run / "checkpoints" / "frames_000000000032", "--episodes", 3)
-    assert outcome.code == 0, outcome.err
-    assert "over 3 episodes" in outcome.out
-
-
 def test_evaluating_leaves_the_run_as_it_was(evaluate, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -160,7 +147,3 @@ def test_overrides_that_do_not_fit_are_refused(evaluate, finished_run, override,
     outcome = evaluate(finished_run, override)
     assert outcome.code == 1
     assert sentence in outcome.error
-
-
-def test_an_override_needs_a_run(evaluate):
-    assert evaluate("env.max_episode_steps=3").error.endswith("Give a run directory too.")

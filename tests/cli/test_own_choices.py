@@ -123,11 +123,6 @@ def test_options_that_a_configuration_cannot_hold_are_rejected(train, package):
     assert error.startswith("The options of logger=own_package.notes:unsupported, Unsupported, cannot be keys of a ")
 
 
-def test_the_recorded_command_line_is_that_which_was_given(own_run):
-    overrides = yaml.safe_load((own_run / ".hydra" / "overrides.yaml").read_text())
-    assert f"logger={OWN}" in overrides
-
-
 # Failures
 
 
@@ -181,14 +176,6 @@ def test_no_command_imports_code_that_only_a_run_names(train, evaluate, check, o
         assert not package.exists(), name
 
 
-def test_no_command_imports_code_that_only_a_lone_checkpoint_names(train, evaluate, own_run, package, tmp_path):
-    shutil.copytree(own_run / "checkpoints" / "frames_000000000064", tmp_path / "mine")
-    for outcome in (evaluate("mine"), train("resume=mine", "total_frames=96")):
-        assert f"{tmp_path / 'mine'}" in outcome.error or outcome.error.startswith("mine names code")
-        assert OWN in outcome.error
-    assert not package.exists()
-
-
 KEYS = ["cell.name", "encoder.name", "algorithm.name", "collector.name", "buffer.name", "env.source"]
 
 
@@ -232,14 +219,6 @@ def test_a_run_is_used_again_once_its_code_is_trusted(train, evaluate, check, ow
     assert "notes 0.25" in (tmp_path / "next" / "notes.txt").read_text()
 
 
-def test_a_requeued_job_names_its_code_again(train, tiny, package, tmp_path):
-    ours = [*tiny, f"logger={OWN}", "logger.share=0.75", "resume=auto", "hydra.run.dir=run"]
-    assert train(*ours).code == 0
-    outcome = train(*ours, "total_frames=96")
-    assert outcome.code == 0, outcome.err
-    assert settings(tmp_path / "run")["logger"]["share"] == 0.75
-
-
 def test_from_another_folder_the_missing_package_is_named(recurrl_train, recurrl_evaluate, own_run, package, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for outcome in (
@@ -248,15 +227,3 @@ def test_from_another_folder_the_missing_package_is_named(recurrl_train, recurrl
     ):
         assert "there is no module own_package. Install its package, or run from the folder it is in." in outcome.error
     assert not package.exists()
-
-
-def test_a_run_that_names_other_code_than_the_command_line_is_not_trusted(train, own_run, package):
-    error = train(f"resume={own_run}", "total_frames=96", "env.packages=[own_package]").error
-    assert f"names code that would be imported and executed: {OWN}." in error
-
-
-def test_recurrl_check_takes_choices_of_ones_own(check, tiny, package, tmp_path):
-    outcome = check(*tiny, f"logger={OWN}", "logger.share=0.75")
-    assert outcome.code == 0, outcome.err
-    assert check(*tiny, f"logger={OWN}", "logger.sahre=1").error.startswith("Unknown configuration key 'logger.sahre'.")
-    assert "Did you mean cell=gru?" in check(*tiny, "cell=gruu").error

@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from hostile_runs import PACKAGE
 from omegaconf import OmegaConf
-from run_files import metrics, settings
+from run_files import settings
 
-from recurrl import evaluation
 from recurrl.config.composed import chosen_options
 from recurrl.config.keys import keys_of
-from recurrl.evaluation import evaluate_many
 
 
 @pytest.fixture
@@ -74,14 +71,6 @@ def test_a_malformed_configuration_is_named(run, said, kind):
         assert str(run / "config.yaml") in error, name
         assert "Correct it; or delete it and give one of the run's checkpoints" in error, name
         assert len(error.splitlines()) == 1, name
-
-
-def test_a_folder_in_place_of_the_configuration_is_named(run, said):
-    (run / "config.yaml").unlink()
-    (run / "config.yaml").mkdir()
-    for name, error in said(run).items():
-        assert str(run / "config.yaml") in error, name
-        assert "is not a regular file" in error, name
 
 
 @pytest.mark.parametrize(
@@ -186,24 +175,6 @@ def test_packages_that_are_named_again_are_imported(train, evaluate, run, packag
     assert train(f"resume={run}", "total_frames=96", f"env.packages=[{PACKAGE}]").code == 0
 
 
-def test_a_requeued_job_names_its_packages_again(train, tiny, package, tmp_path):
-    ours = [*tiny, "env=gym", "env.id=CartPole-v1", f"env.packages=[{PACKAGE}]", "resume=auto", "hydra.run.dir=run"]
-    assert train(*ours).code == 0
-    outcome = train(*ours, "total_frames=96")
-    assert outcome.code == 0, outcome.err
-    assert len(metrics(tmp_path / "run")) == 3
-
-
-def test_a_yaml_of_ones_own_names_its_packages(train, tiny, package, tmp_path):
-    (tmp_path / "mine" / "env").mkdir(parents=True)
-    (tmp_path / "mine" / "env" / "ours.yaml").write_text(
-        f"defaults: [gym, _self_]\nname: ours\nid: CartPole-v1\npackages: [{PACKAGE}]\n"
-    )
-    ours = ["--config-dir", "mine", *tiny, "env=ours", "resume=auto", "hydra.run.dir=run"]
-    assert train(*ours).code == 0
-    assert train(*ours, "total_frames=96").code == 0
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -260,19 +231,6 @@ def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, p
 # Evaluating
 
 
-def test_evaluating_uses_the_threads_of_the_run(evaluate, run, monkeypatch):
-    used = []
-    monkeypatch.setattr(
-        evaluation, "evaluate_many", lambda *options: used.append(torch.get_num_threads()) or evaluate_many(*options)
-    )
-    torch.set_num_threads(2)
-    try:
-        assert evaluate(run).code == 0
-    finally:
-        torch.set_num_threads(1)
-    assert used == [settings(run)["num_threads"]] == [1]
-
-
 @pytest.mark.parametrize(
     ("override", "told"),
     [
@@ -286,10 +244,3 @@ def test_a_resume_that_does_not_fit_shows_the_settings_that_differ(train, run, o
     assert told in error
     assert "size mismatch" not in error
     assert "weight" not in error
-
-
-def test_an_evaluation_that_does_not_fit_shows_the_settings_that_differ(evaluate, run):
-    values = settings(run)
-    values["cell"]["hidden_size"] = 16
-    (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
-    assert "does not fit this configuration: cell.hidden_size is 16 and was 8." in evaluate(run).error
