@@ -1,5 +1,6 @@
 """Run directories as a stranger, another program or a broken disk may leave them, drawn from a seed."""
 
+# ruff: noqa: SIM905 (lists of words)
 from __future__ import annotations
 
 import hashlib
@@ -86,8 +87,8 @@ class Drawn:
     def named(self) -> Path:
         """A new place with a name of somebody else's, or one that resembles ours."""
         names = [
-            *".DS_Store .nfs0000001 .git .snapshot notes.txt .frames_000000000096 .metrics.csv.1.tmp frames_video".split(),
-            *"state frames_ frames_-1 frames_١٢ state.tdz components frames_000000000096 -rf * env.yaml".split(),
+            *".DS_Store .nfs0000001 .git .snapshot notes.txt .frames_000000000096 .metrics.csv.1.tmp".split(),
+            *"frames_video state frames_ frames_-1 frames_١٢ state.tdz components frames_000000000096 -rf *".split(),
             *("a\nb", os.fsdecode(b"\xff\xfe"), "x" * 255, UNFINISHED, f"{UNFINISHED}x"),
         ]
         return self.new(self.place() / self.draws.choice(names))

@@ -1,5 +1,6 @@
 """Random command lines for ``recurrl-train``: every key and group, with values that are right, at an edge, or wrong."""
 
+# ruff: noqa: SIM905 (lists of words)
 from __future__ import annotations
 
 import random
@@ -42,9 +43,9 @@ STRINGS = {
     **{f"{group}.name": (*names(group), "nonesuch", "json:dumps") for group in GROUPS},
     "env.source": ("gymnasium", "_spaces", "os"),
     "env.id": (
-        "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCarContinuous-v0 Blackjack-v1 FrozenLake-v1 Taxi-v3 CliffWalking-v1 "
-        "Ant-v4 CartPole-v0 CartPole LunarLander-v3 ALE/Pong-v5 phys2d/CartPole-v1 GymV21Environment-v0 "
-        "tabular/Blackjack-v0 CarRacing-v3 HalfCheetah-v5"
+        "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCarContinuous-v0 Blackjack-v1 FrozenLake-v1 Taxi-v3 "
+        "CliffWalking-v1 Ant-v4 CartPole-v0 CartPole LunarLander-v3 ALE/Pong-v5 phys2d/CartPole-v1 "
+        "GymV21Environment-v0 tabular/Blackjack-v0 CarRacing-v3 HalfCheetah-v5"
     ).split(),
     "logger.project": ("mine", "a/b", "'a b'"),
     "logger.id": ("mine", "a/b", "' a'"),

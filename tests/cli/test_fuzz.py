@@ -35,7 +35,7 @@ def services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("services")
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(0, 20), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
+    [(0, 12), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
 )
 def test_a_random_command_line_is_a_run_or_is_refused_with_an_error_message(
     first: int, count: int, recurrl_train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -175,11 +175,11 @@ def test_exported_files_and_videos_join_the_run_later(trained, upload, tmp_path)
 def test_a_refused_upload_fails_the_command(server, trained, upload, tmp_path):
     assert trained("logger=wandb", "hydra.run.dir=run").code == 0
     server.refusal = "storage quota exceeded"
-    done = upload("run", "checkpoint")
+    done = upload("run")
     assert done.code == 1
     assert "storage quota exceeded" in done.error
     server.refusal = ""
-    assert upload("run", "checkpoint").code == 0
+    assert upload("run").code == 0
     [(run_id, rows)] = server.history.items()
     assert set(server.artifacts) == {f"checkpoint-{run_id}"}
     assert [row["frames"] for row in rows] == [32, 64]
@@ -189,14 +189,6 @@ def test_a_run_without_a_wandb_run_is_refused(upload, finished_run):
     done = upload(str(finished_run))
     assert done.code == 1
     assert "has no wandb run: it was trained with logger=csv" in done.error
-
-
-@pytest.mark.parametrize(("kind", "reason"), [("export", "recurrl-export "), ("weights", "Choose from: checkpoint, ")])
-def test_a_kind_that_there_is_not_is_refused(trained, upload, kind, reason):
-    assert trained(*OFFLINE).code == 0
-    done = upload("run", kind)
-    assert done.code == 1
-    assert reason in done.error
 
 
 def test_disabled_wandb_takes_no_files(trained, upload, monkeypatch):
