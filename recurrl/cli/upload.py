@@ -68,5 +68,5 @@ def _artifacts(run_dir: Path) -> dict[str, tuple[Path, Mapping[str, Any]]]:
     from recurrl import checkpoint
     from recurrl.tracking.wandb_artifacts import CHECKPOINT
 
-    folders = {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
-    return {CHECKPOINT: checkpoint.best(run_dir), **folders}
+    found: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: checkpoint.best(run_dir)}
+    return found | {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
