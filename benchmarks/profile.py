@@ -16,15 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
-from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl.algorithms import Algorithm, ppo
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.collector.rollout import Rollout
 from recurrl.config import TrainConfig
-from recurrl.learning import learner as learning
-from recurrl.learning.learner import Learner
-from recurrl.losses import advantage
 
 Times = dict[str, np.ndarray]
 """Seconds ``[2]`` of each part: by the clock, and of processors over all threads of the process."""
@@ -48,33 +47,31 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     """Time per iteration by part, named ``whole/part``. Two iterations are warm-up."""
     set_process_state(config)
     policy = make_policy_for(config)
-    learner = make_learner(config, policy)
+    algorithm = make_algorithm(config, policy)
     collector = make_collector(config, policy)
     assert isinstance(collector, Rollout)
     times: Times = defaultdict(lambda: np.zeros(2))
-    with timed(_parts(collector, learner), times):
+    with timed(_parts(collector, algorithm), times):
         for iteration in range(-2, iterations):
             if iteration == 0:
                 times.clear()
             batch = _timed(collector.collect, "collect", times)()
-            _timed(learner.learn, "learn", times)(batch, progress=0.0)
+            _timed(algorithm.update, "learn", times)(batch, progress=0.0)
     collector.shutdown()
     return {name: seconds / iterations for name, seconds in times.items()}
 
 
-def _parts(collector: Rollout, learner: Learner) -> list[tuple[Any, str, str]]:
+def _parts(collector: Rollout, algorithm: Algorithm) -> list[tuple[Any, str, str]]:
     """Object, attribute and name of each part."""
     parts: list[tuple[Any, str, str]] = [
-        (learner.algorithm, "prepare", "learn/advantages"),
-        (advantage, "next_values", "learn/advantages/next values"),
-        (learner.buffer, "fill", "learn/filling the buffer"),
-        (learner.states, "enter", "learn/initial states of slices"),
-        (learner.states, "drift", "learn/state drift"),
-        (learner._gradient, "compute", "learn/losses and gradients/by autograd"),
-        (learner, "_gradient", "learn/losses and gradients"),
-        (learning, "clip_gradients", "learn/gradient clipping"),
-        (learner.optimizer, "update", "learn/optimizer"),
-        (learner.policy, "observe", "learn/observation statistics"),
+        (algorithm, "prepare", "learn/advantages"),
+        (ppo, "next_values", "learn/advantages/next values"),
+        (algorithm.states, "enter", "learn/initial states of slices"),
+        (algorithm.states, "drift", "learn/state drift"),
+        (algorithm, "backward", "learn/losses and gradients"),
+        (nn.utils, "clip_grad_norm_", "learn/gradient clipping"),
+        (algorithm.optimizer, "step", "learn/optimizer"),
+        (algorithm.policy, "observe", "learn/observation statistics"),
     ]
     return [
         *parts,

@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recurrl.buffers.replay import make_replay_buffer
     from recurrl.callbacks import Callback
     from recurrl.cli.load_run import load
     from recurrl.cli.train_run import Run, train
-    from recurrl.learning.buffers.replay import make_replay_buffer
 
 import recurrl.runtime.environment  # noqa: F401 (before torchrl, whose import fails on some values)
 
@@ -25,7 +25,7 @@ _MODULES = {
     "Callback": "recurrl.callbacks",
     "Run": "recurrl.cli.train_run",
     "load": "recurrl.cli.load_run",
-    "make_replay_buffer": "recurrl.learning.buffers.replay",
+    "make_replay_buffer": "recurrl.buffers.replay",
     "train": "recurrl.cli.train_run",
 }
 

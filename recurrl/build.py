@@ -27,14 +27,9 @@ from recurrl.config.collector import ReplayConfig
 from recurrl.config.plugins import factory
 from recurrl.consistency.check import check_consistency
 from recurrl.envs import make_batched_env
-from recurrl.errors import naming
+from recurrl.errors import naming, require
 from recurrl.evaluation import Evaluator
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
-from recurrl.learning.flat import Adam, flattened
-from recurrl.learning.learner import Learner
-from recurrl.learning.learning_rate import LearningRate
-from recurrl.learning.reward_scale import RewardScaler
-from recurrl.learning.states import SliceStates
 from recurrl.policy import Policy, make_policy
 from recurrl.policy.build import kinds
 from recurrl.pretraining import pretrain
@@ -82,7 +77,7 @@ def make_trainer(
     if world().rank == 0 and start is None:
         # Before the algorithm is made, which may copy the first policy.
         report.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
-    learner, restarts = make_learner(share, policy), Restarts(config.collector.on_fault)
+    algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_fault)
     logger.info(describe(config, policy))
     report.has_begun = True
     if world().rank > 0:
@@ -92,7 +87,7 @@ def make_trainer(
         opened.callback(of_run.close, failed=True)
         collector = make_collector(share, policy, report.frames, restarts)
         opened.pop_all()
-    return Trainer(config, run_dir, learner, collector, of_run, report, request)
+    return Trainer(config, run_dir, algorithm, collector, of_run, report, request)
 
 
 def make_callbacks(
@@ -197,28 +192,15 @@ def warm_start(config: TrainConfig, policy: Policy, explicit_keys: Collection[st
 
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
-    """The configured algorithm."""
+    """The configured algorithm, which improves ``policy`` in place."""
     options = config.algorithm.resolved(config.is_off_policy)
-    return factory("algorithm", options.name)(options, policy, config.desired_kl)
-
-
-def make_learner(config: TrainConfig, policy: Policy) -> Learner:
-    """The learner with the configured algorithm and buffer."""
-    make_buffer, env = factory("buffer", config.buffer.name), config.env
-    optimizer = Adam(flattened(policy), lr=config.lr, eps=1e-5)
-    scaler = RewardScaler(env.num_envs, config.algorithm.gamma, env.reward_scale, env.normalize_reward)
-    return Learner(
-        policy,
-        algorithm=make_algorithm(config, policy),
-        buffer=make_buffer(config.buffer, config.slice_len, config.minibatch_slices),
-        states=SliceStates(policy, config.state, config.slice_len, config.burn_in_len),
-        reward_scaler=scaler.to(policy.device),
-        optimizer=optimizer,
-        learning_rate=LearningRate(optimizer, config.lr_schedule, config.lr_final_fraction, config.desired_kl),
-        epochs=config.epochs,
-        max_skipped_steps=config.max_skipped_steps,
-        compiles=config.compile,
+    algorithm: Algorithm = factory("algorithm", options.name)(options, policy, config)
+    require(
+        isinstance(algorithm, Algorithm),
+        f"algorithm.name={options.name} makes a {type(algorithm).__name__}. Give a class derived from "
+        "recurrl.algorithms.Algorithm, or a function that returns one of its objects.",
     )
+    return algorithm.to(policy.device)
 
 
 def make_diagnosis(config: TrainConfig, policy: Policy) -> Diagnosis:

@@ -17,6 +17,10 @@ HIDDEN = "hidden"
 ACTION = "action"
 LOG_PROB = "action_log_prob"
 VALUE = "state_value"
+ADVANTAGE = "advantage"
+VALUE_TARGET = "value_target"
+LOSS_MASK = "loss_mask"
+"""True where a step counts in the loss; without this entry all do."""
 
 
 def path_of(key: NestedKey) -> tuple[str, ...]:

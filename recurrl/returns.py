@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+WINDOW = 100
+"""The number of episodes that the means and deviations of returns and lengths of training are taken over."""
 RESAMPLES, _AT_ONCE = 10_000, 100
 """Of the bootstrap."""
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import torch
 
+from recurrl.algorithms.algorithm import Algorithm, merged
 from recurrl.callbacks.callback import Callbacks
 from recurrl.checkpoint.not_finite import batch_saved
 from recurrl.collector.restarts import RESTARTS, Collector
 from recurrl.config import TrainConfig
-from recurrl.learning.learner import Learner
-from recurrl.learning.metrics import merged
 from recurrl.policy import Policy
 from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.ranks import world
@@ -53,7 +52,7 @@ class Trainer:
 
     config: TrainConfig
     run_dir: Path
-    algorithm: Learner
+    algorithm: Algorithm
     collector: Collector
     callbacks: Callbacks
     report: Report
@@ -81,7 +80,7 @@ class Trainer:
                     rollout = self.collector.collect()
                 self.callbacks.on_rollout(self, rollout)
                 with self.report.timing("learn"), batch_saved(self.run_dir, self.frames, self.algorithm):
-                    metrics = self.algorithm.learn(rollout, self.progress)
+                    metrics = self.algorithm.update(rollout, self.progress)
                 self.metrics = self._completed(metrics)
                 self.callbacks.on_iteration(self, self.metrics)
             self.callbacks.on_end(self)

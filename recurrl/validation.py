@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from recurrl.algorithms import compiling
 from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import MultiAsyncConfig, RayConfig
@@ -24,7 +25,6 @@ from recurrl.config.run import BURN_IN, STORED
 from recurrl.envs.making import check_rows
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
-from recurrl.learning import compiling
 from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import AUTO, Options, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.cell import Cell, ParallelCell
@@ -166,7 +166,7 @@ def _recurrence(config: TrainConfig) -> None:
     advice = "Choose a cell, or algorithm.critic=feedforward."
     _must(not recurrent or cell is not None, "cell", "a recurrent one with algorithm.critic=recurrent", NO_CELL, advice)
     if config.compile:
-        reason = compiling.refusal(device)
+        reason = compiling.unsupported(device)
         require(reason is None, str(reason))
         if cell is not None:
             _compiled_cell(config, cell)
@@ -199,11 +199,10 @@ def _batches(config: TrainConfig) -> None:
 
 
 def _normalization(config: TrainConfig) -> None:
-    """Normalisation does not cancel the scale of rewards, and the numbers of frames suit the algorithm."""
+    """Normalisation does not cancel the scale of rewards."""
     scale, condition = config.env.reward_scale, "1 with env.normalize_reward=true, which divides it out again"
     advice = "Give env.reward_scale=1, or env.normalize_reward=false."
     _must(scale == 1 or not config.env.normalize_reward, "env.reward_scale", condition, scale, advice)
-    config.algorithm.check(config.minibatch_slices * config.slice_len, config.frames_per_batch)
 
 
 def _off_policy(config: TrainConfig) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl.buffers.on_policy import SliceBuffer
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.learning.buffers.on_policy import SliceBuffer
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 
 Compose = Callable[..., TrainConfig]
@@ -48,9 +48,8 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: st
     policy, collector = make(config)
     buffer = SliceBuffer(config.buffer, config.slice_len, config.minibatch_slices)
     resets = mid_slice = 0
-    for _, batch in zip(range(3), collector, strict=False):  # episodes run on from batch to batch
-        buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
-        for minibatch in buffer.epoch():
+    for batch in (collector.collect() for _ in range(3)):  # episodes run on from batch to batch
+        for minibatch in buffer.minibatches(batch):
             resets += int(minibatch["is_init"].sum())
             mid_slice += int((~minibatch["is_init"][:, 0]).sum())
             assert_replays(policy, minibatch)
@@ -62,9 +61,11 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: st
 
 def assert_replays(policy: Policy, minibatch: Any) -> None:
     with torch.no_grad():
-        distribution, value, _, _ = policy.sequence(*policy.inputs(minibatch))
-    torch.testing.assert_close(distribution.log_prob(minibatch[ACTION]), minibatch[LOG_PROB], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
+        output = policy.sequence(*policy.inputs(minibatch))
+    torch.testing.assert_close(
+        output.distribution.log_prob(minibatch[ACTION]), minibatch[LOG_PROB], rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(output.value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
 
 
 def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small: Compose) -> None:
@@ -75,9 +76,8 @@ def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small: Compose) -> 
     collector.shutdown()
     batch["recurrent_state"].zero_()
     buffer = SliceBuffer(config.buffer, config.slice_len, config.minibatch_slices)
-    buffer.fill(batch, (OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))
     with pytest.raises(AssertionError, match="not close"):
-        assert_replays(policy, next(buffer.epoch()))
+        assert_replays(policy, next(buffer.minibatches(batch)))
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -88,7 +88,7 @@ def test_the_first_update_is_the_same_for_every_backend(cell: str, small: Compos
         set_process_state(config)
         policy = make_policy_for(config)
         collector = make_collector(config, policy)
-        metrics = make_learner(config, policy).learn(collector.collect(), progress=0.0)
+        metrics = make_algorithm(config, policy).update(collector.collect(), progress=0.0)
         collector.shutdown()
         losses[backend] = sum(metrics[f"loss/{name}"] for name in ("objective", "critic", "entropy"))
         weights[backend] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
@@ -101,9 +101,9 @@ def test_the_collector_acts_with_the_weights_as_they_are_now(small: Compose) -> 
     config = small(*OPTIONS, "lr=0.05")
     policy, collector = make(config)
     collect = collector.collect
-    learner = make_learner(config, policy)
+    learner = make_algorithm(config, policy)
     for _ in range(2):
-        learner.learn(collect(), progress=0.0)
+        learner.update(collect(), progress=0.0)
     batch = collect()
     collector.shutdown()
     assert_replays(policy, batch.select(OBSERVATION, "is_init", ACTION, LOG_PROB, VALUE, *policy.state_keys))

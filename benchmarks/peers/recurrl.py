@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 
 from benchmarks.configuration import configuration
 from benchmarks.peers.task import HIDDEN, Task
-from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.runtime.garbage import start_up_spared
 
@@ -48,7 +48,7 @@ class Ours:
         self.config, self.frames = config, 0
         set_process_state(config)
         policy = make_policy_for(config)
-        self.learner = make_learner(config, policy)
+        self.learner = make_algorithm(config, policy)
         self.collector = make_collector(config, policy)
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
         # As in a training run, until this process exits.
@@ -62,7 +62,7 @@ class Ours:
 
     def learn(self) -> None:
         """Learns from the batch."""
-        self.learner.learn(self.batch, progress=self.config.progress(self.frames))
+        self.learner.update(self.batch, progress=self.config.progress(self.frames))
         self.frames += self.config.frames_per_batch
 
 

@@ -158,7 +158,7 @@ def train(task: Task, seed: int, every: int, folder: Path, seconds: float) -> No
         evaluated = VecNormalize(evaluated, training=False, norm_reward=False)
     model = RecurrentPPO("MlpLstmPolicy", env, seed=seed, device="cpu", **settings)
     evaluations = Evaluations(task, evaluated, every, seconds)
-    model.learn(frames, evaluations)
+    model.update(frames, evaluations)
     if not evaluations.rows or evaluations.rows[-1]["frames"] < model.num_timesteps:
         evaluations.evaluate()
     folder.mkdir(parents=True, exist_ok=True)

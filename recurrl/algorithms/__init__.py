@@ -1,1 +1,5 @@
-"""Algorithms: how a batch is prepared for learning, and its loss."""
+"""Algorithms: advantages, loss, and the update of the policy."""
+
+from recurrl.algorithms.algorithm import Algorithm, Losses
+
+__all__ = ["Algorithm", "Losses"]

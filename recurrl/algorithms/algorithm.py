@@ -1,81 +1,431 @@
-"""The interface between an algorithm and the learner."""
+"""What algorithms share: from rollouts to gradient steps.
 
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice, M minibatches.
+"""
+
+import math
+import time
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
-from tensordict import NestedKey, TensorDictBase
-from torch import Tensor
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer
 
-from recurrl.config import AlgorithmConfig
-from recurrl.errors import require
-from recurrl.losses import Losses
+from recurrl.algorithms.compiling import compiled
+from recurrl.algorithms.importance import ratio_metrics
+from recurrl.algorithms.reward_scale import RewardScaler
+from recurrl.algorithms.states import SliceStates
+from recurrl.config import AlgorithmConfig, TrainConfig
+from recurrl.config.plugins import factory
+from recurrl.errors import ConfigError, NonFiniteError, RunError, require
+from recurrl.keys import LOSS_MASK, OBSERVATION
+from recurrl.policy import Policy
+from recurrl.policy.policy import SequenceOutput
+from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.ranks import world
 
-KL, KL_APPROX = "policy/kl", "policy/kl_approx"
-"""Metrics that every loss returns: the learning rate, ``target_kl`` and algorithms may follow them."""
+KL, SKIPPED, GRAD_NORM = "policy/kl", "optim/skipped_steps", "optim/grad_norm"
+
+OPTIMIZERS = {"adam": Adam, "adamw": AdamW}
+EPS = 1e-5
+# An adaptive learning rate changes by this factor when the KL of a step is twice or half the desired one, within these
+# bounds (Schulman's rule, with the values of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
+LR_FACTOR, LR_BOUNDS = 1.5, (1e-5, 1e-2)
+
+Value = TypeVar("Value")
 
 
-class Algorithm(Protocol):
-    """The interface between an algorithm and the learner.
-
-    Its factory is called with its options, the policy, and the run's ``desired_kl``.
+class Losses(NamedTuple):
+    """The loss of a minibatch.
 
     Attributes:
-        options: as configured.
-        loss: a module over the policy's own parameters; called with a minibatch, it returns :class:`Losses`, with the
-            metrics ``policy/kl`` and ``policy/kl_approx`` among them.
-        keys: the entries of a batch that the loss reads.
+        terms: scalars whose sum is minimised, logged as ``loss/<name>``.
+        metrics: other scalars to log, without gradient, by the name of their column in ``metrics.csv``.
+        log_ratio: log π(a) − log π_behaviour(a), ``[S, K]``, without gradient. The KL follows from it; without it
+            ``lr_schedule=adaptive`` and ``algorithm.target_kl`` are unsupported.
+        mask: bool ``[S, K]``, the steps that count in metrics; None for all.
+        weight: what the terms were divided by, a scalar, if it differs from minibatch to minibatch; ranks weight theirs
+            by it.
     """
 
-    options: AlgorithmConfig
-    loss: Any
-    keys: list[NestedKey]
+    terms: dict[str, Tensor]
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+    log_ratio: Tensor | None = None
+    mask: Tensor | None = None
+    weight: Tensor | None = None
 
-    def begin_iteration(self, progress: float) -> None:
-        """Called before an iteration with the fraction of the run's frames so far; sets what follows a schedule.
-
-        The policy still has the weights that collected the batch.
-        """
-
-    def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
-        """Writes what the loss needs into rows ``[N, T]`` and returns metrics.
-
-        If it writes ``loss_mask`` and no step of the batch counts, the iteration makes no gradient step.
-        """
-
-    def end_iteration(self, kl: float) -> None:
-        """Called after an iteration's gradient steps with the mean KL of their last epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The learnt state besides the policy's, for a checkpoint."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores it."""
+    @property
+    def total(self) -> Tensor:
+        """The sum of the terms."""
+        first, *others = self.terms.values()
+        return sum(others, first)
 
 
-def check_losses(losses: Losses, name: str) -> None:
-    """Rejects the result of a loss that could not be minimised and logged as a whole.
+class Step(NamedTuple):
+    """What is kept of a gradient step: its losses without gradient, the gradient's norm, and 1 if it was skipped."""
+
+    losses: Losses
+    grad_norm: Tensor
+    skipped: Tensor
+
+
+class Trial(NamedTuple):
+    """A minibatch evaluated without a gradient step: its losses, and the parameters with a non-finite gradient."""
+
+    losses: dict[str, float]
+    not_finite: list[str]
+
+
+class Algorithm(nn.Module):
+    """Improves a policy from rollouts.
+
+    A subclass defines :meth:`prepare`, called once an iteration, and :meth:`loss`, called with each minibatch. Modules,
+    parameters and buffers that its constructor assigns are moved to the policy's device, optimised with the policy and
+    saved in checkpoints.
 
     Args:
-        losses: of a minibatch.
-        name: of the algorithm.
+        options: the algorithm's.
+        policy: the policy to improve, in place.
+        config: the run's: epochs, minibatches, optimizer.
+
+    Attributes:
+        progress: the fraction of the run's frames before this iteration.
+        rows: those of the last iteration, as prepared; None before it.
+        compile_time_s: seconds of the first compiled gradient; None before it, and without ``compile=true``.
+    """
+
+    log_clip_range: tuple[Tensor, Tensor] | None = None
+    """The log-ratios that a clipped objective clips to; None if the algorithm has none."""
+
+    def __init__(self, options: AlgorithmConfig, policy: Policy, config: TrainConfig) -> None:
+        super().__init__()
+        self.options, self.policy, self.config = options, policy, config
+        self.reward_scaler = RewardScaler(
+            config.env.num_envs, options.gamma, config.env.reward_scale, config.env.normalize_reward
+        )
+        self.skipped_in_a_row = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.buffer = factory("buffer", config.buffer.name)(config.buffer, config.slice_len, config.minibatch_slices)
+        self.states = SliceStates(policy, config.state, config.slice_len, config.burn_in_len)
+        self.progress = 0.0
+        self.rows: TensorDictBase | None = None
+        self.compile_time_s: float | None = None
+        self._names: set[str] | None = None
+
+    def begin_iteration(self) -> None:
+        """Called first in each iteration, for schedules (:meth:`annealed`). The policy is the one that collected."""
+
+    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        """Writes what the loss reads, such as advantages, into rows ``[N, T]``.
+
+        Called once an iteration, with ``state=refresh`` once an epoch. Minibatches hold all entries but ``next``.
+
+        Args:
+            rows_NT: the rollout, with replayed rows if the buffer adds any.
+            reward_NT: the scaled rewards.
+
+        Returns:
+            Metrics.
+        """
+        raise NotImplementedError
+
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        """The loss of a minibatch.
+
+        Args:
+            slices_SK: the entries of rows, cut into slices.
+            output: of the policy on these slices, with gradient.
+        """
+        raise NotImplementedError
+
+    def annealed(self, start: float, final_fraction: float) -> float:
+        """``start`` at the run's beginning, ``start · final_fraction`` at its end, linear between."""
+        return annealed(start, final_fraction, self.progress)
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of the policy's parameters and of the algorithm's."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        return OPTIMIZERS[self.config.optimizer](parameters, lr=self.config.lr, eps=EPS, fused=True)
+
+    def update(self, rollout_NT: TensorDictBase, progress: float) -> dict[str, float]:
+        """Improves the policy from a rollout, and returns metrics.
+
+        Args:
+            rollout_NT: rows of all environments.
+            progress: the fraction of the run's frames before it, for the schedules.
+
+        Raises:
+            NonFiniteError: too many consecutive gradient steps had a non-finite loss or gradient.
+            RunError: the loss does not depend on the parameters.
+            ConfigError: the loss is not what :class:`Losses` describes.
+        """
+        self.progress = progress
+        if self.config.lr_schedule == "linear":
+            self._set_lr(self.annealed(self.config.lr, self.config.lr_final_fraction))
+        self.begin_iteration()
+        self.reward_scaler.observe(rollout_NT["next", "reward"].squeeze(-1), rollout_NT[IS_INIT].squeeze(-1))
+        self.rows = rows_NT = self.buffer.extend(rollout_NT)
+        reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
+        self.states.set_rows(rows_NT)
+        metrics = merged(self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
+        if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
+            metrics["optim/steps"] = 0.0  # a step would follow the optimizer's momentum alone
+        else:
+            metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
+        # Not earlier: rollout and update must normalise observations by the same statistics.
+        self.policy.observe(rollout_NT[OBSERVATION])
+        return world().averaged(metrics)
+
+    def _prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        if self.states.refreshes:
+            self.states.refresh(rows_NT)
+        return self.prepare(rows_NT, reward_NT)
+
+    def _epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        steps: list[Step] = []
+        for epoch in range(self.config.epochs):
+            if epoch > 0 and self.states.refreshes:
+                self._prepare(rows_NT, reward_NT)
+            before = len(steps)
+            for slices_SK in self.buffer.minibatches(rows_NT):
+                self.states.enter(slices_SK)
+                steps.append(self.gradient_step(slices_SK))
+                # The KL of the first minibatch is zero: the policy is still the one that collected it.
+                if self.config.lr_schedule == "adaptive" and len(steps) > 1:
+                    self._adapt_lr(self._kl(steps[-1:]))
+            self._check_skipped(steps[before:])
+            if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
+                break
+        metrics = self._means(steps)
+        self._check_gradient(metrics)
+        optim = {"optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(len(steps))}
+        return merged(metrics, self.states.drift(slices_SK), optim)
+
+    def gradient_step(self, slices_SK: TensorDictBase) -> Step:
+        """One step of the optimizer, skipped if loss or gradient is not finite, without waiting for the device."""
+        losses, total = self.backward(slices_SK)
+        parameters = self.optimizer.param_groups[0]["params"]
+        if world().size > 1:
+            average_gradients(parameters, total, losses.weight)
+        norm = nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm or math.inf)
+        # The sum is finite only if both are; a product with zero is NaN otherwise.
+        skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
+        # Fused optimizers read it, as torch.amp.GradScaler sets it.
+        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        self.optimizer.step()
+        terms = {name: term.detach() for name, term in losses.terms.items()}
+        return Step(losses._replace(terms=terms), norm, skipped)
+
+    def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
+        """The losses of a minibatch and their sum, whose gradient is then in the parameters' ``grad``."""
+        began = time.perf_counter()
+        losses = self._checked(self._losses(slices_SK))
+        total = losses.total
+        if not total.requires_grad:
+            raise RunError(self._no_gradient("does not require a gradient"))
+        for parameter in self.optimizer.param_groups[0]["params"]:
+            parameter.grad = None
+        total.backward()
+        if self.config.compile and self.compile_time_s is None:
+            self.compile_time_s = time.perf_counter() - began
+        return losses, total.detach()
+
+    @cached_property
+    def _losses(self) -> Callable[[TensorDictBase], Losses]:
+        def losses(slices_SK: TensorDictBase) -> Losses:
+            return self.loss(slices_SK, self.policy.sequence(*self.policy.inputs(slices_SK)))
+
+        return compiled(losses) if self.config.compile else losses
+
+    def _checked(self, losses: Losses) -> Losses:
+        """Rejects losses that could not be minimised and logged; each minibatch's must have the same names."""
+        names = {*losses.terms, *losses.metrics}
+        if self._names is None:
+            check_losses(losses, self.options)
+            needs = [key for key, needed in self._following_kl().items() if needed]
+            require(
+                losses.log_ratio is not None or not needs,
+                f"{' and '.join(needs)} needs the KL, but the loss of algorithm={self.options.name} has no log_ratio. "
+                "Return it in Losses, or leave the key out.",
+            )
+            self._names = names
+        require(
+            names == self._names,
+            f"The loss of algorithm={self.options.name} returns {sorted(names ^ self._names)} for some minibatches "
+            "only. Return the same terms and metrics for each.",
+        )
+        return losses
+
+    def _following_kl(self) -> dict[str, bool]:
+        return {
+            "lr_schedule=adaptive": self.config.lr_schedule == "adaptive",
+            "algorithm.target_kl": self.options.target_kl is not None,
+        }
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _adapt_lr(self, kl: float) -> None:
+        """Adapts the learning rate to the KL of the last gradient step."""
+        lr, desired = self.optimizer.param_groups[0]["lr"], self.config.desired_kl
+        if kl > 2 * desired:
+            self._set_lr(max(lr / LR_FACTOR, LR_BOUNDS[0]))
+        elif kl < desired / 2:
+            self._set_lr(min(lr * LR_FACTOR, LR_BOUNDS[1]))
+
+    def _kl(self, steps: Sequence[Step]) -> float:
+        return world().averaged({KL: self._means(steps)[KL]})[KL]
+
+    @torch.no_grad()
+    def _means(self, steps: Sequence[Step]) -> dict[str, float]:
+        """The mean metrics of gradient steps without the skipped ones, and the number of skipped ones."""
+        losses = [step.losses for step in steps]
+        skipped_M = torch.stack([step.skipped for step in steps])
+        norms = {GRAD_NORM: torch.stack([step.grad_norm for step in steps])}
+        terms = {f"loss/{name}": torch.stack([each.terms[name] for each in losses]) for name in losses[0].terms}
+        metrics = {name: torch.stack([each.metrics[name] for each in losses]) for name in losses[0].metrics}
+        log_ratio_MSK, mask_MSK = _stacked(each.log_ratio for each in losses), _stacked(each.mask for each in losses)
+        if log_ratio_MSK is not None:
+            metrics = merged(metrics, ratio_metrics(log_ratio_MSK, mask_MSK, self.log_clip_range))
+        if world().size > 1:
+            metrics = weighted(metrics, None if mask_MSK is None else mask_MSK.flatten(1).sum(1))
+            terms = weighted(terms, _stacked(each.weight for each in losses))
+        columns = merged(terms, metrics, norms)
+        table = torch.stack([column.to(skipped_M.dtype) for column in columns.values()], 1)
+        kept_M1 = (skipped_M == 0).unsqueeze(1)
+        means = table.where(kept_M1, 0.0).sum(0) / kept_M1.sum().clamp(min=1)
+        return {**dict(zip(columns, means.tolist(), strict=True)), SKIPPED: float(skipped_M.sum())}
+
+    def _check_gradient(self, metrics: Mapping[str, float]) -> None:
+        """An iteration without a gradient has lost its parameters, unless its loss is exactly zero."""
+        is_zero = metrics[GRAD_NORM] == 0 and metrics[SKIPPED] < 1
+        if is_zero and any(value != 0 for name, value in metrics.items() if name.startswith("loss/")):
+            raise RunError(self._no_gradient("has a gradient of exactly zero in all steps of an iteration"))
+
+    def _no_gradient(self, what: str) -> str:
+        return (
+            f"The loss of algorithm={self.options.name} {what}, so nothing would be learnt. Look for parameters that "
+            "were detached or replaced, for example by requires_grad_(False) in a callback."
+        )
+
+    def _check_skipped(self, steps: Sequence[Step]) -> None:
+        for skipped in torch.stack([step.skipped for step in steps]).tolist():
+            self.skipped_in_a_row.copy_(self.skipped_in_a_row + 1 if skipped else 0)
+        in_a_row = int(self.skipped_in_a_row)
+        if in_a_row >= self.config.max_skipped_steps:
+            raise NonFiniteError(
+                f"Training produced NaN or Inf: the last {in_a_row} gradient steps had a non-finite loss or gradient "
+                "and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped "
+                "observations and rewards."
+            )
+
+    def trial(self, rows_NT: TensorDictBase) -> Iterator[Trial]:
+        """Evaluates the losses and gradients of an epoch, without gradient steps.
+
+        Args:
+            rows_NT: rows that :meth:`update` has prepared before.
+        """
+        self.states.set_rows(rows_NT)
+        for slices_SK in self.buffer.minibatches(rows_NT):
+            self.states.enter(slices_SK)
+            losses, _ = self.backward(slices_SK)
+            terms = {f"loss/{name}": float(term.detach()) for name, term in losses.terms.items()}
+            gradients = {name: p.grad for name, p in self.named_parameters() if p.grad is not None}
+            not_finite = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
+            yield Trial(terms, [name.removeprefix("policy.") for name in not_finite])
+
+    def components(self) -> dict[str, Any]:
+        """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""
+        return {
+            "policy": self.policy,
+            "optimizer": self.optimizer,
+            "algorithm": OwnState(self),
+            "reward_scaler": self.reward_scaler,
+            **({"buffer": self.buffer} if self.config.buffer.replays else {}),
+        }
+
+
+class OwnState:
+    """The state of an algorithm without its policy's and its reward scaler's, which checkpoints hold apart."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and buffers by name."""
+        state = self._algorithm.state_dict().items()
+        return {name: value for name, value in state if not name.startswith(("policy.", "reward_scaler."))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores them."""
+        self._algorithm.load_state_dict({**self._algorithm.state_dict(), **state})
+
+
+def annealed(start: float, final_fraction: float, progress: float) -> float:
+    """``start`` at progress 0, ``start · final_fraction`` at progress 1, linear between."""
+    return start * (1 - (1 - final_fraction) * progress)
+
+
+def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor, weight: Tensor | None) -> None:
+    """Replaces gradients by their mean over ranks.
+
+    Args:
+        parameters: the optimized ones.
+        total: the loss. If it is not finite, neither is the mean, so that all ranks skip the step.
+        weight: of this rank's gradient in the mean; None for equal ones.
+    """
+    fraction: Tensor | float = 1 / world().size
+    if weight is not None:
+        fraction = weight / world().gathered(weight).sum().clamp(min=torch.finfo(weight.dtype).tiny)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) * fraction + total * 0.0)
+    for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _stacked(values: Iterable[Tensor | None]) -> Tensor | None:
+    found = [value for value in values if value is not None]
+    return torch.stack(found) if found else None
+
+
+def weighted(columns: Mapping[str, Tensor], weight_M: Tensor | None) -> dict[str, Tensor]:
+    """Metrics of minibatches ``[M]`` such that their plain mean over ranks is the one weighted by ``weight_M``."""
+    if weight_M is None:
+        return dict(columns)
+    weight_M = weight_M.double()
+    factor_M = weight_M * world().size / world().gathered(weight_M).sum(0).clamp(min=torch.finfo(torch.double).tiny)
+    return {name: column * factor_M for name, column in columns.items()}
+
+
+def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
+    """The metrics of several parts together.
 
     Raises:
-        ConfigError: there is no term; a term or metric is not a scalar; two would share a column of ``metrics.csv``; or
-            a metric that the learner needs is missing.
+        ConfigError: two parts have a metric of the same name.
     """
-    asked = f"The loss of algorithm={name}"
-    require(bool(losses.terms), f"{asked} has no terms. Return at least one in Losses(terms, metrics).")
-    values = [*((f"loss/{term}", value) for term, value in losses.terms.items()), *losses.metrics.items()]
-    for column, value in values:
+    together = {name: value for part in parts for name, value in part.items()}
+    if len(together) < sum(map(len, parts)):
+        twice = sorted(name for name, count in Counter(name for part in parts for name in part).items() if count > 1)
+        raise ConfigError(f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
+    return together
+
+
+def check_losses(losses: Losses, options: AlgorithmConfig) -> None:
+    """Rejects losses that could not be minimised and logged as a whole.
+
+    Raises:
+        ConfigError: there is no term, or a term or metric is not a scalar.
+    """
+    name = f"The loss of algorithm={options.name}"
+    require(bool(losses.terms), f"{name} has no terms. Return at least one in Losses(terms, metrics).")
+    for column, value in [*((f"loss/{term}", value) for term, value in losses.terms.items()), *losses.metrics.items()]:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         require(
-            shape == (), f"{asked} returns {column} of shape {shape}. Return a scalar tensor, for example its mean()."
+            shape == (), f"{name} returns {column} of shape {shape}. Return a scalar tensor, for example its mean()."
         )
-    twice = [column for column, count in Counter(column for column, _ in values).items() if count > 1]
-    require(not twice, f"{asked} returns {', '.join(twice)} both as a term and as a metric. Rename the metric.")
-    missing = [metric for metric in (KL, KL_APPROX) if metric not in losses.metrics]
-    require(
-        not missing,
-        f"{asked} lacks the metric {' and '.join(missing)}, which the learner follows. Add it to the metrics of its "
-        "Losses.",
-    )

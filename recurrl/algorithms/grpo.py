@@ -1,53 +1,65 @@
 """Group-relative policy optimisation for control, Shao et al. 2024, https://arxiv.org/abs/2402.03300.
 
-Shape legend: N environments, T steps.
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
 from copy import deepcopy
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
-from recurrl.algorithms.clipped import ClippedAlgorithm
-from recurrl.config import GRPOConfig
-from recurrl.keys import ACTION
-from recurrl.losses.advantage import ADVANTAGE, LOSS_MASK, add_group_advantages, advantage_metrics
-from recurrl.losses.grpo import REF_LOG_PROB, GRPOTerms
+from recurrl.algorithms.advantages import advantage_metrics
+from recurrl.algorithms.algorithm import Algorithm, Losses
+from recurrl.algorithms.group_advantages import add_group_advantages
+from recurrl.algorithms.grpo_loss import REF_LOG_PROB, GRPOTerms
+from recurrl.config import GRPOConfig, TrainConfig
+from recurrl.keys import ACTION, ADVANTAGE, LOSS_MASK
 from recurrl.policy import Policy
+from recurrl.policy.policy import SequenceOutput
 
 
-class GRPO(ClippedAlgorithm):
-    """Advantages relative to a group, GRPO's losses, and a reference policy if configured.
-
-    Args:
-        options: as configured.
-        policy: the policy to improve, without a critic.
-        desired_kl: not used.
-    """
+class GRPO(Algorithm):
+    """Advantages relative to a group of episodes, GRPO's loss, and a reference policy if ``kl_to_ref_coeff`` is set."""
 
     options: GRPOConfig
-    terms = GRPOTerms
 
-    def __init__(self, options: GRPOConfig, policy: Policy, desired_kl: float) -> None:
-        super().__init__(options, policy)
-        self._iterations = 0
-        self._reference = deepcopy(policy) if options.kl_to_ref_coeff else None
+    def __init__(self, options: GRPOConfig, policy: Policy, config: TrainConfig) -> None:
+        super().__init__(options, policy, config)
+        self.terms = GRPOTerms(
+            clip_epsilon=options.clip_range,
+            entropy_coeff=options.entropy_coeff,
+            aggregation=options.aggregation,
+            kl_to_ref_coeff=options.kl_to_ref_coeff,
+            kl_to_inference_coeff=options.kl_to_inference_coeff,
+            kl_mask_threshold=options.kl_mask_threshold,
+            dtype=next(policy.parameters()).dtype,
+        )
+        self.reference = deepcopy(policy).requires_grad_(False) if options.kl_to_ref_coeff else None
+        self.iterations = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
-    def begin_iteration(self, progress: float) -> None:
+    @property
+    def log_clip_range(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """The log-ratios that are clipped to."""
+        return self.terms.surrogate.log_range
+
+    def begin_iteration(self) -> None:
         """Sets what follows a schedule, and copies the policy to the reference when that is due."""
-        super().begin_iteration(progress)
-        every = self.options.ref_refresh_updates
-        if self._reference is not None and every is not None and self._iterations % every == 0:
-            self._reference.load_state_dict(self.policy.state_dict())
-        self._iterations += 1
+        options, terms = self.options, self.terms
+        low, high = options.clip_range
+        fraction = self.annealed(1.0, options.clip_final_fraction)
+        terms.surrogate.set_range(fraction * low, fraction * high)
+        terms.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
+        every = options.ref_refresh_updates
+        if self.reference is not None and every is not None and int(self.iterations) % every == 0:
+            self.reference.load_state_dict(self.policy.state_dict())
+        self.iterations += 1
 
-    def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages, the loss mask, and the reference policy's log-probabilities."""
         options = self.options
         metrics = add_group_advantages(
-            batch_NT,
+            rows_NT,
             reward_NT,
             group_size=options.group_size,
             gamma=options.gamma,
@@ -55,23 +67,17 @@ class GRPO(ClippedAlgorithm):
             divide_by_std=options.divide_by_std,
             drop_flat_groups=options.drop_flat_groups,
         )
-        if self._reference is not None:
-            # Rows begin with a reset, so the reference has states of its own throughout, not the policy's.
+        if self.reference is not None:
+            # Rows begin with a reset, so the reference starts from states of zero, not from the policy's.
             with torch.no_grad():
-                distribution, _, _, _ = self._reference.sequence(*self._reference.inputs(batch_NT))
-                batch_NT.set(REF_LOG_PROB, distribution.log_prob(batch_NT[ACTION]))
-        return {**metrics, **advantage_metrics(batch_NT[ADVANTAGE][batch_NT[LOSS_MASK]])}
+                output = self.reference.sequence(*self.reference.inputs(rows_NT))
+                rows_NT.set(REF_LOG_PROB, output.distribution.log_prob(rows_NT[ACTION]))
+        return {**metrics, **advantage_metrics(rows_NT[ADVANTAGE][rows_NT[LOSS_MASK]])}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The reference policy, and the iterations since the run began."""
-        reference = {} if self._reference is None else self._reference.state_dict()
-        return {"iterations": self._iterations, "reference": reference}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores them."""
-        self._iterations = state["iterations"]
-        if self._reference is not None:
-            self._reference.load_state_dict(state["reference"])
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        """GRPO's loss of a minibatch."""
+        losses: Losses = self.terms(output.distribution, slices_SK)
+        return losses
 
 
 make = GRPO

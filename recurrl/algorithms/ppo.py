@@ -1,105 +1,132 @@
 """Proximal policy optimisation, Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
 
-Shape legend: N environments, T steps.
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice.
 """
 
-from typing import Any
-
+import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from recurrl.algorithms.clipped import ClippedAlgorithm
-from recurrl.config import PPOConfig
-from recurrl.keys import VALUE
-from recurrl.losses.advantage import (
-    ADVANTAGE,
-    VALUE_TARGET,
-    add_advantages,
-    advantage_metrics,
-    log_ratios,
-    standardized,
-)
-from recurrl.losses.ppo import PPOTerms
+from recurrl.algorithms.advantages import advantage_metrics, next_values, reevaluate, standardized, vtrace
+from recurrl.algorithms.algorithm import Algorithm, Losses
+from recurrl.algorithms.importance import ClippedSurrogate, check_one_a_step
+from recurrl.config import PPOConfig, TrainConfig
+from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RunningScale
+from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.statistics import summary, variance
 
-# The weight of the KL penalty changes by this factor when the KL is this many times off its target (section 4).
-KL_COEFF_FACTOR = 2.0
-KL_TOLERANCE = 1.5
+DISTANCES = {"l2": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
 
 
-class PPO(ClippedAlgorithm):
-    """Generalised advantage estimation or V-trace, and PPO's losses.
+class PPO(Algorithm):
+    """The clipped surrogate, a value loss and an entropy bonus, with generalised advantages or V-trace.
 
-    ``entropy_coeff`` is in units of the advantages' running root mean square. A constant weight that keeps exploring
-    where advantages are large would drown them where they are small, and the bonus vanishes with them once nothing is
-    left to gain.
+    For a step with advantage A, ratio ρ = π(a) / π_behaviour(a), value V and value target R, the loss is the mean of::
 
-    Args:
-        options: as configured.
-        policy: the policy to improve, with a critic.
-        desired_kl: the KL per iteration that the weight of a KL penalty aims at.
+        objective  = −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)
+        critic     = critic_coeff · d(V, R)
+        entropy    = −entropy_coeff · H(π)
+
+    ``critic_loss`` chooses d. With ``clip_value`` c, d is the larger of d(V, R) and the distance of V clipped to within
+    c of the stored value. ``entropy_coeff`` is in units of the advantages' running root mean square: a constant weight
+    that keeps exploring where advantages are large would drown them where they are small, and the bonus vanishes with
+    them once nothing is left to gain.
     """
 
     options: PPOConfig
-    terms = PPOTerms
 
-    def __init__(self, options: PPOConfig, policy: Policy, desired_kl: float) -> None:
-        super().__init__(options, policy)
-        self._desired_kl = desired_kl
-        self._advantage_scale = RunningScale().to(policy.device)
-        self._entropy_coeff = self.loss.terms.entropy_coeff.clone()
+    def __init__(self, options: PPOConfig, policy: Policy, config: TrainConfig) -> None:
+        super().__init__(options, policy, config)
+        dtype = next(policy.parameters()).dtype
+        self.surrogate = ClippedSurrogate(*options.clip_range, dtype)
+        self.advantage_scale = RunningScale()
+        # A tensor, because a compiled loss is compiled for the numbers in it.
+        self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
 
-    def begin_iteration(self, progress: float) -> None:
-        """Sets the clip range and the entropy coefficient."""
-        super().begin_iteration(progress)
-        self._entropy_coeff.copy_(self.loss.terms.entropy_coeff)
+    @property
+    def log_clip_range(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """The log-ratios that are clipped to."""
+        return self.surrogate.log_range
 
-    def prepare(self, batch_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+    def begin_iteration(self) -> None:
+        """Sets the clip range."""
+        low, high = self.options.clip_range
+        fraction = self.annealed(1.0, self.options.clip_final_fraction)
+        self.surrogate.set_range(fraction * low, fraction * high)
+
+    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
-        log_ratio = log_ratios(batch_NT, self.policy) if self.options.advantage == "vtrace" else None
-        add_advantages(batch_NT, self.policy, reward_NT, self.options.gamma, self.options.lmbda, log_ratio)
-        advantage, value, target = batch_NT[ADVANTAGE], batch_NT[VALUE], batch_NT[VALUE_TARGET]
-        values, targets = summary(value), summary(target)
-        metrics = {
-            **advantage_metrics(advantage),
-            "value/mean": values.mean,
-            "value/std": values.std,
-            "value/target_mean": targets.mean,
-            "value/target_std": targets.std,
-            "value/explained_variance": _explained_variance(value, target),
-        }
-        if self.options.normalize_advantage == "batch":
-            batch_NT.set(ADVANTAGE, standardized(advantage))
-        if self.options.normalize_advantage != "minibatch":
-            self._advantage_scale.update(batch_NT[ADVANTAGE])
-        self.loss.terms.entropy_coeff.copy_(self._entropy_coeff * self._advantage_scale.value)
+        options = self.options
+        ratio = reevaluate(rows_NT, self.policy) if options.advantage == "vtrace" else None
+        advantage, target = vtrace(
+            reward_NT.unsqueeze(-1),
+            rows_NT[VALUE],
+            next_values(rows_NT, self.policy),
+            rows_NT["next", "done"],
+            options.gamma,
+            options.lmbda,
+            ratio,
+        )
+        metrics = {**advantage_metrics(advantage), **_value_metrics(rows_NT[VALUE], target)}
+        if options.normalize_advantage == "batch":
+            advantage = standardized(advantage)
+        scale: Tensor | float = 1.0
+        if options.normalize_advantage != "minibatch":
+            self.advantage_scale.update(advantage)
+            scale = self.advantage_scale.value
+        self.entropy_coeff.copy_(scale * self.annealed(options.entropy_coeff, options.entropy_final_fraction))
+        rows_NT.set(ADVANTAGE, advantage)
+        rows_NT.set(VALUE_TARGET, target)
         return metrics
 
-    def end_iteration(self, kl: float) -> None:
-        """Adapts the weight of a KL penalty."""
-        if self.options.objective != "kl":
-            return
-        if kl > self._desired_kl * KL_TOLERANCE:
-            self.loss.terms.kl_coeff *= KL_COEFF_FACTOR
-        elif kl < self._desired_kl / KL_TOLERANCE:
-            self.loss.terms.kl_coeff /= KL_COEFF_FACTOR
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        """The clipped surrogate, the value loss and the entropy bonus of a minibatch."""
+        distribution, value = output.distribution, output.value
+        advantage = slices_SK[ADVANTAGE].squeeze(-1)
+        if self.options.normalize_advantage == "minibatch":
+            advantage = standardized(advantage)
+        log_ratio = distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]
+        check_one_a_step(log_ratio, advantage)
+        # With weight zero the entropy is only logged, and needs no backward pass.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.options.entropy_coeff > 0):
+            entropy = distribution.entropy().mean()
+        assert value is not None
+        critic, value_metrics = self._critic_loss(value, slices_SK)
+        return Losses(
+            {
+                "objective": -self.surrogate(log_ratio, advantage).mean(),
+                "critic": self.options.critic_coeff * critic,
+                "entropy": -self.entropy_coeff * entropy,
+            },
+            {"policy/entropy": entropy.detach(), **value_metrics},
+            log_ratio.detach(),
+        )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The advantages' running scale, and the weight of a KL penalty."""
-        kl = {"kl_coeff": self.loss.terms.kl_coeff} if self.options.objective == "kl" else {}
-        return {"advantage_scale": self._advantage_scale.state_dict(), **kl}
+    def _critic_loss(self, value: Tensor, slices_SK: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        distance, target, limit = DISTANCES[self.options.critic_loss], slices_SK[VALUE_TARGET], self.options.clip_value
+        if limit is None:
+            return distance(value, target), {}
+        stored = slices_SK[VALUE]
+        moved = value - stored
+        clipped = moved.clamp(-limit, limit)
+        larger = torch.maximum(
+            distance(value, target, reduction="none"), distance(stored + clipped, target, reduction="none")
+        )
+        return larger.mean(), {"value/clip_fraction": (clipped != moved).to(value.dtype).mean()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores them."""
-        self._advantage_scale.load_state_dict(state["advantage_scale"])
-        if self.options.objective == "kl":
-            self.loss.terms.kl_coeff.copy_(state["kl_coeff"])
 
-
-def _explained_variance(value: Tensor, target: Tensor) -> float:
-    return float(1 - variance(target - value) / variance(target))
+def _value_metrics(value: Tensor, target: Tensor) -> dict[str, float]:
+    values, targets = summary(value), summary(target)
+    return {
+        "value/mean": values.mean,
+        "value/std": values.std,
+        "value/target_mean": targets.mean,
+        "value/target_std": targets.std,
+        "value/explained_variance": float(1 - variance(target - value) / variance(target)),
+    }
 
 
 make = PPO

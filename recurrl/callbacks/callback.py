@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
+from recurrl.algorithms.algorithm import merged
 from recurrl.errors import RunError
 from recurrl.evaluation import random_numbers_restored
-from recurrl.learning.metrics import merged
 from recurrl.runtime.in_bytes import read, written
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recurrl.callbacks.callback import Callback
-from recurrl.learning.metrics import WINDOW
+from recurrl.returns import WINDOW
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer

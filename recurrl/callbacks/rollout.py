@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 from recurrl.callbacks.callback import Callback
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
-from recurrl.learning.metrics import WINDOW
+from recurrl.returns import WINDOW
 from recurrl.runtime.ranks import world
 
 if TYPE_CHECKING:

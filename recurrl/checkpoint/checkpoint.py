@@ -10,11 +10,11 @@ from typing import Any
 from torchrl.checkpoint import GlobalRNGState
 
 from recurrl import __version__
+from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import files, ranks
 from recurrl.checkpoint.files import Stateful
 from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError, require
-from recurrl.learning.learner import Learner
 from recurrl.policy import Policy
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, run_directory_of
@@ -35,18 +35,9 @@ RETURN_MEAN = "eval/return_mean"
 logger = logging.getLogger(__name__)
 
 
-def components(learner: Learner, **others: Stateful) -> dict[str, Stateful]:
-    """The whole state of a run: the learner's parts, its buffer's if it has one, random numbers, and ``others``."""
-    return {
-        "policy": learner.policy,
-        "optimizer": learner.optimizer,
-        "algorithm": learner.algorithm,
-        "reward_scaler": learner.reward_scaler,
-        "learner": learner,
-        "rng": GlobalRNGState(),
-        **({"buffer": learner.buffer} if hasattr(learner.buffer, "state_dict") else {}),
-        **others,
-    }
+def components(algorithm: Algorithm, **others: Stateful) -> dict[str, Stateful]:
+    """The whole state of a run: the algorithm's parts, random numbers, and ``others``."""
+    return {**algorithm.components(), "rng": GlobalRNGState(), **others}
 
 
 def save(

@@ -12,10 +12,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from recurrl.algorithms import Algorithm
 from recurrl.checkpoint import Stateful, components, files
 from recurrl.checkpoint.ranks import SCALER
 from recurrl.errors import NonFiniteError
-from recurrl.learning.learner import Learner
 from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.ranks import world
 from recurrl.runtime.resources import os_error_message
@@ -25,31 +25,33 @@ ROWS = "rows"
 
 
 @contextmanager
-def batch_saved(run_dir: Path, frames: int, learner: Learner) -> Iterator[None]:
-    """Saves the batch and the learner if learning produces NaN or Inf, and adds to the error how to diagnose it."""
+def batch_saved(run_dir: Path, frames: int, algorithm: Algorithm) -> Iterator[None]:
+    """Saves the batch and the algorithm if learning produces NaN or Inf, and adds to the error how to diagnose it."""
     try:
         yield
     except NonFiniteError as error:
         # All ranks learn from what all collected, so all have the error.
-        rows = world().gather(written(_entries(learner)) if world().size > 1 else b"")
+        rows = world().gather(written(_entries(algorithm)) if world().size > 1 else b"")
         if world().rank > 0:
             raise
-        raise NonFiniteError(f"{error} {_save(run_dir, frames, learner, [read(each) for each in rows[1:]])}") from error
+        raise NonFiniteError(
+            f"{error} {_save(run_dir, frames, algorithm, [read(each) for each in rows[1:]])}"
+        ) from error
 
 
-def _save(run_dir: Path, frames: int, learner: Learner, others: Sequence[Mapping[Any, Tensor]]) -> str:
+def _save(run_dir: Path, frames: int, algorithm: Algorithm, others: Sequence[Mapping[Any, Tensor]]) -> str:
     """Saves them, and returns how to diagnose them; or why they could not be saved.
 
     Args:
         run_dir: the run's directory.
         frames: of the run before this batch.
-        learner: of the run.
+        algorithm: of the run.
         others: the rows of the other ranks.
     """
     path = run_dir / FOLDER / f"{files.PREFIX}{frames:012d}"
-    own = _entries(learner).items()
+    own = _entries(algorithm).items()
     rows = {key: torch.cat([value, *(each[key].to(value) for each in others)]) for key, value in own}
-    states = {name: part.state_dict() for name, part in _components(learner).items()}
+    states = {name: part.state_dict() for name, part in _components(algorithm).items()}
     try:
         files.write(path, {**states, ROWS: rows}, {"frames": frames})
     except OSError as error:
@@ -57,37 +59,37 @@ def _save(run_dir: Path, frames: int, learner: Learner, others: Sequence[Mapping
     return f"To find where they appear: recurrl-check --not-finite {path}"
 
 
-def diagnose(learner: Learner, path: Path) -> Iterator[str]:
+def diagnose(algorithm: Algorithm, path: Path) -> Iterator[str]:
     """Replays the batch that :func:`batch_saved` wrote, and yields lines that locate NaN and Inf.
 
     Args:
-        learner: made as for the run; its state is replaced by the saved one.
+        algorithm: made as for the run; its state is replaced by the saved one.
         path: of the saved batch.
 
     Raises:
-        ConfigError: no batch is saved there, it is damaged, or it does not fit the learner.
+        ConfigError: no batch is saved there, it is damaged, or it does not fit the algorithm.
     """
     files.manifest(path)  # verifies the checksums
     rows = files.state(path, ROWS)
-    files.load(path, _components(learner))
-    batch_NT = TensorDict(rows, batch_size=rows["next", "done"].shape[:2]).to(learner.policy.device)
+    files.load(path, _components(algorithm))
+    batch_NT = TensorDict(rows, batch_size=rows["next", "done"].shape[:2]).to(algorithm.policy.device)
     for key in sorted(batch_NT.keys(True, True), key=str):
         yield from _largest(" ".join(key) if isinstance(key, tuple) else key, batch_NT[key])
-    for number, (losses, not_finite) in enumerate(learner.trial(batch_NT), start=1):
+    for number, (losses, not_finite) in enumerate(algorithm.trial(batch_NT), start=1):
         terms = ", ".join(f"{name} {value:g}" for name, value in losses.items())
         where = f"non-finite in {', '.join(not_finite)}" if not_finite else "finite"
         yield f"minibatch {number}: {terms}; gradient {where}"
 
 
-def _entries(learner: Learner) -> dict[Any, Tensor]:
+def _entries(algorithm: Algorithm) -> dict[Any, Tensor]:
     """The rows of the last iteration, by their keys."""
-    assert learner.rows is not None
-    return dict(learner.rows.items(True, True))
+    assert algorithm.rows is not None
+    return dict(algorithm.rows.items(True, True))
 
 
-def _components(learner: Learner) -> dict[str, Stateful]:
-    """The components of a learner without the reward scale: the rows are scaled already."""
-    return {name: part for name, part in components(learner).items() if name != SCALER}
+def _components(algorithm: Algorithm) -> dict[str, Stateful]:
+    """The components of a algorithm without the reward scale: the rows are scaled already."""
+    return {name: part for name, part in components(algorithm).items() if name != SCALER}
 
 
 def _largest(name: str, values_NT: Tensor) -> Iterator[str]:

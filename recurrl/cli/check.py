@@ -83,7 +83,7 @@ def diagnose_run(path: Path, trust_packages: bool = False) -> list[str]:
     Raises:
         ConfigError: the path is not such a batch, or it is damaged.
     """
-    from recurrl.build import make_learner, make_policy_for, set_process_state
+    from recurrl.build import make_algorithm, make_policy_for, set_process_state
     from recurrl.checkpoint import not_finite
     from recurrl.cli.run_config import trusted
     from recurrl.cli.saved_config import saved_config
@@ -97,4 +97,4 @@ def diagnose_run(path: Path, trust_packages: bool = False) -> list[str]:
         config = replace(trusted(saved_config(path), source, trust_packages), compile=False)
         check_config(config)
         set_process_state(config)
-        return list(not_finite.diagnose(make_learner(config, make_policy_for(config)), path))
+        return list(not_finite.diagnose(make_algorithm(config, make_policy_for(config)), path))

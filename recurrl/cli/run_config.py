@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
+from recurrl.algorithms.algorithm import annealed
 from recurrl.cli.overrides import overridden_keys, parsed, text_of
 from recurrl.cli.saved_config import check_code, code_named, config_within, saved_config
 from recurrl.config import TrainConfig
@@ -16,7 +17,6 @@ from recurrl.config.composed import as_schema, plain, typed, value_of
 from recurrl.config.keys import differences
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, naming
-from recurrl.losses.schedule import annealed
 from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of
 from recurrl.validation import check_values
 
@@ -98,10 +98,6 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) 
     kept |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs", "lr")}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         kept["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
-    for name, enabling in config.algorithm.adaptive.items():
-        if f"algorithm.{enabling}" not in changes:
-            chosen = getattr(config.algorithm, enabling)
-            kept[f"algorithm.{name}"] = f"algorithm.{enabling}={chosen} resumes from its last value"
     for key in kept.keys() & changes.keys():
         raise ConfigError(
             f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {kept[key]}. "

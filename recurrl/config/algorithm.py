@@ -1,17 +1,10 @@
 """Options of algorithms."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
 from recurrl.config.options import BELOW_ONE, FRACTION, POSITIVE, SCALE, STEPS, WEIGHT, Condition, option
-from recurrl.errors import require
 
-CLIPS = Condition(
-    "a clipped objective (of ppo, algorithm.objective=clip)",
-    lambda run: getattr(run.algorithm, "objective", "clip") == "clip",
-)
-KL_PENALTY = Condition("algorithm.objective=kl", lambda run: run.algorithm.objective == "kl")
 ENTROPY_BONUS = Condition("algorithm.entropy_coeff above 0", lambda run: run.algorithm.entropy_coeff > 0)
 DISCOUNT = Condition("algorithm.gamma above 0", lambda run: run.algorithm.gamma > 0)
 VALUE_LOSS = Condition("algorithm.critic_coeff above 0", lambda run: run.algorithm.critic_coeff > 0)
@@ -21,7 +14,7 @@ REFERENCE = Condition("algorithm.kl_to_ref_coeff above 0", lambda run: run.algor
 
 @dataclass
 class AlgorithmConfig:
-    """The options of every algorithm; one with options of its own derives a dataclass."""
+    """The options of every algorithm; a custom one derives a dataclass with more."""
 
     name: str = option("the algorithm")
     gamma: float = option("discount per step", FRACTION)
@@ -46,16 +39,6 @@ class AlgorithmConfig:
         return None
 
     @property
-    def adaptive(self) -> Mapping[str, str]:
-        """Options that training adapts, so that a resumed run ignores them, each with the option that enables it."""
-        return {}
-
-    @property
-    def follows_kl(self) -> bool:
-        """False if the algorithm does not use the run's ``desired_kl``."""
-        return True
-
-    @property
     def follows_schedule(self) -> bool:
         """False if nothing in the algorithm changes with the progress of the run."""
         return True
@@ -73,21 +56,14 @@ class AlgorithmConfig:
         """
         return self
 
-    def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
-        """Rejects options that do not fit the numbers of frames.
-
-        Raises:
-            ConfigError: with what to do.
-        """
-
 
 @dataclass
 class ClippedConfig(AlgorithmConfig):
     """Options of algorithms with a clipped probability ratio and an entropy bonus."""
 
-    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE, only_with=CLIPS)
-    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE, only_with=CLIPS)
-    clip_final_fraction: float = option("fraction of the clip range at the end; 1: constant", FRACTION, only_with=CLIPS)
+    clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
+    clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE)
+    clip_final_fraction: float = option("fraction of the clip range at the end; 1: constant", FRACTION)
     entropy_coeff: float = option("weight of the entropy bonus", WEIGHT)
     entropy_final_fraction: float = option(
         "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=ENTROPY_BONUS
@@ -100,9 +76,8 @@ class ClippedConfig(AlgorithmConfig):
 
     @property
     def follows_schedule(self) -> bool:
-        """If the clip range or the entropy bonus does."""
-        clips = getattr(self, "objective", "clip") == "clip" and self.clip_final_fraction != 1
-        return clips or (self.entropy_coeff > 0 and self.entropy_final_fraction != 1)
+        """True if the clip range or the entropy bonus does."""
+        return self.clip_final_fraction != 1 or (self.entropy_coeff > 0 and self.entropy_final_fraction != 1)
 
 
 @dataclass
@@ -111,12 +86,6 @@ class PPOConfig(ClippedConfig):
 
     entropy_coeff: float = option(
         "weight of the entropy bonus, in units of the advantages' running root mean square", WEIGHT
-    )
-    objective: str = option(
-        "clip, kl (a penalty on the KL from the policy that collected) or plain", choices=("clip", "kl", "plain")
-    )
-    kl_coeff: float = option(
-        "initial weight of the KL penalty; adapts to hold the KL near desired_kl", SCALE, only_with=KL_PENALTY
     )
     critic: str = option(
         "shared (a head on the actor's trunk), recurrent (its own encoder, cell and states) or feedforward (its own "
@@ -150,52 +119,32 @@ class PPOConfig(ClippedConfig):
 
     @property
     def critic_kind(self) -> str | None:
-        """As configured."""
+        """The option ``critic``."""
         return self.critic
 
     @property
     def critic_only(self) -> tuple[str, ...]:
-        """As configured."""
+        """The option ``critic_observation``."""
         return tuple(self.critic_observation)
 
     @property
-    def adaptive(self) -> Mapping[str, str]:
-        """The weight of a KL penalty."""
-        return {"kl_coeff": "objective"} if self.objective == "kl" else {}
-
-    @property
-    def follows_kl(self) -> bool:
-        """If the KL is penalised."""
-        return self.objective == "kl"
-
-    @property
     def is_off_policy(self) -> bool:
-        """With V-trace."""
+        """True unless ``advantage=gae``."""
         return self.advantage != "gae"
 
     def resolved(self, off_policy: bool) -> Self:
         """With the kind of advantages that ``auto`` stands for."""
         return self if self.advantage != "auto" else replace(self, advantage="vtrace" if off_policy else "gae")
 
-    def check(self, frames_per_minibatch: int, frames_per_batch: int) -> None:
-        """Rejects advantages normalised over a single frame."""
-        over = self.normalize_advantage
-        frames = {"minibatch": frames_per_minibatch, "batch": frames_per_batch}.get(over)
-        keys = "minibatch_slices or slice_len" if over == "minibatch" else "frames_per_batch"
-        require(
-            frames != 1,
-            f"algorithm.normalize_advantage={over} needs the standard deviation of a {over}'s advantages, but a {over} "
-            f"has one frame. Give a larger {keys}, or algorithm.normalize_advantage=none.",
-        )
-
 
 @dataclass
 class GRPOConfig(ClippedConfig):
     """Group-relative policy optimisation (Shao et al. 2024, https://arxiv.org/abs/2402.03300), without a critic."""
 
-    group_size: int = option("environments that start alike and are compared; must divide env.num_envs")
+    group_size: int = option("environments that start from one state and are compared; must divide env.num_envs")
     advantage: str = option(
-        "outcome (return less the group's mean) or process (likewise, the return from each step on)",
+        "outcome (an episode's return less the group's mean) or process (at each step, the return from there on, less "
+        "its mean)",
         choices=("outcome", "process"),
     )
     divide_by_std: bool = option("also divide by the group's standard deviation")
@@ -210,17 +159,12 @@ class GRPOConfig(ClippedConfig):
         STEPS,
         only_with=REFERENCE,
     )
-    kl_to_inference_coeff: float = option("weight of the KL from the policy that collected", WEIGHT)
+    kl_to_inference_coeff: float = option("weight of the KL from the behaviour policy", WEIGHT)
     kl_mask_threshold: float | None = option(
         "steps whose squared log-ratio exceeds twice this are masked out; null: none", POSITIVE
     )
 
     @property
     def members_of_a_group(self) -> int | None:
-        """As configured."""
+        """The option ``group_size``."""
         return self.group_size
-
-    @property
-    def follows_kl(self) -> bool:
-        """It has no use for ``desired_kl``."""
-        return False

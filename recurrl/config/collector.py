@@ -78,7 +78,7 @@ class BufferConfig:
 
     @property
     def replays(self) -> bool:
-        """True if frames of earlier iterations are learnt from again."""
+        """True if frames of earlier iterations are learnt from again; checkpoints then hold the buffer."""
         return False
 
     def check(self, frames_per_batch: int) -> None:

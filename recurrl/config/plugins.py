@@ -31,7 +31,7 @@ PACKAGES = {
     "algorithm": "recurrl.algorithms",
     "collector": "recurrl.collector",
     "backend": "recurrl.recurrent.backends",
-    "buffer": "recurrl.learning.buffers",
+    "buffer": "recurrl.buffers",
     "logger": "recurrl.tracking",
 }
 """Where the choices of each group are implemented; these groups also take custom ones."""

@@ -33,14 +33,11 @@ from recurrl.runtime.ranks import launched_size
 AUTO_DEVICE = AUTO_PRECISION = "auto"
 
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
-"""The values of ``state``: where slices take their first recurrent state from, see ``recurrl.learning.states``."""
+"""The values of ``state``: where slices take their first recurrent state from, see ``recurrl.algorithms.states``."""
 
 BURNS_IN = Condition("state=burn_in", lambda run: run.state == BURN_IN)
 LINEAR = Condition("lr_schedule=linear", lambda run: run.lr_schedule == "linear")
-KL_FOLLOWED = Condition(
-    "lr_schedule=adaptive or algorithm.objective=kl",
-    lambda run: run.lr_schedule == "adaptive" or run.algorithm.follows_kl,
-)
+ADAPTIVE = Condition("lr_schedule=adaptive", lambda run: run.lr_schedule == "adaptive")
 PRETRAINS = Condition("pretrain.folder", lambda run: run.pretrain.folder is not None)
 RANKS = Condition("several ranks (torchrun)", lambda _: launched_size() > 1)
 SCHEDULES = Condition(
@@ -137,12 +134,13 @@ class TrainConfig:
     burn_in_len: int | None = option("steps before the slice; less than slice_len", STEPS, only_with=BURNS_IN)
     epochs: int = option("passes over each batch", STEPS)
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
-    lr: float = option("Adam's initial learning rate", RATE)
+    optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))
+    lr: float = option("initial learning rate", RATE)
     lr_schedule: str = option(
         "linear (falls with frames) or adaptive (keeps the KL near desired_kl)", choices=("linear", "adaptive")
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
-    desired_kl: float = option("the KL to hold", POSITIVE, only_with=KL_FOLLOWED)
+    desired_kl: float = option("the KL of an update to hold", POSITIVE, only_with=ADAPTIVE)
     max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
     resume: str | None = option("a run directory or checkpoint to continue; auto: the newest in this run's directory")

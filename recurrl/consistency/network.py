@@ -11,10 +11,10 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 
+from recurrl.algorithms.advantages import segment_ends
 from recurrl.consistency.recorded import NOT_SEEN, first, place
 from recurrl.errors import ConsistencyError
 from recurrl.keys import ACTION, LOG_PROB, VALUE
-from recurrl.losses.advantage import segment_ends
 from recurrl.policy import Policy
 
 REPEATED = 1e-4

@@ -1,104 +1,264 @@
-"""The interface between an algorithm and the learner: each way of not keeping to it is an error message."""
+"""What a custom algorithm may do: the same bits as a plain loop of autograd, or an error that says what to do."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.distributions import Distribution
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 
-from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl import checkpoint
+from recurrl.algorithms import Algorithm, Losses
+from recurrl.algorithms.algorithm import merged
+from recurrl.algorithms.ppo import PPO
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.errors import ConfigError
-from recurrl.learning.learner import Learner
-from recurrl.learning.metrics import merged
-from recurrl.losses import Losses
-from recurrl.losses.ppo import PPOTerms
+from recurrl.errors import ConfigError, RunError
+from recurrl.policy.policy import SequenceOutput
 
-OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=1", "minibatch_slices=2")
-Change = Callable[[Losses, Mapping[str, Any]], Losses]
+Compose = Callable[..., TrainConfig]
+OPTIONS = ("frames_per_batch=64", "total_frames=256", "slice_len=8", "epochs=3", "minibatch_slices=2", "lr=0.01")
+ITERATIONS = 4
 
 
-class Changed(PPOTerms):
-    """PPO's losses, changed."""
-
-    def __init__(self, change: Change) -> None:
-        super().__init__()
-        self.change = change
-
-    def forward(self, distribution: Distribution, value: Tensor, data: Mapping[str, Any]) -> Losses:
-        return self.change(super().forward(distribution, value, data), data)
-
-
-def learn(small: Callable[..., TrainConfig], prepare: Callable[[Learner], object]) -> dict[str, float]:
-    config = small(*OPTIONS)
+def made(small: Compose, algorithm: type[Algorithm] = PPO, *overrides: str) -> tuple[Algorithm, list[TensorDictBase]]:
+    """An algorithm with heads far from zero, and rollouts."""
+    config = small(*OPTIONS, *overrides)
     set_process_state(config)
     policy = make_policy_for(config)
-    collector, learner = make_collector(config, policy), make_learner(config, policy)
-    prepare(learner)
-    try:
-        return learner.learn(collector.collect(), progress=0.0)
-    finally:
-        collector.shutdown()
+    with torch.no_grad():
+        for parameter in policy.actor_head.parameters():
+            parameter.normal_(std=0.5)
+    collector = make_collector(config, policy)
+    rollouts = [collector.collect().clone() for _ in range(ITERATIONS)]
+    collector.shutdown()
+    return algorithm(config.algorithm.resolved(False), policy, config), rollouts
 
 
-def plus(**terms: Tensor) -> Change:
-    return lambda losses, _: Losses({**losses.terms, **terms}, losses.metrics)
+def by_plain_autograd(algorithm: Algorithm, rollout: TensorDictBase, progress: float) -> None:
+    """An update written out: no compiler, no fused steps skipped, no metrics."""
+    config = algorithm.config
+    algorithm.progress = progress
+    algorithm.optimizer.param_groups[0]["lr"] = algorithm.annealed(config.lr, config.lr_final_fraction)
+    algorithm.begin_iteration()
+    algorithm.reward_scaler.observe(rollout["next", "reward"].squeeze(-1), rollout["is_init"].squeeze(-1))
+    algorithm.states.set_rows(rollout)
+    algorithm.prepare(rollout, algorithm.reward_scaler(rollout["next", "reward"].squeeze(-1)))
+    for _ in range(config.epochs):
+        for slices in algorithm.buffer.minibatches(rollout):
+            algorithm.optimizer.zero_grad()
+            losses = algorithm.loss(slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
+            losses.total.backward()
+            nn.utils.clip_grad_norm_(algorithm.parameters(), algorithm.options.max_grad_norm)
+            algorithm.optimizer.step()
+    algorithm.states.drift(slices)  # runs the policy, which may count
+    algorithm.policy.observe(rollout["observation"])
 
 
-def plus_metrics(metrics: Mapping[str, Any]) -> Change:
-    return lambda losses, _: Losses(losses.terms, {**losses.metrics, **metrics})
+class Annealing(PPO):
+    """Anneals plain attributes: the value's clip range, and a threshold on the log-ratio."""
+
+    threshold = 0.0
+
+    def begin_iteration(self) -> None:
+        super().begin_iteration()
+        self.threshold = 0.05 * (1 - self.progress)
+        self.options.clip_value = 0.02 * (1 - self.progress) + 1e-3
+
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        losses = super().loss(slices_SK, output)
+        assert losses.log_ratio is not None
+        kept = (losses.log_ratio.square() < self.threshold).float().mean()
+        return losses._replace(terms={name: kept * term for name, term in losses.terms.items()})
 
 
-def sometimes(losses: Losses, data: Mapping[str, Any]) -> Losses:
-    return plus(rare=torch.zeros(()))(losses, data) if (data["index"] == 0).any() else losses
+class Hooked(PPO):
+    """Hooks on a tensor, which shrink its gradient at every step."""
+
+    calls = 0
+
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        def shrink(gradient: Tensor) -> Tensor:
+            self.calls += 1
+            return gradient / (1 + self.calls)
+
+        output.features.register_hook(shrink)
+        return super().loss(slices_SK, output)
+
+
+class Spectral(PPO):
+    """A policy with a spectral norm, whose power iteration runs in each forward pass."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        nn.utils.parametrizations.spectral_norm(self.policy.critic_head)
+
+
+class Counting(PPO):
+    """Running statistics in the loss, of its own and of a batch norm."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.norm = nn.BatchNorm1d(self.config.cell.hidden_size)
+        self.mean = nn.Buffer(torch.zeros(()))
+
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        assert output.value is not None
+        self.mean.lerp_(output.value.detach().mean(), 0.1)
+        losses = super().loss(slices_SK, output)
+        extra = self.norm(output.features.flatten(0, 1)).abs().mean() + (output.value - self.mean).square().mean()
+        return losses._replace(terms={**losses.terms, "extra": extra})
+
+
+@pytest.mark.parametrize("kind", [PPO, Annealing, Hooked, Spectral, Counting])
+def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind: type[PPO], small: Compose) -> None:
+    algorithms = []
+    for update in (Algorithm.update, by_plain_autograd):
+        algorithm, rollouts = made(small, kind)
+        torch.manual_seed(7)
+        for number, rollout in enumerate(rollouts):
+            update(algorithm, rollout, number / ITERATIONS)
+            algorithm.policy.zero_grad()  # as a callback may
+        algorithms.append(algorithm)
+    found, expected = (algorithm.state_dict() for algorithm in algorithms)
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    if kind is Hooked:
+        steps = ITERATIONS * 3 * 4
+        assert [algorithm.calls for algorithm in algorithms] == [steps, steps]
+
+
+def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small: Compose) -> None:
+    algorithm, rollouts = made(small)
+    algorithm.update(rollouts[0], 0.0)
+    algorithm.policy.requires_grad_(False)
+    with pytest.raises(RunError, match="does not require a gradient, so nothing would be learnt"):
+        algorithm.update(rollouts[1], 0.25)
+
+
+def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small: Compose) -> None:
+    def without(self: PPO, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        losses = PPO.loss(self, slices_SK, output)
+        return losses._replace(terms={name: term.detach() + 0 * term for name, term in losses.terms.items()})
+
+    algorithm, rollouts = made(small)
+    algorithm.loss = MethodType(without, algorithm)  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="has a gradient of exactly zero in all steps of an iteration"):
+        algorithm.update(rollouts[0], 0.0)
+    nothing = ("algorithm=grpo", "algorithm.group_size=2", "algorithm.drop_flat_groups=false")
+    config = small(*OPTIONS, *nothing, "env.max_episode_steps=1")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    metrics = make_algorithm(config, policy).update(collector.collect(), 0.0)
+    collector.shutdown()
+    assert (metrics["optim/grad_norm"], metrics["loss/objective"]) == (0.0, 0.0)
+
+
+class Predicting(PPO):
+    """Has parameters of its own, which predict rewards from the features."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.predictor = nn.Linear(self.config.cell.hidden_size, 1)
+
+    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        rows_NT.set("reward_now", reward_NT.unsqueeze(-1))
+        return super().prepare(rows_NT, reward_NT)
+
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        losses = super().loss(slices_SK, output)
+        error = nn.functional.mse_loss(self.predictor(output.features), slices_SK["reward_now"])
+        return losses._replace(terms={**losses.terms, "prediction": error})
+
+
+def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small: Compose, tmp_path: Any) -> None:
+    algorithm, rollouts = made(small, Predicting)
+    before = deepcopy(algorithm.predictor.state_dict())
+    metrics = [algorithm.update(rollout, 0.0) for rollout in rollouts]
+    assert metrics[-1]["loss/prediction"] < metrics[0]["loss/prediction"] / 2
+    assert all(not torch.equal(value, before[name]) for name, value in algorithm.predictor.state_dict().items())
+    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(algorithm))
+    loaded, _ = made(small, Predicting, "seed=1")
+    checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {})
+    for name, value in algorithm.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    for parameter, copy in zip(algorithm.parameters(), loaded.parameters(), strict=True):
+        for name, value in algorithm.optimizer.state[parameter].items():
+            assert torch.equal(loaded.optimizer.state[copy][name], value)
+
+
+class OneTerm(Algorithm):
+    """The least that an algorithm is."""
+
+    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+        return {}
+
+    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        return Losses({"features": output.features.square().mean()})
+
+
+@pytest.mark.parametrize(
+    ("key", "message"), [("lr_schedule=adaptive", "lr_schedule=adaptive"), ("algorithm.target_kl=0.1", "target_kl")]
+)
+def test_what_follows_the_kl_needs_it(key: str, message: str, small: Compose) -> None:
+    algorithm, rollouts = made(small, OneTerm, key)
+    with pytest.raises(ConfigError, match=f"{message} needs the KL, but the loss of algorithm=ppo has no log_ratio"):
+        algorithm.update(rollouts[0], 0.0)
+
+
+def test_an_algorithm_needs_no_ratio_and_no_critic(small: Compose) -> None:
+    algorithm, rollouts = made(small, OneTerm)
+    metrics = algorithm.update(rollouts[0], 0.0)
+    assert metrics["loss/features"] > 0
+    assert "policy/kl" not in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
 ZERO = torch.zeros(())
-FAULTS: dict[str, tuple[Change, str]] = {
-    "no terms": (lambda losses, _: Losses({}, losses.metrics), "The loss of algorithm=ppo has no terms."),
+Change = Callable[[Losses, TensorDictBase], Losses]
+
+
+def plus(**terms: Any) -> Change:
+    return lambda losses, _: losses._replace(terms={**losses.terms, **terms})
+
+
+def plus_metrics(metrics: Mapping[str, Any]) -> Change:
+    return lambda losses, _: losses._replace(metrics={**losses.metrics, **metrics})
+
+
+def sometimes(losses: Losses, slices: TensorDictBase) -> Losses:
+    return plus(rare=ZERO)(losses, slices) if (slices["index"] == 0).any() else losses
+
+
+ERRORS: dict[str, tuple[Change, str]] = {
+    "no terms": (lambda losses, _: losses._replace(terms={}), "The loss of algorithm=ppo has no terms."),
     "a term per slice": (plus(foo=torch.zeros(8)), r"returns loss/foo of shape \(8,\). Return a scalar tensor"),
     "a term that is a number": (plus(foo=0.0), "returns loss/foo of shape float. Return a scalar tensor"),
     "a metric per slice": (plus_metrics({"policy/foo": torch.zeros(8)}), r"returns policy/foo of shape \(8,\)"),
-    "a metric named as a term": (
-        plus_metrics({"loss/critic": ZERO}),
-        "returns loss/critic both as a term and as a metric. Rename the metric.",
-    ),
-    "a metric that the learner needs is missing": (
-        lambda losses, _: Losses(losses.terms, {"policy/kl_approx": ZERO}),
-        "lacks the metric policy/kl, which the learner follows",
-    ),
-    "a metric of the learner's": (plus_metrics({"optim/lr": ZERO}), "The metric optim/lr is logged by two parts"),
-    "a metric of the rollout's": (plus_metrics({"advantage/mean": ZERO}), "The metric advantage/mean is logged by two"),
-    "a metric of the gradient steps": (
-        plus_metrics({"optim/grad_norm": ZERO}),
-        "The metric optim/grad_norm is logged by two parts",
-    ),
+    "a metric named as a term": (plus_metrics({"loss/critic": ZERO}), "The metric loss/critic is logged by two parts"),
+    "a metric of the optimizer": (plus_metrics({"optim/lr": ZERO}), "The metric optim/lr is logged by two parts"),
+    "a metric of the rollout": (plus_metrics({"advantage/mean": ZERO}), "The metric advantage/mean is logged by two"),
     "terms of some minibatches only": (sometimes, r"returns \['rare'\] for some minibatches only"),
-    "an entry that is not in the minibatch": (
-        lambda losses, data: plus(foo=data["nonesuch"].mean())(losses, data),
-        'failed with KeyError.*"nonesuch".* name it in the algorithm\'s keys',
-    ),
 }
 
 
-@pytest.mark.parametrize(("change", "message"), FAULTS.values(), ids=FAULTS)
-def test_a_loss_that_breaks_the_interface_is_refused(
-    change: Change, message: str, small: Callable[..., TrainConfig]
-) -> None:
-    def prepare(learner: Learner) -> None:
-        learner.algorithm.loss.terms = Changed(change)
+@pytest.mark.parametrize(("change", "message"), ERRORS.values(), ids=ERRORS)
+def test_losses_that_cannot_be_minimised_and_logged_are_rejected(change: Change, message: str, small: Compose) -> None:
+    def changed(self: PPO, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+        return change(PPO.loss(self, slices_SK, output), slices_SK)
 
+    algorithm, rollouts = made(small)
+    algorithm.loss = MethodType(changed, algorithm)  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=message):
-        learn(small, prepare)
-
-
-def test_a_key_that_the_rollout_does_not_have_is_refused(small: Callable[..., TrainConfig]) -> None:
-    with pytest.raises(ConfigError, match="algorithm=ppo names the keys nonesuch, which the rollout does not have"):
-        learn(small, lambda learner: learner.algorithm.keys.append("nonesuch"))
+        algorithm.update(rollouts[0], 0.0)
 
 
 def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from in_ranks import in_ranks, met
 
 from recurrl import checkpoint
-from recurrl.build import make_learner, make_policy_for, set_process_state
+from recurrl.build import make_algorithm, make_policy_for, set_process_state
 from recurrl.checkpoint import ranks
 from recurrl.errors import RunError
 from recurrl.runtime.ranks import world
@@ -16,7 +16,7 @@ def test_policies_that_are_no_longer_the_same_are_not_saved(small):
 
     def of_a_rank() -> list[str]:
         set_process_state(config)
-        learner = make_learner(config, make_policy_for(config))
+        learner = make_algorithm(config, make_policy_for(config))
         components = checkpoint.components(learner)
         assert len(ranks.gathered_states(components)) == (1 if world().rank == 0 else 0)
         if world().rank == 1:

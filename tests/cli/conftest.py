@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from recurrl.learning.learner import Learner
+from recurrl.algorithms import Algorithm
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def signalled(monkeypatch):
     """Sends signals to this process in the middle of the first iteration's learning."""
 
     def signalled(*numbers: int) -> None:
-        learn = Learner.learn
+        learn = Algorithm.update
         rest = list(numbers)
 
         def interrupted(*arguments, **options):
@@ -38,7 +38,7 @@ def signalled(monkeypatch):
                 os.kill(os.getpid(), rest.pop(0))
             return metrics
 
-        monkeypatch.setattr(Learner, "learn", interrupted)
+        monkeypatch.setattr(Algorithm, "update", interrupted)
 
     return signalled
 

@@ -9,8 +9,8 @@ from run_files import metrics, summary
 
 VARIANTS = {
     "grpo": ("algorithm=grpo", "algorithm.group_size=2", "algorithm.kl_to_ref_coeff=0.1"),
-    "kl penalty": ("algorithm.objective=kl", "algorithm.critic=recurrent"),
-    "plain": ("algorithm.objective=plain", "algorithm.critic=feedforward", "lr_schedule=adaptive"),
+    "adaptive": ("algorithm.critic=recurrent", "lr_schedule=adaptive", "optimizer=adamw"),
+    "v-trace": ("algorithm.critic=feedforward", "algorithm.advantage=vtrace"),
 }
 
 

@@ -9,10 +9,10 @@ import gymnasium
 import pytest
 from run_files import metrics, summary
 
+from recurrl.algorithms import Algorithm
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.config.keys import keys_of
 from recurrl.config.plugins import PACKAGES, packaged
-from recurrl.learning.learner import Learner
 
 REFUSAL = (
     "recompute=full is not possible with backend=pad, whose fused kernels manage their own backward workspace. "
@@ -32,7 +32,7 @@ PATHS = {
 
 def fails_in_iteration(monkeypatch, number: int, error: BaseException) -> None:
     """Makes learning fail in the iteration of that number, the first being 1."""
-    learn = Learner.learn
+    learn = Algorithm.update
     calls = []
 
     def failing(self, *args, **kwargs):
@@ -41,7 +41,7 @@ def fails_in_iteration(monkeypatch, number: int, error: BaseException) -> None:
             raise error
         return learn(self, *args, **kwargs)
 
-    monkeypatch.setattr(Learner, "learn", failing)
+    monkeypatch.setattr(Algorithm, "update", failing)
 
 
 def test_a_refused_run_prints_one_error_message(train):

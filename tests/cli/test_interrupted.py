@@ -91,7 +91,6 @@ EXACTLY = {
     "discrete observations": ("env=repeat_first",),
     "states refreshed": ("state=refresh",),
     "learning rate adapted": ("lr_schedule=adaptive",),
-    "kl penalty": ("algorithm.objective=kl",),
     "separate critic": ("algorithm.critic=recurrent",),
     "a critic that sees more": ("algorithm.critic=recurrent", "algorithm.critic_observation=[hidden]"),
     "a matrix as state": (f"--config-dir={EXTENDING / 'configs'}", "cell=fast_weight", "cell.num_layers=2"),

@@ -54,7 +54,7 @@ def test_what_a_compiled_loss_gave_is_gone_over_without_compiling_it_again(ended
     as_run = config.read_text()
     assert "compile: false" in as_run
     config.write_text(as_run.replace("compile: false", "compile: true"))
-    monkeypatch.setattr("recurrl.learning.gradient.compiled", None)
+    monkeypatch.setattr("recurrl.algorithms.algorithm.compiled", None)
     outcome = recurrl_check("--not-finite", kept, cwd=tmp_path)
     assert (outcome.code, outcome.out) == (0, expected.out), outcome.err
 

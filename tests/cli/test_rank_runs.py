@@ -107,16 +107,16 @@ def test_a_run_resumed_with_another_number_of_ranks_learns_on_in_new_episodes(ra
 
 
 def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkeypatch):
-    from recurrl.learning.learner import Learner
+    from recurrl.algorithms import Algorithm
 
-    learn = Learner.learn
+    learn = Algorithm.update
 
     def interrupted(*arguments, **options):
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
         return learn(*arguments, **options)
 
-    monkeypatch.setattr(Learner, "learn", interrupted)
+    monkeypatch.setattr(Algorithm, "update", interrupted)
     (code, _, err), (other, _, told) = ranks(2, "hydra.run.dir=run")
     assert (code, other) == (143, 0), err + told
     found = summary(tmp_path / "run")
@@ -126,8 +126,8 @@ def test_a_signal_to_any_rank_ends_all_with_a_checkpoint(ranks, tmp_path, monkey
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_fails_ends_the_others_which_say_why(ranks, tmp_path, monkeypatch, failing):
+    from recurrl.algorithms import Algorithm
     from recurrl.errors import RunError
-    from recurrl.learning.learner import Learner
 
     def broken(*arguments, **options):
         if os.environ["RANK"] == str(failing):
@@ -135,8 +135,8 @@ def test_a_rank_that_fails_ends_the_others_which_say_why(ranks, tmp_path, monkey
         time.sleep(0.2)
         return learn(*arguments, **options)
 
-    learn = Learner.learn
-    monkeypatch.setattr(Learner, "learn", broken)
+    learn = Algorithm.update
+    monkeypatch.setattr(Algorithm, "update", broken)
     outcomes = ranks(2, "hydra.run.dir=run")
     assert [code for code, _, _ in outcomes] == [1, 1]
     assert "error: " in outcomes[failing][2]

@@ -227,7 +227,6 @@ def test_resuming_with_another_network_is_refused(train, finished_run):
     [
         ((), "seed=7", "its random number generators are restored"),
         (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
-        (("algorithm.objective=kl",), "algorithm.kl_coeff=5.0", "algorithm.objective=kl resumes from its last"),
     ],
 )
 def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, before, change, reason):

@@ -14,10 +14,10 @@ from checkpoint_files import resealed
 from run_files import metrics, settings, summary, without_times
 
 from recurrl import checkpoint
+from recurrl.algorithms import Algorithm
 from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
 from recurrl.errors import ConfigError
-from recurrl.learning.learner import Learner
 
 LAST = "frames_000000000064"
 
@@ -121,7 +121,7 @@ def test_the_reference_policy_of_grpo_is_the_one_that_was_taken(train, tiny, tmp
 def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, copied, tmp_path, monkeypatch):
     arguments = (*tiny, "cell=lstm", "total_frames=96", f"init_from={copied}", "resume=auto")
     assert train(*arguments, "hydra.run.dir=whole").code == 0
-    learn, rest = Learner.learn, [signal.SIGTERM]
+    learn, rest = Algorithm.update, [signal.SIGTERM]
 
     def interrupted(*given, **options):
         found = learn(*given, **options)
@@ -129,7 +129,7 @@ def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, copied, tmp_
             os.kill(os.getpid(), rest.pop())
         return found
 
-    monkeypatch.setattr(Learner, "learn", interrupted)
+    monkeypatch.setattr(Algorithm, "update", interrupted)
     stopped = train(*arguments, "hydra.run.dir=parts")
     assert stopped.code == 143
     assert "init_from: taken from" in stopped.out

@@ -24,13 +24,13 @@ from every_key_env import Kind
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import build, checkpoint, trainer
+from recurrl.algorithms import algorithm
 from recurrl.callbacks import log
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
 from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, names, options_class, values
 from recurrl.errors import ConfigError
-from recurrl.learning import gradient
 from recurrl.runtime import time_limit
 from recurrl.runtime.report import Report
 from recurrl.runtime.signals import StopRequest
@@ -172,7 +172,7 @@ def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -
             seen["threads"] = torch.get_num_threads()
             torch.set_num_threads(threads)
     seen |= {f"report/{name}": value for name, value in asdict(report).items() if "time" not in name}
-    seen |= _of_learner(seen.pop("learner", None))
+    seen |= _of_algorithm(seen.pop("algorithm", None))
     seen |= {f"logger/{name}": value for name, value in _of_trackers(seen.pop("trackers", None)).items()}
     seen["noticed"] = "noticed" in sys.modules
     seen["files"] = sorted({re.sub(r"[\d.]{5,}.*", "", str(path.relative_to(run_dir))) for path in run_dir.rglob("*")})
@@ -184,8 +184,8 @@ def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -
 
 
 def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
-    """Keeps the learner and the trackers of a run, which waits neither for the compiler nor for a disk or a plot."""
-    for name in ("make_learner", "make_trackers"):
+    """Keeps the algorithm and the trackers of a run, which waits neither for the compiler nor for a disk or a plot."""
+    for name in ("make_algorithm", "make_trackers"):
         made = getattr(build, name)
         patch.setattr(
             build, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
@@ -195,7 +195,7 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
         seen["compiled"] = True
         return loss
 
-    patch.setattr(gradient, "compiled", compiled)
+    patch.setattr(algorithm, "compiled", compiled)
     patch.setattr(log, "plot_learning_curve", lambda *_: None)
     patch.setattr(trainer, "start_up_spared", nullcontext)
     patch.setattr(os, "fsync", lambda _: None)
@@ -229,7 +229,7 @@ class Listener(logging.Handler):
         logger.setLevel(self.before)
 
 
-def _of_learner(made: Any) -> dict[str, Any]:
+def _of_algorithm(made: Any) -> dict[str, Any]:
     if made is None:
         return {}
     state = {"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]}

@@ -11,24 +11,20 @@ from omegaconf import DictConfig
 from recurrl.cli.overrides import explicit_keys
 
 CELL = "a cell other than none"
-CLIPPED = "a clipped objective (of ppo, algorithm.objective=clip)"
 FALLING = "a learning rate, clip range or entropy coefficient that falls"
 GRPO = ("algorithm=grpo", "env.max_episode_steps=32")
 
 BY_THE_CONFIGURATION = [
-    ((), "desired_kl=0.02", "lr_schedule=adaptive or algorithm.objective=kl"),
-    ((), "algorithm.kl_coeff=2.0", "algorithm.objective=kl"),
+    ((), "desired_kl=0.02", "lr_schedule=adaptive"),
     ((), "burn_in_len=4", "state=burn_in"),
     ((), "recompute.chunk_len=4", "recompute=chunk"),
     ((), "env.name=mine", "a custom yaml in a folder env"),
     (("lr_schedule=adaptive",), "lr_final_fraction=0.5", "lr_schedule=linear"),
-    (("algorithm.objective=kl",), "algorithm.clip_epsilon=0.1", CLIPPED),
-    (("algorithm.objective=plain",), "algorithm.clip_final_fraction=0.5", CLIPPED),
     (("algorithm.entropy_coeff=0",), "algorithm.entropy_final_fraction=0.5", "algorithm.entropy_coeff above 0"),
     (("algorithm.critic_coeff=0",), "algorithm.critic_loss=smooth_l1", "algorithm.critic_coeff above 0"),
     (("algorithm.gamma=0",), "algorithm.lmbda=0.5", "algorithm.gamma above 0"),
     (("lr_final_fraction=1", "algorithm.entropy_coeff=0"), "schedule_frames=50_000", FALLING),
-    (GRPO, "desired_kl=0.02", "lr_schedule=adaptive or algorithm.objective=kl"),
+    (GRPO, "desired_kl=0.02", "lr_schedule=adaptive"),
     (GRPO, "algorithm.ref_refresh_updates=3", "algorithm.kl_to_ref_coeff above 0"),
     (("cell=none",), "backend=triton", CELL),
     (("cell=none",), "recompute=full", CELL),

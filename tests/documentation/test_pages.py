@@ -17,7 +17,7 @@ GLOSSARY = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 OWN_LOSS = "loss/..."
 RUNS = {
     "ppo": ["algorithm.clip_value=0.2", "collector.on_fault=restart"],
-    "lstm": ["env=pendulum_no_velocity", "cell=lstm", "algorithm.objective=kl", "state=refresh"],
+    "lstm": ["env=pendulum_no_velocity", "cell=lstm", "lr_schedule=adaptive", "state=refresh"],
     "grpo": [
         "env=pendulum_no_velocity",
         "algorithm=grpo",

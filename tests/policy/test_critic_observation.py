@@ -14,7 +14,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.agent import Agent
-from recurrl.build import make_collector, make_learner, make_policy_for
+from recurrl.algorithms.advantages import next_values
+from recurrl.build import make_algorithm, make_collector, make_policy_for
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
@@ -22,7 +23,6 @@ from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.export.export import export
 from recurrl.keys import VALUE
-from recurrl.losses.advantage import add_advantages
 from recurrl.policy import Policy
 
 Compose = Callable[..., TrainConfig]
@@ -93,9 +93,7 @@ def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_criti
     assert cut.any()
 
     def advantages(of: TensorDictBase) -> Tensor:
-        add_advantages(of, policy, torch.zeros(of.batch_size), gamma=0.99, lmbda=0.0)
-        found: Tensor = of["advantage"].squeeze(-1)
-        return found
+        return next_values(of, policy).squeeze(-1)
 
     other = batch.clone()
     other["next", "observation", "hidden"] = torch.randn_like(other["next", "observation", "hidden"])
@@ -112,10 +110,10 @@ def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_criti
 )
 def test_every_way_of_learning_takes_it(way: tuple[str, ...], critic: str, small: Compose) -> None:
     config = small(*TASKS["masked vector"], critic, *way)
-    learner = make_learner(config, make_policy_for(config))
+    learner = make_algorithm(config, make_policy_for(config))
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
     collector = make_collector(config, learner.policy)
-    metrics = learner.learn(collector.collect(), progress=0.0)
+    metrics = learner.update(collector.collect(), progress=0.0)
     collector.shutdown()
     assert np.isfinite(list(metrics.values())).all()
     assert all(not torch.equal(value, before[name]) for name, value in learner.policy.named_parameters())

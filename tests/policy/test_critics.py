@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from recurrl.build import make_collector, make_learner, make_policy_for, set_process_state
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.policy import VALUE
 
@@ -44,9 +44,9 @@ def test_a_recurrent_critic_has_states_of_its_own(critic: str, own_states: int, 
 def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it(critic: str, small: Compose) -> None:
     config = small(f"algorithm.critic={critic}")
     set_process_state(config)
-    learner = make_learner(config, make_policy_for(config))
+    learner = make_algorithm(config, make_policy_for(config))
     collector = make_collector(config, learner.policy)
-    learner.learn(collector.collect(), progress=0.0)
+    learner.update(collector.collect(), progress=0.0)
     collector.shutdown()
     learner.policy.zero_grad()
     learner.algorithm.loss(next(learner.buffer.epoch())).terms["critic"].backward()

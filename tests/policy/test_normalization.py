@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from recurrl.algorithms.reward_scale import RewardScaler
 from recurrl.errors import NonFiniteError
-from recurrl.learning.reward_scale import RewardScaler
 from recurrl.policy.normalization import ObservationNormalizer, RunningMoments, RunningScale
 
 

@@ -14,7 +14,7 @@ from torchrl.data import Binary, Categorical, Composite, Unbounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
-from recurrl.build import make_collector, make_consistency_check, make_learner, make_policy_for, set_process_state
+from recurrl.build import make_algorithm, make_collector, make_consistency_check, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
@@ -139,7 +139,7 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
     collector.shutdown()
     assert "log-probability" in make_consistency_check(config, policy)(batch)
     before = [parameter.clone() for parameter in policy.parameters()]
-    make_learner(config, policy).learn(batch, progress=0.0)
+    make_algorithm(config, policy).update(batch, progress=0.0)
     assert not any(map(torch.equal, before, policy.parameters()))
     assert len(evaluate(config.env, policy, episodes=2, seed=0)) == 2
     if isinstance(own, Buffered):

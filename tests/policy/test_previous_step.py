@@ -14,10 +14,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import functional
 
+from recurrl.algorithms.advantages import next_values
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
-from recurrl.losses.advantage import next_values
 from recurrl.policy import ACTION, OBSERVATION, Policy
 
 Configure = Callable[..., TrainConfig]

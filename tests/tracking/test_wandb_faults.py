@@ -22,7 +22,7 @@ import wandb
 from disks import with_a_disk_of_its_own
 from wandb_server import WandbServer
 
-from recurrl.learning.learner import Learner
+from recurrl.algorithms import Algorithm
 from recurrl.tracking import Resumed, make_trackers
 
 
@@ -242,7 +242,7 @@ def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
 def test_training_continues_when_wandbs_process_is_killed_and_reports_it(
     machine, recurrl_train, tiny, tmp_path, monkeypatch
 ):
-    learn, killed = Learner.learn, []
+    learn, killed = Algorithm.update, []
 
     def killing(*arguments, **options):
         for process in [] if killed else processes_of_wandb():
@@ -250,7 +250,7 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(
             killed.append(process)
         return learn(*arguments, **options)
 
-    monkeypatch.setattr(Learner, "learn", killing)
+    monkeypatch.setattr(Algorithm, "update", killing)
     ours = [*tiny, "logger=wandb", "logger.mode=offline"]
     outcome = recurrl_train(*ours, "total_frames=128", "hydra.run.dir=run", cwd=tmp_path)
     assert killed

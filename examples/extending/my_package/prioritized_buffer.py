@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
+from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.config import BufferConfig
 from recurrl.config.options import FRACTION, option
-from recurrl.learning.buffers.on_policy import SliceBuffer
-from recurrl.losses.advantage import ADVANTAGE
+from recurrl.keys import ADVANTAGE
 
 
 @dataclass
@@ -27,7 +28,7 @@ class PrioritizedBuffer(SliceBuffer):
         super().__init__(options, slice_len, minibatch_slices)
         self.exponent = options.exponent
 
-    def order(self) -> Tensor:
+    def order(self, slices_SK: TensorDictBase) -> Tensor:
         """The indices of an epoch's slices, in their order."""
-        priority_S = self.slices_SK[ADVANTAGE].abs().flatten(1).mean(1).clamp(min=1e-6) ** self.exponent
+        priority_S = slices_SK[ADVANTAGE].abs().flatten(1).mean(1).clamp(min=1e-6) ** self.exponent
         return torch.multinomial(priority_S, len(priority_S), replacement=True)

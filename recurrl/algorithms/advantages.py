@@ -1,0 +1,114 @@
+"""Advantages from the values of the rollout, without another pass of the network over it; V-trace.
+
+Shape legend: N environments, T steps of a row.
+"""
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.keys import ACTION, LOG_PROB, OBSERVATION, VALUE
+from recurrl.policy import Policy
+from recurrl.recurrent.linear_recurrence import from_zero
+from recurrl.runtime.statistics import mean_and_std, summary
+
+
+def vtrace(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    done: Tensor,
+    gamma: float,
+    lmbda: float,
+    ratio: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets ``[N, T, 1]``.
+
+    V-trace, Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, equation 1 with ρ̄ = c̄ = 1 and with λ in the traces
+    (remark 2). For a step with ratio ρ and TD error δ, the target v corrects the value V::
+
+        v[t] − V[t] = min(1, ρ[t]) δ[t] + γ λ min(1, ρ[t]) (v[t+1] − V[t+1])
+        A[t]        = δ[t] + γ λ (v[t+1] − V[t+1])
+
+    A is not weighted by ρ: PPO's surrogate is. On-policy, where all ratios are 1, A is the generalised advantage of
+    Schulman et al. 2016, https://arxiv.org/abs/1506.02438, and the target is A + V.
+
+    Args:
+        reward: ``[N, T, 1]``, as all others.
+        value: of the observation before each step.
+        next_value: of the observation after each step, see :func:`next_values`.
+        done: true at the end of an episode, which no advantage crosses.
+        gamma: discount per step.
+        lmbda: λ.
+        ratio: π(a) / π_behaviour(a); None on-policy.
+    """
+    error = reward + gamma * next_value - value
+    carried = gamma * lmbda * (~done).to(value.dtype)
+    if ratio is None:
+        advantage = to_go(error, carried)
+        return advantage, advantage + value
+    clipped = ratio.clamp(max=1.0)
+    correction = to_go(clipped * error, clipped * carried)
+    return error + carried * functional.pad(correction[:, 1:], (0, 0, 0, 1)), correction + value
+
+
+@torch.no_grad()
+def reevaluate(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
+    """Ratios ``[N, T, 1]`` of the policy's probabilities to the behaviour policy's, for :func:`vtrace`.
+
+    Replaces the values, and the states after the ends of episodes and rows, by those of the policy, which runs once
+    over rows ``[N, T]`` from the states stored at their beginnings.
+    """
+    output = policy.sequence(*policy.inputs(rows_NT))
+    rows_NT.set(VALUE, output.value)
+    ends_NT = segment_ends(rows_NT, rows_NT.batch_size[1])
+    for key in policy.state_keys:
+        then = rows_NT["next", key]
+        rows_NT.set(("next", key), torch.where(expand_as_right(ends_NT, then), output.state[key], then))
+    return (output.distribution.log_prob(rows_NT[ACTION]) - rows_NT[LOG_PROB]).exp().unsqueeze(-1)
+
+
+def segment_ends(rows_NT: TensorDictBase, slice_len: int) -> Tensor:
+    """``[N, T]``: true at the last step of each episode and of each slice of ``slice_len`` steps."""
+    ends_NT: Tensor = rows_NT["next", "done"].squeeze(-1).clone()
+    ends_NT[:, slice_len - 1 :: slice_len] = True
+    return ends_NT
+
+
+def to_go(value_NT1: Tensor, factor_NT1: Tensor) -> Tensor:
+    """``sum[t] = value[t] + factor[t] · sum[t+1]``."""
+    return from_zero(factor_NT1.flip(1), value_NT1.flip(1)).flip(1)
+
+
+def standardized(advantage: Tensor) -> Tensor:
+    """Advantages with mean 0 and standard deviation 1."""
+    mean, std = mean_and_std(advantage)
+    return (advantage - mean) / std.clamp(min=1e-4)
+
+
+def advantage_metrics(advantage: Tensor) -> dict[str, float]:
+    """Statistics of advantages; NaN if there are none."""
+    return {f"advantage/{name}": value for name, value in summary(advantage)._asdict().items()}
+
+
+@torch.no_grad()
+def next_values(rows_NT: TensorDictBase, policy: Policy) -> Tensor:
+    """The value ``[N, T, 1]`` of the observation after each step; zero where the episode terminated.
+
+    Within an episode it is the value stored at the next step. At truncations and at the ends of rows the critic
+    computes it from the next observation and recurrent state, in one call for all of them.
+    """
+    value, after = rows_NT[VALUE], rows_NT["next"]
+    result = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), 1)
+    bootstrap_NT = segment_ends(rows_NT, rows_NT.batch_size[1]) & ~after["terminated"].squeeze(-1)
+    result[after["terminated"]] = 0.0
+    if bootstrap_NT.any():
+        # Without is_init: the next observation continues the episode.
+        following = after.select(OBSERVATION, *policy.state_keys)[bootstrap_NT]
+        state = {key: following[key] for key in policy.state_keys}
+        bootstrap = policy.step(following[OBSERVATION], state).value
+        assert bootstrap is not None
+        result[bootstrap_NT] = bootstrap
+    return result

@@ -1,0 +1,39 @@
+"""Compiles a loss with ``torch.compile``."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+Loss = TypeVar("Loss", bound=Callable[..., Any])
+
+
+def compiled(loss: Loss) -> Loss:
+    """A loss that is compiled as one graph at its first call, and its gradient at the first backward pass.
+
+    Each shape of a minibatch is compiled separately.
+    """
+    from torch._inductor import config as inductor  # takes a second, which only compiling needs
+
+    if inductor.cpp.vec_isa_ok is None:
+        # Otherwise each process builds and loads test programs for what the processor says it has, which takes seconds.
+        inductor.cpp.vec_isa_ok = True
+    # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
+    torch.compiler.reset()
+    logger.info("The first update compiles the loss, which takes ten seconds or more.")
+    return torch.compile(loss, fullgraph=True, dynamic=False)
+
+
+def unsupported(device: torch.device) -> str | None:
+    """The reason why code for a device cannot be compiled here, and what to do; None if it can."""
+    compiler = os.environ.get("CXX", "g++")
+    if device.type != "cpu" or shutil.which(compiler) is not None:
+        return None
+    return (
+        f"compile=true needs a C++ compiler, but {compiler} is not on PATH. Install one (apt-get install g++), name "
+        "another in the environment variable CXX, or leave compile out."
+    )

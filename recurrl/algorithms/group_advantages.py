@@ -1,0 +1,173 @@
+"""Advantages relative to a group of episodes that start from the same state.
+
+Shape legend: N environments, T steps, G groups, M members of a group, J episodes of a row.
+"""
+
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.algorithms.advantages import to_go
+from recurrl.keys import ADVANTAGE, LOSS_MASK
+from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.runtime.ranks import world
+from recurrl.runtime.statistics import summary
+
+EPISODE_LOSS_STEPS = "episode_loss_steps"
+"""The number of unmasked steps in the step's episode."""
+
+
+@torch.no_grad()
+def add_group_advantages(
+    rows_NT: TensorDictBase,
+    reward_NT: Tensor,
+    group_size: int,
+    gamma: float,
+    kind: str,
+    divide_by_std: bool,
+    drop_flat_groups: bool,
+) -> dict[str, float]:
+    """Writes advantages relative to a group, and the loss mask, into rows ``[N, T]`` that all begin with a reset.
+
+    Shao et al. 2024, https://arxiv.org/abs/2402.03300, for control. The j-th episodes of a group's members start from
+    the same state and are compared over a common horizon (see :func:`_comparisons`). With ``outcome``, the advantage of
+    each step of an episode is the episode's return minus the group's mean return. With ``process``, the advantage of
+    the k-th step is the return from there on, minus its mean over the members whose episode reaches step k. An episode
+    that is compared with no other has advantage zero.
+
+    Args:
+        rows_NT: a rollout; environments i·M to (i + 1)·M − 1 are group i.
+        reward_NT: the scaled rewards.
+        group_size: M.
+        gamma: discount per step.
+        kind: ``outcome`` or ``process``.
+        divide_by_std: also divide by the group's (unbiased) standard deviation.
+        drop_flat_groups: mask the episodes of groups whose advantages are all zero (dynamic sampling, Yu et al. 2025,
+            https://arxiv.org/abs/2503.14476).
+
+    Returns:
+        Metrics of the groups.
+
+    Raises:
+        ValueError: a row does not begin with a reset.
+    """
+    is_init_NT = rows_NT[IS_INIT].squeeze(-1)
+    if not is_init_NT[:, 0].all():
+        raise ValueError(
+            "Group-relative advantages need rows that begin with a reset, but some begin mid-episode. Have the "
+            "collector reset all environments before each batch."
+        )
+    compared = _comparisons(is_init_NT, group_size)
+    to_go_NT = _rewards_to_go(torch.where(compared.mask_NT, reward_NT, 0.0), is_init_NT, gamma)
+    sampled_NT, place_NT = compared.mask_NT, compared.offset_NT
+    if kind == "outcome":
+        sampled_NT, place_NT = sampled_NT & is_init_NT, torch.zeros_like(place_NT)
+    peers_NT = compared.episode_id_NT * is_init_NT.shape[1] + place_NT
+    advantage_NT = torch.zeros_like(to_go_NT)
+    advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], divide_by_std)
+    if kind == "outcome":
+        advantage_NT = advantage_NT.gather(1, compared.start_NT)
+    mask_NT, metrics = _mask(compared, advantage_NT, to_go_NT, is_init_NT, drop_flat_groups)
+    rows_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
+    rows_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
+    rows_NT.set(EPISODE_LOSS_STEPS, _steps_in_loss(mask_NT, is_init_NT).unsqueeze(-1))
+    return metrics
+
+
+class _Comparisons(NamedTuple):
+    """The steps of a rollout in which episodes are compared.
+
+    Attributes:
+        start_NT: the step of the row at which each step's episode began.
+        offset_NT: steps since then.
+        episode_id_NT: the same number for episodes that start from the same state, and for no others.
+        mask_NT: true for steps that are compared.
+    """
+
+    start_NT: Tensor
+    offset_NT: Tensor
+    episode_id_NT: Tensor
+    mask_NT: Tensor
+
+
+def _comparisons(is_init_NT: Tensor, group_size: int) -> _Comparisons:
+    """Compares the j-th episodes of a group over a common horizon: the steps left in the row for the last to begin.
+
+    Episodes that start late have fewer steps left in their row, which must not lower their advantage; and leaving out
+    episodes that are cut off by the row's end would leave out the long ones. So all compared episodes are cut to one
+    horizon, and late members are left out such that members × horizon is largest. Both depend only on when episodes
+    begin, not on what happens in them, so the comparison is unbiased.
+    """
+    rows, steps = is_init_NT.shape
+    step_T = torch.arange(steps, device=is_init_NT.device)
+    episode_NT = is_init_NT.long().cumsum(1) - 1
+    start_NT = torch.where(is_init_NT, step_T, 0).cummax(1).values
+    episodes = int(episode_NT.max()) + 1
+    # A member that does not reach the j-th episode has no steps left for it.
+    start_NJ = start_NT.new_full((rows, episodes), steps).scatter_(1, episode_NT, start_NT)
+    ordered_GMJ = start_NJ.view(-1, group_size, episodes).sort(1).values
+    members_M = torch.arange(1, group_size + 1, device=step_T.device)
+    frames_GMJ = members_M.view(-1, 1) * (steps - ordered_GMJ)
+    frames_GMJ[:, 0] = 0  # a single member cannot be compared
+    last_G1J = frames_GMJ.argmax(1, keepdim=True)
+    latest_GJ = ordered_GMJ.gather(1, last_G1J).squeeze(1)
+    horizon_GJ = torch.where(frames_GMJ.gather(1, last_G1J).squeeze(1) > 0, steps - latest_GJ, 0)
+    episode_id_NT = (torch.arange(rows, device=step_T.device) // group_size * episodes).view(-1, 1) + episode_NT
+    offset_NT = step_T - start_NT
+    mask_NT = (start_NT <= latest_GJ.flatten()[episode_id_NT]) & (offset_NT < horizon_GJ.flatten()[episode_id_NT])
+    return _Comparisons(start_NT, offset_NT, episode_id_NT, mask_NT)
+
+
+def _rewards_to_go(reward_NT: Tensor, is_init_NT: Tensor, gamma: float) -> Tensor:
+    """The discounted sum of rewards from each step to the end of its episode or row, in float64."""
+    continues_NT1 = functional.pad(~is_init_NT[:, 1:], (0, 1)).unsqueeze(-1)
+    return to_go(reward_NT.double().unsqueeze(-1), gamma * continues_NT1.double()).squeeze(-1)
+
+
+def _relative(values: Tensor, peers: Tensor, divide_by_std: bool) -> Tensor:
+    """Each value minus the mean of those with the same number in ``peers``; zero if these are all equal."""
+    numbers, inverse = peers.unique(return_inverse=True)
+    zeros = values.new_zeros(len(numbers))
+    count = zeros.index_add(0, inverse, torch.ones_like(values))
+    centred = values - (zeros.index_add(0, inverse, values) / count)[inverse]
+    # Equal returns may differ by rounding.
+    largest = zeros.scatter_reduce(0, inverse, values.abs(), "amax")
+    spread = zeros.scatter_reduce(0, inverse, centred.abs(), "amax")
+    if divide_by_std:
+        variance = zeros.index_add(0, inverse, centred**2) / (count - 1).clamp(min=1)
+        centred = centred / variance.sqrt().clamp(min=torch.finfo(values.dtype).tiny)[inverse]
+    return torch.where((spread <= 1e-6 * largest)[inverse], 0.0, centred)
+
+
+def _mask(
+    compared: _Comparisons, advantage_NT: Tensor, to_go_NT: Tensor, is_init_NT: Tensor, drop_flat_groups: bool
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss mask, and metrics."""
+    ids, mask_NT = compared.episode_id_NT, compared.mask_NT
+    zeros = advantage_NT.new_zeros(int(ids.max()) + 1)
+    exists = zeros.index_add(0, ids[mask_NT], torch.ones_like(advantage_NT[mask_NT])) > 0
+    spread = zeros.index_add(0, ids[mask_NT], advantage_NT[mask_NT].abs())
+    flat = exists & (spread == 0)
+    if drop_flat_groups:
+        mask_NT = mask_NT & ~flat[ids]
+    of_returns = summary(to_go_NT[compared.mask_NT & is_init_NT])
+    metrics: dict[str, Tensor | float] = {
+        # The learner averages over ranks, which have as many groups each.
+        "group/groups": exists.sum() * world().size,
+        "group/without_spread": flat.sum() * world().size,
+        "group/dropped": flat.sum() * world().size if drop_flat_groups else zeros.sum(),
+        "group/counted_fraction": mask_NT.double().mean(),
+        "group/return_mean": of_returns.mean,
+        "group/return_std": of_returns.std,
+    }
+    return mask_NT, {name: float(value) for name, value in metrics.items()}
+
+
+def _steps_in_loss(mask_NT: Tensor, is_init_NT: Tensor) -> Tensor:
+    """For each step, the number of unmasked steps in its episode."""
+    episode_NT = is_init_NT.long().cumsum(1) - 1
+    count_NJ = mask_NT.new_zeros(mask_NT.shape, dtype=torch.long).scatter_add_(1, episode_NT, mask_NT.long())
+    return count_NJ.gather(1, episode_NT)

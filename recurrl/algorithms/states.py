@@ -1,0 +1,139 @@
+"""The recurrent states that slices start from, and their drift as weights change.
+
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice, B burn-in steps.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+
+from recurrl.algorithms.advantages import segment_ends
+from recurrl.config.run import BURN_IN, REFRESH, ZERO
+from recurrl.keys import OBSERVATION, VALUE
+from recurrl.policy import Policy
+from recurrl.recurrent.module.keys import IS_INIT
+from recurrl.recurrent.segments import Segments
+from recurrl.runtime.ranks import world
+
+
+class SliceStates:
+    """Sets the recurrent states that slices start from.
+
+    - ``stored``: those of the rollout.
+    - ``zero``: zeros.
+    - ``burn_in``: recomputed with the current weights from the ``burn_in_len`` steps before the slice in its row,
+      starting from the state stored there (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). Those
+      steps contribute neither loss nor gradient here, so every frame still counts once per epoch. The first slice of a
+      row starts from its stored state.
+    - ``refresh``: recomputed with the current weights by one pass over the rows before each epoch, starting from the
+      states stored at the beginnings of rows.
+
+    A slice that begins with an episode starts from the state stored there, zero, in all of these. No gradient flows
+    into the states.
+
+    Args:
+        policy: whose states they are; for a feed-forward policy nothing is done.
+        mode: one of these four.
+        slice_len: steps per slice.
+        burn_in_len: for ``burn_in``.
+    """
+
+    def __init__(self, policy: Policy, mode: str, slice_len: int, burn_in_len: int | None = None) -> None:
+        self._mode, self._slice_len, self._burn_in_len = mode, slice_len, burn_in_len or 0
+        self._policy, self._keys = policy, policy.state_keys
+        self._read = [OBSERVATION, IS_INIT, *self._keys] if self._keys else [OBSERVATION]
+
+    def set_rows(self, rows_NT: TensorDictBase) -> None:
+        """Sets the rows of an iteration, as they were collected."""
+        self._slices_per_row = rows_NT.batch_size[1] // self._slice_len
+        self._slices_SK = rows_NT.select(*self._read).reshape(-1, self._slice_len)
+        self._recorded_SK = rows_NT["next"].select(*self._keys).reshape(-1, self._slice_len)
+
+    def norms(self, rows_NT: TensorDictBase) -> dict[str, float]:
+        """The mean Euclidean norm of each state in rows of an iteration."""
+        return {f"state/{key}_norm": float(rows_NT[key].flatten(2).norm(dim=-1).mean()) for key in self._keys}
+
+    @property
+    def refreshes(self) -> bool:
+        """True if states, values and advantages are recomputed before each epoch."""
+        return self._mode == REFRESH
+
+    @torch.no_grad()
+    def refresh(self, rows_NT: TensorDictBase) -> None:
+        """Recomputes states and values of the rows with the current weights.
+
+        States are replaced where they are read: at the starts of slices, and at the ends of episodes and rows, for the
+        bootstrap. Log-probabilities remain the behaviour policy's.
+        """
+        inputs_NT = rows_NT.select(*self._read).clone()
+        values: list[Tensor] = []
+        states: list[dict[NestedKey, Tensor]] = []
+        for begin in range(0, inputs_NT.batch_size[1], self._slice_len):
+            slices_NK = inputs_NT[:, begin : begin + self._slice_len]
+            if states:
+                self._enter(slices_NK, {key: state[:, -1] for key, state in states[-1].items()})
+            output = self._policy.sequence(*self._policy.inputs(slices_NK))
+            values += [] if output.value is None else [output.value]
+            states.append(output.state)
+        ends_NT = segment_ends(rows_NT, self._slice_len)
+        for key in self._keys:
+            now, then = torch.cat([state[key] for state in states], 1), rows_NT["next", key]
+            rows_NT.set(key, inputs_NT[key])
+            rows_NT.set(("next", key), torch.where(expand_as_right(ends_NT, now), now, then))
+        if values:
+            rows_NT.set(VALUE, torch.cat(values, 1))
+
+    def enter(self, slices_SK: TensorDictBase) -> None:
+        """Writes the states that sampled slices start from into their first step.
+
+        Args:
+            slices_SK: a minibatch of the buffer, with the ``index`` of each slice.
+        """
+        if self._mode == ZERO:
+            for key in self._keys:
+                slices_SK[key][:, 0] = 0
+        elif self._mode == BURN_IN:
+            index_S = slices_SK["index"][:, 0]
+            # The preceding slice has the preceding index. First slices of rows are run too, which keeps the shape the
+            # same from call to call.
+            before_SB = self._slices_SK[(index_S - 1).clamp_min(0)][:, -self._burn_in_len :]
+            with torch.no_grad():
+                output = self._policy.sequence(*self._policy.inputs(before_SB))
+            warmed_S = {key: state[:, -1] for key, state in output.state.items()}
+            self._enter(slices_SK, warmed_S, index_S % self._slices_per_row > 0)
+
+    def drift(self, slices_SK: TensorDictBase) -> dict[str, float]:
+        """The relative distance between states of the current weights and recorded ones, ``‖now − then‖ / ‖then‖``.
+
+        Compares the states at the ends of segments, after running these slices. Empty for a policy without states.
+
+        Args:
+            slices_SK: a minibatch after :meth:`enter`.
+        """
+        if not self._keys:
+            return {}
+        # With gradients enabled, so that the backend is the one of the update.
+        now = self._policy.sequence(*self._policy.inputs(slices_SK)).state
+        then = self._recorded_SK[slices_SK["index"][:, 0]]
+        starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
+        ends = Segments.from_is_init(starts).ends_BT
+        difference = torch.cat([(now[key].detach() - then[key])[ends].flatten() for key in self._keys])
+        recorded = torch.cat([then[key][ends].flatten() for key in self._keys])
+        squares = torch.stack([difference.square().sum(), recorded.square().sum()])
+        of_difference, of_recorded = world().gathered(squares).sum(0).sqrt()
+        return {"state/drift": float(of_difference / of_recorded)}
+
+    def _enter(
+        self, slices_SK: TensorDictBase, entering_S: Mapping[NestedKey, Tensor], where_S: Tensor | None = None
+    ) -> None:
+        """Writes states into the first step of slices, except at episode starts and outside ``where_S``."""
+        first_S = slices_SK[:, 0]
+        write_S = ~first_S[IS_INIT].reshape(first_S.batch_size)
+        if where_S is not None:
+            write_S = write_S & where_S
+        for key in self._keys:
+            stored = slices_SK[key][:, 0]
+            slices_SK[key][:, 0] = torch.where(expand_as_right(write_S, stored), entering_S[key], stored)

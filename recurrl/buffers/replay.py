@@ -1,0 +1,205 @@
+"""Replay: rows of earlier iterations are learnt from again, together with the new ones.
+
+Shape legend: N environments, T steps of a row, R rows, C steps of the ring.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler
+from torchrl.data import ReplayBuffer as Storage
+
+from recurrl.buffers.on_policy import SliceBuffer
+from recurrl.config.collector import ReplayConfig
+from recurrl.errors import require
+from recurrl.recurrent.module.keys import IS_INIT
+
+_STREAM = "stream"
+"""The number of a frame's environment."""
+_OLDEST = "oldest"
+
+
+class _UnlinkedFiles(LazyMemmapStorage):
+    """Storage in files without names, which vanish with the process, however it ends.
+
+    Their space is reserved, because a full disk would end a process that writes to mapped memory by SIGBUS.
+
+    Args:
+        frames: that it holds.
+        folder: where the files are.
+    """
+
+    def __init__(self, frames: int, folder: str | Path) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        super().__init__(frames, ndim=2)
+
+    def _init(self, data: TensorDictBase) -> None:
+        with TemporaryDirectory(dir=self._folder, prefix="recurrl-replay-") as self.scratch_dir:
+            super()._init(data)
+            for path in Path(self.scratch_dir).rglob("*.memmap"):
+                with path.open("r+b") as file:
+                    _reserve(file.fileno(), self._folder)
+
+
+def _reserve(file: int, folder: str | Path) -> None:
+    """Takes the space of a sparse file, where the system can (macOS cannot)."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file, 0, max(1, os.fstat(file).st_size))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
+
+
+class ReplayRing:
+    """The last ``steps`` steps of each environment, from which contiguous slices are drawn.
+
+    TorchRL's ``ReplayBuffer`` (its ``TensorDictReplayBuffer`` fails with one environment) with a ``SliceSampler``. To
+    the sampler, all steps of an environment are one trajectory, so that short episodes are drawn too: a slice may hold
+    several, and starts with the recurrent state stored at its first step. Environments and the starts of slices are
+    drawn uniformly with replacement. A frame is drawn as often as any other, except the first and last ``slice_len −
+    1`` of an environment's steps, in which fewer slices start or end. No slice crosses from the newest step to the
+    oldest.
+
+    Args:
+        steps: C.
+        slice_len: steps of a slice; at most C.
+        folder: the ring is kept in files there, and may be larger than memory; None to keep it in memory. The files
+            have no names and end with the process.
+
+    Raises:
+        ConfigError: a slice is longer than the ring.
+    """
+
+    def __init__(self, steps: int, slice_len: int, folder: str | Path | None = None) -> None:
+        require(
+            slice_len <= steps,
+            f"A slice of {slice_len} steps is longer than a ring of {steps} steps. Keep more frames, or draw shorter "
+            "slices.",
+        )
+        self.steps, self.slice_len, self._folder = steps, slice_len, folder
+        self.clear()
+
+    def clear(self) -> None:
+        """Removes everything."""
+        self._written = 0
+        self._buffer: Storage | None = None
+
+    def __len__(self) -> int:
+        """The steps of each environment in the ring."""
+        return min(self._written, self.steps)
+
+    def extend(self, rows_NT: TensorDictBase) -> None:
+        """Appends rows ``[N, T]``, the next steps of the same environments each time; the oldest steps are dropped.
+
+        Raises:
+            OSError: there is no space for the files.
+        """
+        rows, steps = rows_NT.batch_size
+        if self._buffer is None:
+            self._buffer = self._made(rows)
+        stream_TN = torch.arange(rows, device=rows_NT.device).expand(steps, rows)
+        self._buffer.extend(rows_NT.transpose(0, 1).clone().set(_STREAM, stream_TN))
+        self._written += steps
+
+    def _made(self, rows: int) -> Storage:
+        frames = self.steps * rows
+        folder = self._folder
+        storage = LazyTensorStorage(frames, ndim=2) if folder is None else _UnlinkedFiles(frames, folder)
+        # Without the last two keys the sampler changes no entry.
+        sampler = SliceSampler(
+            slice_len=self.slice_len, traj_key=_STREAM, truncated_key=None, init_key=None, cache_values=True
+        )
+        return Storage(storage=storage, sampler=sampler, dim_extend=0)
+
+    def sample(self, slices: int) -> TensorDictBase:
+        """Slices ``[slices, slice_len]``, copies.
+
+        Raises:
+            ValueError: there are fewer than ``slice_len`` steps.
+        """
+        if self._buffer is None or len(self) < self.slice_len:
+            raise ValueError(f"A slice of {self.slice_len} steps cannot be drawn from {len(self)} steps. Add more.")
+        drawn = self._buffer.sample(slices * self.slice_len).reshape(slices, self.slice_len)
+        # An episode abandoned after a fault or on resume ends like a truncated one.
+        drawn["next", "done"][:, :-1] |= drawn[IS_INIT][:, 1:]
+        return drawn.exclude(_STREAM)
+
+    def state_dict(self) -> dict[Any, Tensor]:
+        """The frames by key, ``[C, N]``, and the number of the oldest step. They are not copied."""
+        if self._buffer is None:
+            return {}
+        frames_CN = self._buffer[:].exclude(_STREAM)
+        oldest = self._written % self.steps if self._written > self.steps else 0
+        # Of memory-mapped tensors, torch.save would write the names of their files.
+        state = {key: value.as_subclass(Tensor) for key, value in frames_CN.items(True, True)}
+        return {**state, _OLDEST: torch.tensor(oldest)}
+
+    def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
+        """Restores them; of a larger ring, the newest. The same slices are drawn as from the saved ring."""
+        self.clear()
+        if not state:
+            return
+        frames = {key: value for key, value in state.items() if key != _OLDEST}
+        frames_CN = TensorDict(frames, frames["next", "done"].shape[:2])
+        oldest, count = int(state[_OLDEST]), len(frames_CN)
+        order_C = torch.arange(oldest, oldest + count)[-self.steps :] % count
+        # Piece by piece: all of it may not fit into memory.
+        for piece in order_C.split(self.slice_len):
+            self.extend(frames_CN[piece].transpose(0, 1))
+
+
+make_replay_buffer = ReplayRing
+
+
+class ReplayBuffer(SliceBuffer):
+    """Adds ``replay_ratio − 1`` rows drawn from earlier iterations to each new row.
+
+    Args:
+        options: as configured.
+        slice_len: steps per slice.
+        minibatch_slices: slices per minibatch.
+    """
+
+    options: ReplayConfig
+    loads_mapped = True
+    """The ring may be larger than memory, so its checkpoint is mapped."""
+    ring: ReplayRing | None = None
+    _loaded: Mapping[Any, Tensor] = MappingProxyType({})
+
+    def state_dict(self) -> dict[Any, Tensor]:
+        """The ring's, for a checkpoint."""
+        return dict(self._loaded) if self.ring is None else self.ring.state_dict()
+
+    def load_state_dict(self, state: Mapping[Any, Tensor]) -> None:
+        """From a checkpoint; rows may have another length now."""
+        self.ring, self._loaded = None, state
+
+    def extend(self, rollout_NT: TensorDictBase) -> TensorDictBase:
+        """Rows ``[R, T]``: the new ones, then those drawn from earlier iterations, once there are any.
+
+        Drawn rows are as long as new ones, start at any step, and go through the whole update as new ones do: states,
+        values and advantages are computed over rows, and minibatches hold slices of them.
+        """
+        rows, steps = rollout_NT.batch_size
+        if self.ring is None:
+            self.ring = ReplayRing(self.options.frames // rows, steps, self.options.folder)
+            self.ring.load_state_dict(self._loaded)
+            self._loaded = {}
+        rows_RT = rollout_NT
+        if len(self.ring) >= steps:
+            drawn = self.ring.sample((self.options.replay_ratio - 1) * rows)
+            rows_RT = torch.cat([rollout_NT, drawn.to(rollout_NT.device)])
+        self.ring.extend(rollout_NT)
+        return rows_RT
+
+
+make = ReplayBuffer

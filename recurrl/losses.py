@@ -1,0 +1,151 @@
+"""GRPO's loss as a TorchRL loss module, for your own training loops on TensorDicts.
+
+For PPO use TorchRL's ``ClipPPOLoss``: it works with :class:`recurrl.policy.PolicyModule`.
+
+Shape legend: B rows, T steps.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, dispatch
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.objectives import LossModule
+from torchrl.objectives.llm import grpo
+
+from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS
+from recurrl.algorithms.grpo_loss import REF_LOG_PROB, GRPOTerms
+from recurrl.algorithms.importance import masked_mean, ratio_metrics
+from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
+
+__all__ = ["GRPOLoss", "GRPOLossOutput"]
+
+
+class GRPOLossOutput(grpo.GRPOLossOutput):
+    """TorchRL's, with one more field, and its fields also by key: ``output["loss_objective"]``."""
+
+    kl: Tensor | None = None
+    """An estimate of the KL that is never negative; ``kl_approx``, which may be, varies more."""
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.get(item) if isinstance(item, str) else super().__getitem__(item)
+
+
+class GRPOLoss(LossModule):
+    """:class:`recurrl.algorithms.grpo_loss.GRPOTerms` for a policy on TensorDicts ``[B, T]``.
+
+    Takes the place of ``torchrl.objectives.llm.GRPOLoss``; docs/torchrl.md lists the differences. The network runs in
+    recurrent mode, as in all loss modules, and its parameters are used in place.
+
+    Args:
+        actor_network: the policy: a TensorDict module with ``get_dist``.
+        clip_epsilon: as for ``GRPOTerms``, like ``entropy_bonus``, ``samples_mc_entropy`` and ``entropy_coeff``.
+        kl_mask_threshold: as for ``GRPOTerms``; 0 for None.
+        aggregation: as for ``GRPOTerms``; None for ``token_mean``.
+        gamma: no effect, as in TorchRL.
+        reduction: as for ``GRPOTerms``; None for ``mean``.
+        clip_value: no effect, as in TorchRL: there is no value to clip.
+        kl_to_ref_coeff: as for ``GRPOTerms``; None for 0.
+        kl_to_inference_coeff: as for ``GRPOTerms``; None for 0.
+        device: of the coefficients.
+        advantage_key: key of the advantages ``[B, T, 1]``. ``set_keys`` sets this and the others: ``action``,
+            ``sample_log_prob``, ``ref_log_probs``, ``loss_mask`` (optional: all steps count without it),
+            ``episode_loss_steps``.
+        functional: no effect, as in TorchRL: the network's parameters are used in place.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    @dataclass
+    class _AcceptedKeys:
+        """The entries that the loss reads. The defaults are their names in ``GRPOTerms``."""
+
+        action: NestedKey = ACTION
+        sample_log_prob: NestedKey = LOG_PROB
+        advantage: NestedKey = ADVANTAGE
+        ref_log_probs: NestedKey = REF_LOG_PROB
+        loss_mask: NestedKey = LOSS_MASK
+        episode_loss_steps: NestedKey = EPISODE_LOSS_STEPS
+
+    default_keys = _AcceptedKeys
+    default_value_estimator = None
+    output_type = GRPOLossOutput
+
+    def __init__(
+        self,
+        actor_network: TensorDictModuleBase,
+        *,
+        clip_epsilon: float | tuple[float, float] = 0.2,
+        kl_mask_threshold: float | None = None,
+        aggregation: str | None = "token_mean",
+        entropy_bonus: bool = True,
+        samples_mc_entropy: int = 1,
+        entropy_coeff: float = 0.01,
+        gamma: float | None = None,
+        reduction: str | None = None,
+        clip_value: bool | float | None = None,
+        kl_to_ref_coeff: float | None = None,
+        kl_to_inference_coeff: float | None = None,
+        device: torch.device | str | None = None,
+        advantage_key: NestedKey = ADVANTAGE,
+        functional: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.actor_network = actor_network
+        self.terms = GRPOTerms(
+            clip_epsilon=clip_epsilon,
+            kl_mask_threshold=kl_mask_threshold or None,
+            aggregation=aggregation or "token_mean",
+            entropy_bonus=entropy_bonus,
+            samples_mc_entropy=samples_mc_entropy,
+            entropy_coeff=entropy_coeff,
+            reduction=reduction or "mean",
+            kl_to_ref_coeff=kl_to_ref_coeff or 0.0,
+            kl_to_inference_coeff=kl_to_inference_coeff or 0.0,
+        ).to(device)
+        self.out_keys = ["loss_objective", "clip_fraction", "kl_approx", "kl", "ESS"]
+        self.out_keys += ["loss_entropy", "entropy"] if entropy_bonus else []
+        for name, coeff in (("kl_to_ref", kl_to_ref_coeff), ("kl_to_inference", kl_to_inference_coeff)):
+            self.out_keys += [f"loss_{name}", name] if coeff else []
+        self.set_keys(advantage=advantage_key)
+
+    def _forward_value_estimator_keys(self, **kwargs: Any) -> None:
+        """Called when keys are set; there is no value estimator to forward them to."""
+        self.in_keys = list(dict.fromkeys([*self.actor_network.in_keys, *self._required().values()]))
+
+    def _required(self) -> dict[str, NestedKey]:
+        """The entries that must be there, by their field in ``set_keys``."""
+        fields = ["action", "sample_log_prob", "advantage"]
+        fields += ["ref_log_probs"] if self.terms.kl_to_ref_coeff else []
+        fields += ["episode_loss_steps"] if self.terms.aggregation == "episode" else []
+        return {field: getattr(self.tensor_keys, field) for field in fields}
+
+    @dispatch  # type: ignore[untyped-decorator]
+    def forward(self, tensordict: TensorDictBase) -> GRPOLossOutput:
+        """The losses and metrics of a minibatch ``[B, T]``.
+
+        Raises:
+            KeyError: an entry is missing.
+            ValueError: the policy returns more than one log-probability per step.
+        """
+        for field, key in self._required().items():
+            if tensordict.get(key, None) is None:
+                raise KeyError(f"GRPOLoss needs the entry {key!r} ({field}), which is not in the TensorDict.")
+        keys, names = asdict(self.tensor_keys), asdict(self.default_keys())
+        found = {names[field]: tensordict.get(key, None) for field, key in keys.items()}
+        data = {name: value for name, value in found.items() if value is not None}
+        losses = self.terms(self.actor_network.get_dist(tensordict.copy()), data)
+        log_ratio, mask = losses.log_ratio.unsqueeze(0), losses.mask.unsqueeze(0)
+        ratios = ratio_metrics(log_ratio, mask, self.terms.surrogate.log_range)
+        metrics = {name.removeprefix("policy/"): value.squeeze(0) for name, value in ratios.items()}
+        return GRPOLossOutput(
+            **{f"loss_{name}": term for name, term in losses.terms.items()},
+            **{name.removeprefix("policy/"): value for name, value in losses.metrics.items()},
+            kl_approx=-masked_mean(log_ratio, mask).squeeze(0),
+            ESS=metrics.pop("effective_sample_size"),
+            **metrics,
+        )

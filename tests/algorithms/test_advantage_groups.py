@@ -1,0 +1,157 @@
+"""Advantages relative to a group, against a definition in plain Python."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, stdev
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_advantages
+from recurrl.keys import ADVANTAGE, LOSS_MASK
+
+
+def rows_of(starts: list[list[int]], steps: int) -> TensorDict:
+    is_init = torch.zeros(len(starts), steps, 1, dtype=torch.bool)
+    for row, begun in enumerate(starts):
+        is_init[row, begun] = True
+    return TensorDict({"is_init": is_init}, [len(starts), steps])
+
+
+def horizons(starts: list[list[int]], steps: int, size: int) -> dict[tuple[int, int], tuple[int, list[int]]]:
+    """Of each group and episode index, over how many steps which rows are compared."""
+    found = {}
+    for group in range(len(starts) // size):
+        members = range(group * size, (group + 1) * size)
+        for index in range(max(len(starts[row]) for row in members)):
+            begun = sorted((starts[row][index], row) for row in members if index < len(starts[row]))
+            best = (0, 0)
+            for count in range(2, len(begun) + 1):
+                frames = count * (steps - begun[count - 1][0])
+                if frames > best[0]:
+                    best = (frames, count)
+            if best[1]:
+                latest = begun[best[1] - 1][0]
+                found[group, index] = steps - latest, [row for start, row in begun if start <= latest]
+    return found
+
+
+def plain(
+    starts: list[list[int]], rewards: list[list[float]], size: int, gamma: float, kind: str, std: bool, drop: bool
+) -> tuple[list[list[float]], list[list[bool]]]:
+    """Advantages, and which steps count."""
+    steps = len(rewards[0])
+    advantages = [[0.0] * steps for _ in rewards]
+    counted = [[False] * steps for _ in rewards]
+    for (_, index), (horizon, members) in horizons(starts, steps, size).items():
+        to_go = {}
+        for row in members:
+            begin = starts[row][index]
+            end = starts[row][index + 1] if index + 1 < len(starts[row]) else steps
+            cut = rewards[row][begin : min(end, begin + horizon)]
+            to_go[row] = [sum(gamma**k * r for k, r in enumerate(cut[t:])) for t in range(len(cut))]
+        relative = {row: [0.0] * len(values) for row, values in to_go.items()}
+        for t in range(horizon):
+            peers = [row for row in members if t < len(to_go[row])]
+            compared = {row: to_go[row][0 if kind == "outcome" else t] for row in peers}
+            if kind == "outcome":
+                compared = {row: to_go[row][0] for row in members}
+            values = list(compared.values())
+            if not values or max(values) == min(values):
+                continue
+            for row in peers:
+                relative[row][t] = (compared[row] - fmean(values)) / (stdev(values) if std else 1.0)
+        flat = all(value == 0 for values in relative.values() for value in values)
+        for row, values in relative.items():
+            for t, value in enumerate(values):
+                advantages[row][starts[row][index] + t] = value
+                counted[row][starts[row][index] + t] = not (drop and flat)
+    return advantages, counted
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.data(),
+    groups=st.integers(1, 3),
+    size=st.integers(2, 4),
+    steps=st.integers(1, 12),
+    gamma=st.sampled_from([1.0, 0.9]),
+    kind=st.sampled_from(["outcome", "process"]),
+    std=st.booleans(),
+    drop=st.booleans(),
+)
+def test_group_advantages_equal_the_definition(
+    data: st.DataObject, groups: int, size: int, steps: int, gamma: float, kind: str, std: bool, drop: bool
+) -> None:
+    rows = groups * size
+    starts = [
+        [0, *sorted(data.draw(st.sets(st.integers(1, steps - 1), max_size=4)))] if steps > 1 else [0]
+        for _ in range(rows)
+    ]
+    rewards = [[float(data.draw(st.integers(-2, 2))) for _ in range(steps)] for _ in range(rows)]
+    batch = rows_of(starts, steps)
+    add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), size, gamma, kind, std, drop)
+    advantages, counted = plain(starts, rewards, size, gamma, kind, std, drop)
+    assert batch[LOSS_MASK].squeeze(-1).tolist() == counted
+    torch.testing.assert_close(
+        batch[ADVANTAGE].squeeze(-1), torch.tensor(advantages, dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_dropped() -> None:
+    batch = rows_of([[0], [0], [0], [0]], steps=3)
+    reward = torch.tensor([[0.1, 0.2, 0.3]] * 2 + [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    for drop in (False, True):
+        metrics = add_group_advantages(batch, reward, 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=drop)
+        assert (metrics["group/groups"], metrics["group/without_spread"], metrics["group/dropped"]) == (2, 1, drop)
+        assert batch[ADVANTAGE][:2].abs().max() == 0
+        assert batch[LOSS_MASK].flatten(1)[:, 0].tolist() == [not drop, not drop, True, True]
+    half = math.sqrt(0.5)
+    torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
+
+
+def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others_had_too() -> None:
+    """The second episodes begin at 2 and 6 of 8 steps: both count for two steps, the first one's others do not."""
+    batch = rows_of([[0, 2], [0, 6]], steps=8)
+    add_group_advantages(batch, torch.ones(2, 8), 2, 1.0, "outcome", divide_by_std=False, drop_flat_groups=False)
+    assert batch[LOSS_MASK].flatten(1).int().tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
+    assert batch[ADVANTAGE].flatten(1).tolist() == [[-2.0, -2.0] + [0.0] * 6, [2.0] * 6 + [0.0] * 2]
+    assert batch[EPISODE_LOSS_STEPS].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
+
+
+def test_a_member_that_begins_late_is_left_out_where_it_would_cost_the_others_more() -> None:
+    batch = rows_of([[0, 2], [0, 3], [0, 9]], steps=10)
+    add_group_advantages(batch, torch.ones(3, 10), 3, 1.0, "outcome", divide_by_std=False, drop_flat_groups=False)
+    second = batch[LOSS_MASK].flatten(1)[:, 2:].int().tolist()
+    assert second == [[1] * 7 + [0], [1] * 8, [1] * 7 + [0]]
+
+
+@pytest.mark.parametrize("kind", ["outcome", "process"])
+def test_steps_that_only_one_member_has_left_have_no_advantage(kind: str) -> None:
+    """The first episodes have 1 and 4 steps; the second one of the row that has it is compared with nobody."""
+    batch = rows_of([[0, 1], [0]], steps=4)
+    reward = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 5.0, 6.0, 7.0]])
+    add_group_advantages(batch, reward, 2, 1.0, kind, divide_by_std=True, drop_flat_groups=False)
+    advantage = batch[ADVANTAGE].flatten(1)
+    assert advantage.isfinite().all()
+    assert (advantage[:, 0] != 0).all()
+    assert (advantage[0, 1:] == 0).all()
+    assert (advantage[1, 1:] == 0).all() == (kind == "process")  # an outcome is that of all steps of its episode
+
+
+def test_rows_that_continue_an_episode_are_refused() -> None:
+    batch = rows_of([[0], [1]], steps=3)
+    with pytest.raises(ValueError, match="rows that begin with a reset"):
+        add_group_advantages(batch, torch.ones(2, 3), 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)
+
+
+def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread() -> None:
+    batch = rows_of([[0], [0]], steps=3)
+    reward = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)
+    metrics = add_group_advantages(batch, reward, 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)
+    assert metrics["group/dropped"] == 1
+    assert not batch[LOSS_MASK].any()

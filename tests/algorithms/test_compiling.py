@@ -1,0 +1,113 @@
+"""A loss that is compiled: it says the same as one that is not, and what it costs to compile is told apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from recurrl.algorithms import Algorithm
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.config import TrainConfig
+from recurrl.runtime.report import Report
+
+Compose = Callable[..., TrainConfig]
+
+GRPO = (
+    *("algorithm=grpo", "algorithm.group_size=2", "frames_per_batch=256", "total_frames=512"),
+    *("env.max_episode_steps=64", "minibatch_slices=32"),
+)
+CONTINUOUS = ("env.id=Pendulum-v1", "env.mask=[2]")
+
+
+def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
+    """The losses, the diagnostics and the gradient of a minibatch, of the same policy."""
+    plain, compiled = (compose("device=cpu", "backend=scan", *overrides, f"compile={c}") for c in ("false", "true"))
+    set_process_state(plain)
+    policy = make_policy_for(plain)
+    collector = make_collector(plain, policy)
+    algorithm = make_algorithm(plain, policy)
+    algorithm.update(collector.collect(), progress=0.0)
+    collector.shutdown()
+    minibatch = next(algorithm.buffer.minibatches(algorithm.rows))
+    algorithm.states.enter(minibatch)
+
+    expected, expected_gradients = outputs_and_gradients(algorithm, minibatch)
+    assert algorithm.compile_time_s is None
+    coefficients = dict(algorithm.named_buffers())
+    algorithm = make_algorithm(compiled, policy)
+    for name, buffer in algorithm.named_buffers():
+        buffer.copy_(coefficients[name])
+    found, gradients = outputs_and_gradients(algorithm, minibatch)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
+    seconds = algorithm.compile_time_s
+    assert seconds is not None
+    assert seconds > 0
+    outputs_and_gradients(algorithm, minibatch)
+    assert algorithm.compile_time_s == seconds
+
+
+def outputs_and_gradients(
+    algorithm: Algorithm, minibatch: TensorDictBase
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    losses, _ = algorithm.backward(minibatch)
+    gradients = {name: p.grad.clone() for name, p in algorithm.policy.named_parameters() if p.grad is not None}
+    return {name: float(value.detach()) for name, value in {**losses.terms, **losses.metrics}.items()}, gradients
+
+
+@pytest.mark.parametrize("overrides", [(), ("cell=lstm", *GRPO)], ids=["ppo", "grpo"])
+def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(
+    compose: Compose, tiny: list[str], overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All but the generation of machine code, which takes half a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    check_equal(compose, (*tiny, *overrides))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("cell=lstm",),
+        ("cell=mingru",),
+        ("cell=none",),
+        CONTINUOUS,
+        ("state=burn_in", "burn_in_len=2"),
+        GRPO,
+    ],
+    ids=lambda overrides: " ".join(overrides) or "default",
+)
+def test_compiled_to_machine_code_its_gradient_is_the_same(
+    compose: Compose, tiny: list[str], overrides: tuple[str, ...]
+) -> None:
+    check_equal(compose, (*tiny, *overrides))
+
+
+@pytest.mark.slow
+def test_a_run_tells_the_seconds_of_compiling_apart_from_those_of_learning(
+    recurrl_train: Callable[..., object], tiny: list[str], tmp_path: Path
+) -> None:
+    for job in range(2):
+        recurrl_train(*tiny, "compile=true", f"seed={job}", f"hydra.run.dir={job}", cwd=tmp_path)
+        summary = json.loads((tmp_path / str(job) / "summary.json").read_text())
+        assert summary["status"] == "completed"
+        assert summary["compile_time_s"] > 10 * summary["learn_time_s"]
+
+
+def test_the_seconds_of_compiling_are_taken_out_of_learning_once() -> None:
+    report = Report(started=0.0)
+    for compile_time_s in (None, 30.0, 30.0):
+        with report.timing("collect"), report.timing("learn"):
+            pass
+        report._seconds["learn"] += 30.0
+        report.add_iteration(32, compile_time_s)
+    assert report.compile_time_s == 30.0
+    assert report.learn_time_s == pytest.approx(60.0, abs=1.0)

@@ -1,0 +1,283 @@
+"""GRPO's loss against its formula, for every option, and against TorchRL's PPO where the two are one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+from torchrl.objectives import ClipPPOLoss
+
+from recurrl.losses import GRPOLoss
+
+B, T = 4, 6
+
+
+def diagonal(loc: Tensor, scale: Tensor) -> Distribution:
+    return Independent(Normal(loc, scale), 1)
+
+
+def squashed(loc: Tensor, scale: Tensor) -> Distribution:
+    return TransformedDistribution(diagonal(loc, scale), TanhTransform(cache_size=1))
+
+
+def make_actor(kind: str) -> ProbabilisticTensorDictSequential:
+    torch.manual_seed(0)
+    if kind == "discrete":
+        head, keys, distribution = nn.Linear(3, 5).double(), ["logits"], Categorical
+    else:
+        head = nn.Sequential(nn.Linear(3, 4).double(), SplitExp())
+        keys, distribution = ["loc", "scale"], diagonal if kind == "continuous" else squashed
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(head, in_keys=["observation"], out_keys=keys),
+        ProbabilisticTensorDictModule(keys, ["action"], distribution_class=distribution, return_log_prob=True),
+    )
+
+
+class SplitExp(nn.Module):
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        loc, log_scale = features.chunk(2, -1)
+        return loc, log_scale.exp()
+
+
+def make_batch(actor: ProbabilisticTensorDictSequential, drift: float = 0.3) -> TensorDict:
+    """Actions and log-probabilities of another policy, so that ratios lie within and without every clip range."""
+    torch.manual_seed(1)
+    batch = TensorDict({"observation": torch.randn(B, T, 3, dtype=torch.float64)}, [B, T])
+    with torch.no_grad():
+        actor(batch)
+        log_prob = actor.get_dist(batch).log_prob(batch["action"])
+    batch["action_log_prob"] = log_prob + drift * torch.randn_like(log_prob)
+    batch["ref_log_prob"] = log_prob + 0.5 * torch.randn_like(log_prob)
+    batch["advantage"] = torch.randn(B, T, 1, dtype=torch.float64)
+    batch["loss_mask"] = torch.rand(B, T, 1) < 0.7
+    batch["episode_loss_steps"] = torch.randint(1, 9, (B, T, 1))
+    return batch
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "symmetric": {"clip_epsilon": 0.25},
+    "clip higher": {"clip_epsilon": (0.125, 0.5)},
+    "no entropy": {"entropy_bonus": False},
+    "entropy": {"entropy_coeff": 0.25},
+    "to reference": {"kl_to_ref_coeff": 0.25},
+    "to inference": {"kl_to_inference_coeff": 0.25},
+    "masked by kl": {"kl_mask_threshold": 0.03},
+    "by episode": {"aggregation": "episode"},
+    "sum": {"reduction": "sum", "kl_to_ref_coeff": 0.25},
+    "sum by episode": {"reduction": "sum", "aggregation": "episode"},
+    "each": {"reduction": "none", "kl_to_inference_coeff": 0.25},
+    "all": {
+        "clip_epsilon": (0.125, 0.5),
+        "entropy_coeff": 0.25,
+        "kl_to_ref_coeff": 0.5,
+        "kl_to_inference_coeff": 0.25,
+        "kl_mask_threshold": 0.03,
+        "aggregation": "episode",
+    },
+}
+
+
+def of_a_step(
+    log_prob: Tensor, old: Tensor, ref: Tensor, entropy: Tensor, a: Tensor, options: dict[str, Any]
+) -> dict[str, Tensor]:
+    """Losses and diagnostics of one step, as the papers write them."""
+    clip_epsilon = options.get("clip_epsilon", 0.2)
+    low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
+    ratio, q = (log_prob - old).exp(), (ref - log_prob).exp()
+    found = {
+        "loss_objective": -torch.min(ratio * a, ratio.clamp(1 - low, 1 + high) * a),
+        "clip_fraction": ((ratio < 1 - low) | (ratio > 1 + high)).double(),
+        "kl_approx": -ratio.log(),
+        "kl": ratio - 1 - ratio.log(),
+    }
+    if options.get("entropy_bonus", True):
+        found |= {"loss_entropy": -options.get("entropy_coeff", 0.01) * entropy, "entropy": entropy}
+    if coeff := options.get("kl_to_ref_coeff"):
+        found |= {"loss_kl_to_ref": coeff * (q - 1 - q.log()), "kl_to_ref": q - 1 - q.log()}
+    if coeff := options.get("kl_to_inference_coeff"):
+        kl = 1 / ratio - 1 + ratio.log()
+        found |= {"loss_kl_to_inference": coeff * kl, "kl_to_inference": kl}
+    return found
+
+
+def by_formula(log_prob: Tensor, entropy: Tensor, batch: TensorDict, options: dict[str, Any]) -> dict[str, Tensor]:
+    """What the loss shall return, step by step."""
+    losses: dict[str, dict[tuple[int, int], Tensor]] = defaultdict(dict)
+    diagnostics: dict[str, list[Tensor]] = defaultdict(list)
+    weights, ratios = {}, []
+    for place in product(range(B), range(T)):
+        if not batch["loss_mask"][place].item():
+            continue
+        old = batch["action_log_prob"][place]
+        log_ratio = log_prob[place] - old
+        ratios.append(log_ratio.detach().exp())
+        kept = log_ratio**2 / 2 <= options.get("kl_mask_threshold", math.inf)
+        if kept:
+            weights[place] = 1 / float(batch["episode_loss_steps"][place]) if "aggregation" in options else 1.0
+        step = of_a_step(
+            log_prob[place], old, batch["ref_log_prob"][place], entropy[place], batch["advantage"][place][0], options
+        )
+        for name, value in step.items():
+            if not name.startswith("loss_"):
+                diagnostics[name].append(value.detach())
+            elif kept:
+                losses[name][place] = value
+    expected = {name: torch.stack(values).mean() for name, values in diagnostics.items()}
+    expected["ESS"] = sum(ratios) ** 2 / sum(ratio**2 for ratio in ratios) / len(ratios)
+    for name, values in losses.items():
+        expected[name] = reduced(values, weights, options.get("reduction", "mean"))
+    return expected
+
+
+def reduced(values: dict[tuple[int, int], Tensor], weights: dict[tuple[int, int], float], reduction: str) -> Tensor:
+    if reduction == "none":
+        each = torch.zeros(B, T, 1, dtype=torch.float64)
+        for place, value in values.items():
+            each[place] = value
+        return each
+    total = torch.stack([weights[place] * value for place, value in values.items()]).sum()
+    return total / sum(weights.values()) if reduction == "mean" else total
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_loss_and_its_gradient_equal_the_formula(options: dict[str, Any], kind: str) -> None:
+    actor = make_actor(kind)
+    batch = make_batch(actor)
+    output = GRPOLoss(actor, **options).double()(batch)
+    gradient = torch.autograd.grad(total(output), list(actor.parameters()))
+    distribution = actor.get_dist(batch.clone())
+    expected = by_formula(distribution.log_prob(batch["action"]), distribution.entropy(), batch, options)
+    assert set(output.keys()) == set(expected) == set(GRPOLoss(actor, **options).out_keys)
+    for name, value in expected.items():
+        torch.testing.assert_close(output[name], value, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+    wanted = torch.autograd.grad(total(expected), list(actor.parameters()))
+    for found, right in zip(gradient, wanted, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-9)
+
+
+def total(output: Any) -> Tensor:
+    return sum(output[name].sum() for name in sorted(output.keys()) if name.startswith("loss_"))
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+@pytest.mark.parametrize("clip_epsilon", [0.25, (0.125, 0.5)])
+def test_where_every_step_counts_it_is_torchrls_clipped_objective(
+    clip_epsilon: float | tuple[float, float], kind: str
+) -> None:
+    actor = make_actor(kind)
+    batch = make_batch(actor).exclude("loss_mask")
+    ours = GRPOLoss(actor, clip_epsilon=clip_epsilon, entropy_coeff=0.25).double()(batch)
+    theirs = ClipPPOLoss(actor, None, clip_epsilon=clip_epsilon, entropy_coeff=0.25, functional=False).double()(batch)
+    for name in ("loss_objective", "loss_entropy", "entropy", "clip_fraction", "kl_approx"):
+        torch.testing.assert_close(ours[name], theirs[name], msg=lambda m, n=name: f"{n}: {m}")
+    gradients = [torch.autograd.grad(total(output), list(actor.parameters())) for output in (ours, theirs)]
+    for found, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_data_of_the_policy_itself_has_an_effective_sample_size_of_one() -> None:
+    actor = make_actor("discrete")
+    output = GRPOLoss(actor)(make_batch(actor, drift=0.0))
+    assert output["ESS"].item() == pytest.approx(1, abs=1e-12)
+    assert output["clip_fraction"] == output["kl"] == output["kl_approx"] == 0
+
+
+def test_an_entropy_without_a_closed_form_is_estimated_from_samples() -> None:
+    actor = make_actor("squashed")
+    batch = make_batch(actor)
+    torch.manual_seed(2)
+    found = GRPOLoss(actor, samples_mc_entropy=2000)(batch)["entropy"]
+    # Of a squashed variable: that of the normal, and the mean of log |d tanh(u) / du|.
+    normal = diagonal(*actor[0](batch.clone()).select("loc", "scale").values())
+    u = normal.sample((2000,))
+    jacobian = 2 * (torch.log(torch.tensor(2.0)) - u - nn.functional.softplus(-2 * u))
+    expected = (normal.entropy() + jacobian.sum(-1).mean(0))[batch["loss_mask"].squeeze(-1)].mean()
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_keys_can_be_set() -> None:
+    actor = make_actor("discrete")
+    batch = make_batch(actor)
+    expected = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
+    names = {
+        "advantage": "a",
+        "action": "b",
+        "action_log_prob": "c",
+        "ref_log_prob": "d",
+        "loss_mask": "e",
+        "episode_loss_steps": "f",
+    }
+    loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode", advantage_key="a")
+    loss.set_keys(action="b", sample_log_prob="c", ref_log_probs="d", loss_mask="e", episode_loss_steps="f")
+    renamed = batch.clone()
+    for old, new in names.items():
+        renamed.rename_key_(old, new)
+    assert loss(renamed)["loss_objective"] == expected["loss_objective"]
+    assert {"observation", "a", "b", "c"} <= set(loss.in_keys)
+
+
+def test_it_can_be_called_with_tensors_instead_of_a_tensordict() -> None:
+    actor = make_actor("discrete")
+    batch = make_batch(actor).exclude("loss_mask")
+    loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")
+    loss.select_out_keys("loss_objective", "ESS")
+    objective, ess = loss(**{key: batch[key] for key in loss.in_keys})
+    expected = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
+    assert (objective, ess) == (expected["loss_objective"], expected["ESS"])
+
+
+def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
+    actor = make_actor("discrete")
+    batch = make_batch(actor)
+    batch["loss_mask"][:] = False
+    output = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
+    gradient = torch.autograd.grad(total(output), list(actor.parameters()))
+    assert all(value.isfinite().all() for value in output.values())
+    assert all(g.abs().max() == 0 for g in gradient)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_epsilon": 1.5}, "clip_epsilon must be at least 0 and below 1"),
+        ({"clip_epsilon": (0.2, -0.1)}, "clip_epsilon must be at least 0"),
+        ({"reduction": "median"}, "reduction must be none, mean or sum"),
+        ({"aggregation": "token"}, "aggregation must be one of step, token_mean, prompt_mean, episode, none"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GRPOLoss(make_actor("discrete"), **options)
+
+
+def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_refused() -> None:
+    actor = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Sequential(nn.Linear(3, 4).double(), SplitExp()), ["observation"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=Normal, return_log_prob=True),
+    )
+    batch = TensorDict({"observation": torch.randn(B, T, 3, dtype=torch.float64)}, [B, T])
+    with torch.no_grad():
+        actor(batch)
+    batch["advantage"] = torch.randn(B, T, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="A loss needs one per step"):
+        GRPOLoss(actor)(batch)
+
+
+def test_the_loss_does_not_change_its_input() -> None:
+    actor = make_actor("discrete")
+    batch = make_batch(actor)
+    before = batch.clone()
+    GRPOLoss(actor)(batch)
+    assert set(batch.keys()) == set(before.keys())
+    assert (batch == before).all()

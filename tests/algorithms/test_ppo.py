@@ -1,0 +1,252 @@
+"""PPO's loss and its options against the formulas and TorchRL's, with one policy and critic in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional
+from torchrl.objectives import ClipPPOLoss
+
+from recurrl.algorithms import Losses
+from recurrl.algorithms.advantages import standardized
+from recurrl.algorithms.importance import ratio_metrics
+from recurrl.algorithms.ppo import PPO
+from recurrl.build import make_algorithm, make_policy_for
+from recurrl.config import TrainConfig
+from recurrl.policy import Policy, PolicyModule
+from recurrl.recurrent import RecurrentModule
+
+Compose = Callable[..., TrainConfig]
+
+B, T = 4, 6
+OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference")
+
+
+def make(small: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
+    """Algorithm, policy and a fixed batch, with ratios within and without the clip range."""
+    config = small(*OPTIONS, *overrides)
+    torch.manual_seed(0)
+    policy = make_policy_for(config).double()
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    batch = TensorDict(
+        {
+            "observation": torch.randn(B, T, 2, dtype=torch.float64),
+            "is_init": torch.rand(B, T, 1) < 0.2,
+            "recurrent_state": torch.randn(B, T, 1, 4, dtype=torch.float64),
+            "advantage": torch.randn(B, T, 1, dtype=torch.float64),
+            "value_target": torch.randn(B, T, 1, dtype=torch.float64),
+        },
+        [B, T],
+    )
+    if config.algorithm.critic == "recurrent":
+        batch["critic_recurrent_state"] = torch.randn(B, T, 1, 4, dtype=torch.float64)
+    with torch.no_grad():
+        distribution, value, *_ = policy.sequence(*policy.inputs(batch))
+        batch["action"] = distribution.sample()
+    log_prob = distribution.log_prob(batch["action"])
+    batch["action_log_prob"] = log_prob + 0.3 * torch.randn(B, T, dtype=torch.float64)
+    batch["state_value"] = value + 0.5 * torch.randn(B, T, 1, dtype=torch.float64)
+    algorithm = make_algorithm(config, policy)
+    assert isinstance(algorithm, PPO)
+    return algorithm, policy, batch
+
+
+def by_formula(policy: Policy, batch: TensorDict, config: Any) -> dict[str, Tensor]:
+    distribution, value, _, _ = policy.sequence(*policy.inputs(batch))
+    log_ratio = (distribution.log_prob(batch["action"]) - batch["action_log_prob"]).unsqueeze(-1)
+    ratio, advantage = log_ratio.exp(), batch["advantage"]
+    if config.normalize_advantage == "minibatch":
+        advantage = (advantage - advantage.mean()) / advantage.std()
+    gain = ratio * advantage
+    low, high = config.clip_range
+    gain = torch.min(gain, ratio.clamp(1 - low, 1 + high) * advantage)
+    distance = {
+        "l2": lambda a, b: (a - b) ** 2,
+        "smooth_l1": lambda a, b: functional.smooth_l1_loss(a, b, reduction="none"),
+    }
+    value_loss = distance[config.critic_loss](value, batch["value_target"])
+    if config.clip_value is not None:
+        old = batch["state_value"]
+        moved = old + (value - old).clamp(-config.clip_value, config.clip_value)
+        value_loss = torch.max(value_loss, distance[config.critic_loss](moved, batch["value_target"]))
+    return {
+        "loss_objective": -gain.mean(),
+        "loss_critic": config.critic_coeff * value_loss.mean(),
+        "loss_entropy": -config.entropy_coeff * distribution.entropy().mean(),
+        "kl": (ratio - 1 - log_ratio).mean(),
+        "clip_fraction": ((ratio < 1 - low) | (ratio > 1 + high)).double().mean(),
+        "entropy": distribution.entropy().mean(),
+        "ESS": ratio.sum() ** 2 / (ratio**2).sum() / ratio.numel(),
+    }
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("algorithm.critic_loss=smooth_l1",),
+        ("algorithm.clip_value=0.25",),
+        ("algorithm.clip_value=0.25", "algorithm.critic_loss=smooth_l1"),
+        ("algorithm.normalize_advantage=minibatch",),
+        ("algorithm.entropy_coeff=0.25", "algorithm.clip_epsilon=0.125", "algorithm.clip_epsilon_high=0.5"),
+        ("algorithm.critic=recurrent",),
+        ("algorithm.critic=feedforward",),
+    ],
+    ids=lambda overrides: " ".join(o.removeprefix("algorithm.") for o in overrides) or "defaults",
+)
+def test_the_loss_and_its_gradient_equal_the_formula(overrides: tuple[str, ...], small: Compose) -> None:
+    algorithm, policy, batch = make(small, *overrides)
+    output = flat(algorithm, loss_of(algorithm, batch))
+    expected = by_formula(policy, batch, algorithm.options)
+    for name, value in expected.items():
+        torch.testing.assert_close(output[name], value, rtol=1e-10, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+    for found, right in zip(gradients(output, policy), gradients(expected, policy), strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
+
+
+def loss_of(algorithm: PPO, batch: TensorDict) -> Losses:
+    return algorithm.loss(batch, algorithm.policy.sequence(*algorithm.policy.inputs(batch)))
+
+
+def flat(algorithm: PPO, losses: Losses) -> dict[str, Tensor]:
+    """Terms and metrics by TorchRL's names."""
+    assert losses.log_ratio is not None
+    ratios = ratio_metrics(losses.log_ratio.unsqueeze(0), None, algorithm.log_clip_range)
+    metrics = {**losses.metrics, **{name: value[0] for name, value in ratios.items()}}
+    metrics = {name.removeprefix("policy/").replace("/", "_"): value for name, value in metrics.items()}
+    return {
+        **{f"loss_{name}": term for name, term in losses.terms.items()},
+        **metrics,
+        "ESS": metrics["effective_sample_size"],
+    }
+
+
+def gradients(output: Any, policy: Policy) -> tuple[Tensor, ...]:
+    total = sum(output[name] for name in sorted(output.keys()) if name.startswith("loss_"))
+    return torch.autograd.grad(total, list(policy.parameters()))
+
+
+def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_rejected(small: Compose) -> None:
+    algorithm, policy, batch = make(small, "env=cartpole_no_velocity")
+    policy.actor_head.distribution = lambda logits: Normal(logits, 1.0)
+    batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="A loss needs one per step"):
+        loss_of(algorithm, batch)
+
+
+def test_encoder_and_cell_run_once_a_minibatch(small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, policy, batch = make(small)
+    calls: list[nn.Parameter | str] = []
+    linear, run = functional.linear, RecurrentModule.run
+    monkeypatch.setattr(functional, "linear", lambda x, w, b: (calls.append(w), linear(x, w, b))[1])
+    monkeypatch.setattr(RecurrentModule, "run", lambda *a, **k: (calls.append("cell"), run(*a, **k))[1])
+    algorithm.backward(batch)
+    encoder = next(policy.trunk.encoder.parameters())
+    assert sum(call is encoder for call in calls) == 1
+    assert calls.count("cell") == 1
+
+
+class Critic(TensorDictModuleBase):
+    """A policy's critic, as TorchRL's losses call it."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+        self.in_keys, self.out_keys = PolicyModule(policy).in_keys, ["state_value"]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set("state_value", self.policy.sequence(*self.policy.inputs(tensordict)).value)
+
+
+@pytest.mark.parametrize("discrete", [True, False])
+@pytest.mark.parametrize("normalize", ["none", "minibatch"])
+@pytest.mark.parametrize("distance", ["l2", "smooth_l1"])
+@pytest.mark.parametrize("clip_value", [None, 0.25])
+def test_losses_and_gradients_are_those_of_torchrl(
+    discrete: bool, normalize: str, distance: str, clip_value: float | None, small: Compose
+) -> None:
+    algorithm, policy, batch = make(
+        small,
+        f"env={'cartpole' if discrete else 'pendulum'}_no_velocity",
+        "algorithm.clip_epsilon=0.125",
+        "algorithm.entropy_coeff=0.25",
+        f"algorithm.normalize_advantage={normalize}",
+        f"algorithm.critic_loss={distance}",
+        f"algorithm.clip_value={'null' if clip_value is None else clip_value}",
+    )
+    witness = ClipPPOLoss(
+        PolicyModule(policy),
+        Critic(policy),
+        clip_epsilon=0.125,
+        entropy_coeff=0.25,
+        critic_coeff=0.5,
+        normalize_advantage=normalize == "minibatch",
+        loss_critic_type=distance,
+        clip_value=clip_value,
+        functional=False,
+    )
+    witness.set_keys(value="state_value", sample_log_prob="action_log_prob")
+    found, expected = flat(algorithm, loss_of(algorithm, batch)), witness(batch)
+    for name in ("loss_objective", "loss_critic", "loss_entropy", "entropy", "clip_fraction"):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+    for ours, theirs in zip(gradients(found, policy), gradients(expected, policy), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+def collected(batch: TensorDict, value_scale: float) -> TensorDict:
+    """Rows as a collector hands them out, in which all episodes terminate at the end."""
+    ended = torch.zeros(B, T, 1, dtype=torch.bool)
+    ended[:, -1] = True
+    batch = batch.clone().set("state_value", batch["state_value"] * value_scale)
+    return batch.set("next", {"done": ended, "terminated": ended})
+
+
+@pytest.mark.parametrize(
+    ("normalize", "expected"), [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
+)
+def test_the_entropys_weight_is_in_units_of_the_advantages(
+    normalize: str, expected: list[float], small: Compose
+) -> None:
+    reward = torch.randn(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for size in (1.0, 100.0):
+        overrides = ("algorithm.entropy_coeff=0.5", f"algorithm.normalize_advantage={normalize}")
+        algorithm, _, batch = make(small, *overrides)
+        rows = collected(batch, size)
+        algorithm.begin_iteration()
+        algorithm.prepare(rows, size * reward)
+        unit = 1.0 if normalize != "none" else rows["advantage"].square().mean().sqrt().item() / size
+        found.append(algorithm.entropy_coeff.item() / unit)
+    assert found == pytest.approx(expected, rel=0.05 if normalize == "batch" else 1e-9)
+
+
+def test_without_advantages_there_is_no_entropy_bonus(small: Compose) -> None:
+    algorithm, _, batch = make(small, "algorithm.entropy_coeff=0.5")
+    algorithm.begin_iteration()
+    algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
+    assert algorithm.entropy_coeff == 0.0
+
+
+def test_the_advantages_scale_is_part_of_a_checkpoint(small: Compose) -> None:
+    reward = torch.randn(B, T, dtype=torch.float64)
+    saved, loaded = (make(small, "algorithm.entropy_coeff=0.5") for _ in range(2))
+    saved[0].prepare(collected(saved[2], 1.0), 10 * reward)
+    loaded[0].components()["algorithm"].load_state_dict(saved[0].components()["algorithm"].state_dict())
+    for algorithm, _, batch in (saved, loaded):
+        algorithm.prepare(collected(batch, 1.0), reward)
+    assert saved[0].entropy_coeff == loaded[0].entropy_coeff
+
+
+def test_standardized_advantages_have_mean_zero_and_deviation_one() -> None:
+    found = standardized(torch.randn(7, 9, 1) * 5 + 3)
+    assert found.mean().item() == pytest.approx(0, abs=1e-6)
+    assert found.std().item() == pytest.approx(1, abs=1e-6)
+    assert standardized(torch.ones(4, 4, 1)).abs().max() == 0

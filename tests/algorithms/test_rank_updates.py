@@ -1,0 +1,129 @@
+"""Ranks learn together what one process learns from all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from in_ranks import in_ranks, met
+from tensordict import TensorDictBase
+
+from recurrl.algorithms import Algorithm
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state, share_of
+from recurrl.config import TrainConfig
+from recurrl.runtime.ranks import world
+
+Compose = Callable[..., TrainConfig]
+
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "ppo": (),
+    "ppo, advantages by minibatch": ("algorithm.normalize_advantage=minibatch",),
+    "ppo, advantages by batch": ("algorithm.normalize_advantage=batch",),
+    "ppo, the learning rate follows the KL": ("lr_schedule=adaptive", "desired_kl=1e-4"),
+    "ppo, epochs end at a KL": ("algorithm.target_kl=1e-4", "lr=0.05", "lr_schedule=linear"),
+    "ppo, v-trace, refreshed states": ("algorithm.advantage=vtrace", "state=refresh"),
+    "grpo": ("algorithm=grpo", "algorithm.group_size=2"),
+    "grpo, masked": ("algorithm=grpo", "algorithm.group_size=2", "algorithm.drop_flat_groups=true"),
+    "grpo, by episode": ("algorithm=grpo", "algorithm.group_size=2", "algorithm.aggregation=episode"),
+}
+
+
+def algorithm_of(config: TrainConfig) -> Algorithm:
+    set_process_state(config)
+    return make_algorithm(config, make_policy_for(config))
+
+
+def learnt(algorithm: Algorithm, batches: list[TensorDictBase], order: Any) -> dict[str, Any]:
+    """What becomes of a algorithm after two iterations, and its gradients as clipped."""
+    algorithm.buffer.order = lambda _: order
+    gradients: list[torch.Tensor] = []
+    step = algorithm.optimizer.step
+
+    def noting() -> None:
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in algorithm.policy.parameters()]))
+        step()
+
+    algorithm.optimizer.step = noting
+    metrics = [algorithm.update(batch.clone(), progress=0.1 * number) for number, batch in enumerate(batches)]
+    state = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
+    scaler = algorithm.reward_scaler.state_dict()
+    del scaler["discounted_return"]
+    return {
+        "metrics": metrics,
+        "gradients": gradients,
+        "policy": state,
+        "scaler": scaler,
+        "lr": algorithm.optimizer.param_groups[0]["lr"],
+    }
+
+
+@pytest.mark.parametrize("overrides", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_all(
+    small: Compose, overrides: tuple[str, ...]
+) -> None:
+    config = small("env.num_envs=8", "frames_per_batch=128", "slice_len=4", "minibatch_slices=8", *overrides)
+    algorithm = algorithm_of(config)
+    batches = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        collector = make_collector(config, algorithm.policy)
+        batches.append(collector.collect().clone())
+        collector.shutdown()
+    slices, per_rank = 32, 16
+    # The minibatches of all: those of rank 0, half of each, and those of rank 1.
+    halves = torch.arange(slices).view(2, -1, config.minibatch_slices // 2)
+    alone = learnt(algorithm_of(config), batches, halves.transpose(0, 1).reshape(-1))
+
+    def of_a_rank() -> dict[str, Any]:
+        share = share_of(config, world())
+        rows = slice(share.env.num_envs * world().rank, share.env.num_envs * (world().rank + 1))
+        return learnt(algorithm_of(share), [batch[rows] for batch in batches], torch.arange(per_rank))
+
+    found = in_ranks(2, met(of_a_rank))
+    for name, value in found[0]["policy"].items():
+        assert torch.equal(value, found[1]["policy"][name]), name
+    for together in found:
+        torch.testing.assert_close(together["gradients"][0], alone["gradients"][0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(together["gradients"], alone["gradients"], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(together["policy"], alone["policy"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(together["scaler"], alone["scaler"])
+        assert together["lr"] == pytest.approx(alone["lr"])
+        for here, there in zip(together["metrics"], alone["metrics"], strict=True):
+            for name, value in here.items():
+                # This is not a mean over steps: the mean of the ranks' own is logged.
+                is_mean = name != "policy/effective_sample_size"
+                assert value == pytest.approx(there[name], rel=1e-3 if is_mean else 0.2, abs=1e-5), name
+
+
+@pytest.mark.parametrize("where", ["gradient", "loss"])
+def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small: Compose, where: str) -> None:
+    config = small("algorithm.normalize_advantage=none")
+
+    def of_a_rank() -> tuple[float, torch.Tensor, torch.Tensor]:
+        share = share_of(config, world())
+        algorithm = algorithm_of(share)
+        collector = make_collector(share, algorithm.policy)
+        batch = collector.collect()
+        before = _parameters(algorithm)
+        backward = algorithm.backward
+
+        def broken(minibatch: TensorDictBase) -> Any:
+            losses, total = backward(minibatch)
+            if world().rank == 1 and where == "gradient":
+                next(algorithm.policy.parameters()).grad[0] = torch.nan
+            return losses, total * (torch.inf if world().rank == 1 and where == "loss" else 1.0)
+
+        algorithm.backward = broken  # type: ignore[method-assign]
+        metrics = algorithm.update(batch, 0.0)
+        collector.shutdown()
+        return metrics["optim/skipped_steps"], before, _parameters(algorithm)
+
+    for skipped, before, after in in_ranks(2, met(of_a_rank)):
+        assert skipped == config.epochs * 2
+        assert torch.equal(before, after)
+
+
+def _parameters(algorithm: Algorithm) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in algorithm.policy.parameters()])

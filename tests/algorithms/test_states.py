@@ -1,0 +1,321 @@
+"""The states that slices start from, and what gradients flow where: against a loop over single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from recurrl.algorithms.advantages import next_values
+from recurrl.algorithms.states import SliceStates
+from recurrl.buffers.on_policy import SliceBuffer
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.config import BufferConfig, TrainConfig
+from recurrl.config.plugins import options_class
+from recurrl.config.run import STATE_POLICIES
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
+
+Compose = Callable[..., TrainConfig]
+States = dict[str, Tensor]
+
+NARROW = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference")
+
+
+class Rows(NamedTuple):
+    """Rows of random numbers with resets at random places, and how they are cut."""
+
+    batch: TensorDict
+    slice_len: int
+    burn_in_len: int
+
+    @property
+    def slices_per_row(self) -> int:
+        return self.batch.shape[1] // self.slice_len
+
+
+@pytest.fixture(scope="module", params=["gru", "lstm", "my_package.fast_weight_cell:FastWeight"])
+def policy(request: pytest.FixtureRequest, small: Compose) -> Iterator[tuple[TrainConfig, Policy]]:
+    """A policy in float64, far from its initial zeros."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    config = small(*NARROW)
+    config.cell = options_class("cell", request.param)(name=request.param, hidden_size=5, num_layers=2)
+    policy = make_policy_for(config).double()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.normal_(std=0.7)
+    yield config, policy
+    torch.set_default_dtype(torch.float32)
+
+
+@st.composite
+def cut_rows(draw: st.DrawFn) -> tuple[int, int, int, int, list[bool]]:
+    """Rows, slices a row, steps a slice, burn-in steps, and where episodes start."""
+    rows, per_row, slice_len = draw(st.integers(1, 3)), draw(st.integers(2, 3)), draw(st.integers(2, 4))
+    count = rows * per_row * slice_len
+    resets = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+    return rows, per_row, slice_len, draw(st.integers(1, slice_len - 1)), resets
+
+
+def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len: int, resets: list[bool]) -> Rows:
+    steps = per_row * slice_len
+    is_init = torch.tensor(resets).reshape(rows, steps, 1)
+    done = torch.cat((is_init[:, 1:], torch.zeros(rows, 1, 1, dtype=torch.bool)), 1)
+    states = {key: torch.randn(rows, steps, *shape) for key, shape in policy.state_shapes.items()}
+    for state in states.values():
+        state[is_init.squeeze(-1)] = 0.0
+    batch = TensorDict(
+        {
+            OBSERVATION: torch.randn(rows, steps, 2),
+            "is_init": is_init,
+            ACTION: torch.randint(2, (rows, steps)),
+            LOG_PROB: torch.randn(rows, steps),
+            VALUE: torch.randn(rows, steps, 1),
+            **states,
+            "next": {
+                OBSERVATION: torch.randn(rows, steps, 2),
+                "done": done,
+                "terminated": torch.zeros_like(done),
+                **{key: torch.randn_like(state) for key, state in states.items()},
+            },
+        },
+        [rows, steps],
+    )
+    return Rows(batch, slice_len, burn_in_len)
+
+
+def slice_states(policy: Policy, state: str, rows: Rows) -> SliceStates:
+    return SliceStates(policy, state, rows.slice_len, rows.burn_in_len if state == "burn_in" else None)
+
+
+def one_by_one(policy: Policy, row: TensorDictBase, entering: States) -> tuple[list[TensorDictBase], States]:
+    """Runs the steps of a row one after the other; an episode's start takes the state stored there."""
+    done = []
+    for t in range(row.shape[0]):
+        step = row[t : t + 1].select(OBSERVATION, ACTION)
+        stored = {key: row[key][t : t + 1] for key in policy.state_keys}
+        state = stored if t > 0 and bool(row["is_init"][t]) else entering
+        _, _, step[VALUE], entering, distribution = policy.step(step[OBSERVATION], state)
+        step[LOG_PROB], step["next"] = distribution.log_prob(step[ACTION]), TensorDict(entering, [1])
+        done.append(step)
+    return done, entering
+
+
+def detached(states: States) -> States:
+    return {key: state.detach() for key, state in states.items()}
+
+
+def stored_at(policy: Policy, row: TensorDictBase, t: int) -> States:
+    return {key: row[key][t : t + 1] for key in policy.state_keys}
+
+
+def expected_start(policy: Policy, state: str, rows: Rows, row: TensorDictBase, begin: int) -> States:
+    """The state that the slice beginning at step ``begin`` of a row starts from, by the definition of each policy."""
+    stored = stored_at(policy, row, begin)
+    if state == "zero":
+        return {key: torch.zeros_like(value) for key, value in stored.items()}
+    if state == "stored" or begin == 0 or bool(row["is_init"][begin]):
+        return stored
+    first = begin - rows.burn_in_len if state == "burn_in" else 0
+    return one_by_one(policy, row[first:begin], stored_at(policy, row, first))[1]
+
+
+def plain_loss(steps: list[TensorDictBase]) -> Tensor:
+    value = torch.cat([step[VALUE].flatten() for step in steps])
+    log_prob = torch.cat([step[LOG_PROB].flatten() for step in steps])
+    return (value**2).sum() + log_prob.sum()
+
+
+def sequence_loss(policy: Policy, slices: TensorDictBase) -> Tensor:
+    output = policy.sequence(*policy.inputs(slices))
+    log_prob = output.distribution.log_prob(slices[ACTION])
+    return plain_loss([TensorDict({VALUE: output.value, LOG_PROB: log_prob}, slices.batch_size)])
+
+
+def gradients(policy: Policy, loss: Tensor) -> list[Tensor]:
+    # Those that the loss does not reach are none.
+    return list(torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True, materialize_grads=True))
+
+
+def epoch_of(states: SliceStates, rows: Rows) -> list[TensorDictBase]:
+    """The minibatches of an epoch, each slice with the state it starts from."""
+    states.set_rows(rows.batch)
+    if states.refreshes:
+        states.refresh(rows.batch)
+    count = rows.batch.shape[0] * rows.slices_per_row
+    buffer = SliceBuffer(BufferConfig(name="on_policy"), rows.slice_len, count)
+    minibatches = list(buffer.minibatches(rows.batch))
+    for minibatch in minibatches:
+        states.enter(minibatch)
+    return minibatches
+
+
+@pytest.mark.parametrize("state", STATE_POLICIES)
+@settings(max_examples=5, deadline=None)
+@given(cut=cut_rows())
+def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_state(
+    policy: tuple[TrainConfig, Policy], state: str, cut: tuple[int, int, int, int, list[bool]]
+) -> None:
+    _config, network = policy
+    rows = rows_of(network, *cut)
+    expected = torch.zeros(())
+    for row in rows.batch.clone().unbind(0):
+        for begin in range(0, row.shape[0], rows.slice_len):
+            start = detached(expected_start(network, state, rows, row, begin))
+            expected = expected + plain_loss(one_by_one(network, row[begin : begin + rows.slice_len], start)[0])
+    (minibatch,) = epoch_of(slice_states(network, state, rows), rows)
+    assert not any(minibatch[key].requires_grad for key in network.state_keys)
+    found = sequence_loss(network, minibatch)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradients(network, found), gradients(network, expected), rtol=1e-8, atol=1e-9)
+
+
+def test_a_gradient_through_the_burn_in_steps_would_be_seen(policy: tuple[TrainConfig, Policy]) -> None:
+    """The test above can fail."""
+    _, network = policy
+    rows = rows_of(network, 1, 2, 3, 2, [False] * 6)
+    row = rows.batch[0]
+    start = expected_start(network, "burn_in", rows, row, 3)
+    through, cut = (
+        gradients(network, plain_loss(one_by_one(network, row[3:], states)[0])) for states in (start, detached(start))
+    )
+    assert max(float((a - b).abs().max()) for a, b in zip(through, cut, strict=True)) > 1e-3
+
+
+@settings(max_examples=5, deadline=None)
+@given(cut=cut_rows())
+def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
+    policy: tuple[TrainConfig, Policy], cut: tuple[int, int, int, int, list[bool]]
+) -> None:
+    _config, network = policy
+    rows = rows_of(network, *cut)
+    before = rows.batch.clone()
+    states = slice_states(network, "refresh", rows)
+    states.set_rows(rows.batch)
+    states.refresh(rows.batch)
+    bootstraps = next_values(rows.batch, network)
+    for n, row in enumerate(before.unbind(0)):
+        with torch.no_grad():
+            steps, _ = one_by_one(network, row, stored_at(network, row, 0))
+        values = torch.cat([step[VALUE] for step in steps])
+        torch.testing.assert_close(rows.batch[VALUE][n], values, rtol=1e-9, atol=1e-9)
+        for t, step in enumerate(steps):
+            if not (bool(row["next", "done"][t]) or t == row.shape[0] - 1):
+                torch.testing.assert_close(bootstraps[n, t], values[t + 1], rtol=1e-9, atol=1e-9)
+                continue
+            after = row[t : t + 1].select(ACTION, *network.state_keys)
+            after[OBSERVATION] = row["next", OBSERVATION][t : t + 1]
+            with torch.no_grad():
+                (last,), _ = one_by_one(network, after, {key: step["next", key] for key in network.state_keys})
+            torch.testing.assert_close(bootstraps[n, t], last[VALUE][0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(rows.batch[LOG_PROB], before[LOG_PROB], rtol=0, atol=0)
+    for key in network.state_keys:
+        torch.testing.assert_close(rows.batch[key][:, 0], before[key][:, 0], rtol=0, atol=0)
+
+
+OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backend=pad")
+MODES = {state: (f"state={state}", *(["burn_in_len=4"] if state == "burn_in" else [])) for state in STATE_POLICIES}
+
+
+def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    batch = collector.collect()
+    collector.shutdown()
+    return policy, batch
+
+
+def test_each_state_policy_learns_something_else(small: Compose) -> None:
+    weights, drifts = {}, {}
+    for state, overrides in MODES.items():
+        config = small(*OPTIONS, *overrides)
+        policy, batch = collected(config)
+        drifts[state] = make_algorithm(config, policy).update(batch, progress=0.0)["state/drift"]
+        weights[state] = torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+    assert len({tuple(weight.tolist()) for weight in weights.values()}) == len(STATE_POLICIES)
+    assert all(0 < drift < 1 for drift in drifts.values()), drifts
+    assert drifts["zero"] > drifts["stored"]
+
+
+def test_the_norm_of_each_state_is_logged_as_it_was_collected(small: Compose) -> None:
+    config = small(*OPTIONS, "cell=lstm", *MODES["refresh"])
+    policy, batch = collected(config)
+    before = batch.clone()
+    metrics = make_algorithm(config, policy).update(batch, progress=0.0)
+    for name in ("h", "c"):
+        state_NT = before[f"recurrent_state_{name}"].squeeze(2)
+        expected = state_NT.square().sum(-1).sqrt().mean().item()
+        assert expected > 0
+        assert metrics[f"state/recurrent_state_{name}_norm"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_states_are_refreshed_before_each_epoch(small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(*OPTIONS, *MODES["refresh"], "epochs=3")
+    policy, batch = collected(config)
+    algorithm = make_algorithm(config, policy)
+    refresh, seen = algorithm.states.refresh, []
+
+    def spy(batch: TensorDictBase) -> None:
+        refresh(batch)
+        seen.append(batch[VALUE].clone())
+
+    monkeypatch.setattr(algorithm.states, "refresh", spy)
+    algorithm.update(batch, progress=0.0)
+    assert len(seen) == 3
+    assert not torch.allclose(seen[0], seen[1])
+    assert not torch.allclose(seen[1], seen[2])
+
+
+@pytest.mark.parametrize("state", STATE_POLICIES)
+def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(state: str, small: Compose) -> None:
+    config = small(*OPTIONS, *MODES[state])
+    policy, batch = collected(config)
+    algorithm = make_algorithm(config, policy)
+    algorithm.states.set_rows(batch)
+    algorithm._prepare(batch, batch["next", "reward"].squeeze(-1))
+    (minibatch,) = algorithm.buffer.minibatches(batch)
+    algorithm.states.enter(minibatch)
+    drift = algorithm.states.drift(minibatch)["state/drift"]
+    assert drift > 0.01 if state == "zero" else drift < 1e-6
+
+
+def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_to_those(
+    policy: tuple[TrainConfig, Policy],
+) -> None:
+    _config, network = policy
+    resets = [False, False, True, False, False, False, True, False, False]
+    rows = rows_of(network, 1, 3, 3, 1, resets)
+    (minibatch,) = epoch_of(states := slice_states(network, "stored", rows), rows)
+    difference, recorded = 0.0, 0.0
+    row = rows.batch[0]
+    for begin in (0, 3, 6):
+        with torch.no_grad():
+            steps, _ = one_by_one(network, row[begin : begin + 3], stored_at(network, row, begin))
+        for t, step in enumerate(steps):
+            if t == 2 or resets[begin + t + 1]:
+                for key in network.state_keys:
+                    then = row["next", key][begin + t]
+                    difference += float((step["next", key][0] - then).square().sum())
+                    recorded += float(then.square().sum())
+    assert states.drift(minibatch)["state/drift"] == pytest.approx((difference / recorded) ** 0.5)
+
+
+def test_a_policy_without_memory_has_no_drift(small: Compose) -> None:
+    config = small(*OPTIONS, "cell=none")
+    policy, batch = collected(config)
+    assert "state/drift" not in make_algorithm(config, policy).update(batch, progress=0.0)
+
+
+@pytest.mark.parametrize("overrides", MODES.values(), ids=MODES)
+def test_a_run_with_each_state_policy_completes(recurrl_train, tiny, tmp_path, overrides) -> None:
+    outcome = recurrl_train(
+        *tiny, *overrides, "burn_in_len=2" if "state=burn_in" in overrides else "seed=0", cwd=tmp_path
+    )
+    assert outcome.code == 0, outcome.err

@@ -1,0 +1,318 @@
+"""An update: schedules, early stopping, clipping, skipped steps, what a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from recurrl import checkpoint
+from recurrl.algorithms import Algorithm, Losses
+from recurrl.algorithms.algorithm import annealed
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.config import TrainConfig
+from recurrl.errors import NonFiniteError
+
+Compose = Callable[..., TrainConfig]
+
+OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
+
+
+def learn(small: Compose, *overrides: str, progress: float = 0.0) -> tuple[Algorithm, dict[str, float]]:
+    config = small(*OPTIONS, *overrides)
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    algorithm = make_algorithm(config, policy)
+    metrics = algorithm.update(collector.collect(), progress)
+    collector.shutdown()
+    return algorithm, metrics
+
+
+@pytest.mark.parametrize(("progress", "expected"), [(0.0, 2.0), (0.5, 1.1), (1.0, 0.2)])
+def test_a_schedule_is_linear_from_the_start_to_the_final_fraction(progress: float, expected: float) -> None:
+    assert annealed(2.0, 0.1, progress) == pytest.approx(expected)
+
+
+def test_learning_rate_clip_range_and_entropy_follow_their_schedules(small: Compose) -> None:
+    algorithm, metrics = learn(
+        small,
+        "lr=0.01",
+        "lr_final_fraction=0",
+        "algorithm.clip_epsilon=0.4",
+        "algorithm.clip_final_fraction=0.5",
+        "algorithm.entropy_coeff=0.1",
+        "algorithm.normalize_advantage=minibatch",  # then the unit of the entropy bonus is 1
+        "algorithm.entropy_final_fraction=0",
+        progress=0.5,
+    )
+    assert metrics["optim/lr"] == pytest.approx(0.005)
+    assert [bound.exp().item() for bound in algorithm.surrogate.log_range] == pytest.approx([0.7, 1.3])
+    assert algorithm.entropy_coeff.item() == pytest.approx(0.05)
+
+
+def test_every_minibatch_of_every_epoch_is_a_step(small: Compose) -> None:
+    _, metrics = learn(small)
+    assert metrics["optim/steps"] == 3 * (64 // 8 // 4)
+
+
+def test_target_kl_stops_the_epochs(small: Compose) -> None:
+    _, metrics = learn(small, "lr=0.1", "algorithm.target_kl=1e-6")
+    assert metrics["optim/steps"] < 3 * (64 // 8 // 4)
+
+
+def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_rises_where_they_do_not(small: Compose) -> None:
+    options = ("lr_schedule=adaptive", "lr=1e-3", "lr_final_fraction=0.1")
+    steps = 3 * (64 // 8 // 4)
+    _, cautious = learn(small, *options, "desired_kl=1e-12", progress=0.5)
+    _, bold = learn(small, *options, "desired_kl=0.5", progress=0.5)
+    assert cautious["optim/lr"] == pytest.approx(1e-3 / 1.5 ** (steps - 1))
+    assert bold["optim/lr"] == pytest.approx(1e-3 * 1.5 ** (steps - 1))
+
+
+def test_a_schedule_continues_with_a_loaded_optimizer(small: Compose) -> None:
+    algorithm, _ = learn(small, "lr=0.01", "lr_final_fraction=0")
+    algorithm.optimizer.load_state_dict(algorithm.optimizer.state_dict())
+    assert algorithm.update(_batch(small, algorithm), progress=0.75)["optim/lr"] == pytest.approx(0.0025)
+
+
+def test_an_adaptive_learning_rate_stays_within_its_bounds(small: Compose) -> None:
+    options = ("lr_schedule=adaptive", "epochs=12")
+    assert learn(small, *options, "lr=2e-5", "desired_kl=1e-12")[1]["optim/lr"] == 1e-5
+    assert learn(small, *options, "lr=5e-3", "desired_kl=100")[1]["optim/lr"] == 1e-2
+
+
+def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_all_minibatches(small: Compose) -> None:
+    algorithm, metrics = learn(small, "algorithm.normalize_advantage=batch")
+    advantages = algorithm.rows["advantage"]
+    assert advantages.mean().item() == pytest.approx(0, abs=1e-5)
+    assert advantages.std().item() == pytest.approx(1, abs=1e-5)
+    assert metrics["advantage/std"] != pytest.approx(1, abs=1e-2)
+
+
+def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(small: Compose) -> None:
+    algorithm, metrics = learn(small)
+    value, target = (algorithm.rows[key] for key in ("state_value", "value_target"))
+    assert metrics["value/mean"] == pytest.approx(value.mean().item(), rel=1e-4)
+    assert metrics["value/target_std"] == pytest.approx(target.std(correction=0).item(), rel=1e-4)
+    expected = 1 - (target - value).var() / target.var()
+    assert metrics["value/explained_variance"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+class Paying(gymnasium.Env[Any, Any]):
+    """Pays one at each step, for ever; the first copy that comes to step ``fails_at`` raises, once."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
+    fails_at: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == Paying.fails_at:
+            Paying.fails_at = None
+            raise ValueError("once")
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+class Unsavable(Paying):
+    """Holds what no checkpoint can."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+STARTS_OVER = {
+    "after a fault": "collector.on_fault=restart",
+    "in a resumed run that begins new episodes": "env.max_episode_steps=null",
+    "with each batch of groups": "algorithm=grpo",
+}
+
+
+@pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
+def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_collection_starts_over(
+    override: str, small: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
+    config = small(
+        *(*OPTIONS, "env=gym", f"env.id={register(Unsavable)}", "env.normalize_reward=true", override),
+        *(["algorithm.group_size=2"] if "grpo" in override else []),
+    )
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector, algorithm = make_collector(config, policy), make_algorithm(config, policy)
+    algorithm.update(collector.collect(), progress=0.0)
+    first = algorithm.reward_scaler.discounted_return.clone()
+    if "max_episode_steps" in override:
+        left = collector.state_dict()
+        collector.shutdown()
+        collector = make_collector(config, policy, config.frames_per_batch)
+        collector.load_state_dict(left)
+    algorithm.update(collector.collect(), progress=0.5)
+    collector.shutdown()
+    gamma, steps = config.algorithm.gamma, config.steps_per_row
+    assert first.tolist() == pytest.approx([steps if gamma == 1 else (1 - gamma**steps) / (1 - gamma)] * 4)
+    assert torch.equal(algorithm.reward_scaler.discounted_return, first)
+
+
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
+
+
+def test_grpo_learns_without_a_critic_and_logs_its_groups(small: Compose) -> None:
+    algorithm, metrics = learn(small, *GRPO, "algorithm.kl_to_ref_coeff=0.1", "epochs=1", "minibatch_slices=8")
+    assert not any("critic" in name for name, _ in algorithm.policy.named_parameters())
+    assert not {"state_value", "value_target"} & set(algorithm.rows.keys())
+    assert metrics["group/groups"] >= 2
+    assert metrics["policy/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    # The policy is still the reference, whose own states the reference went through.
+    assert metrics["policy/kl_to_ref"] == pytest.approx(0, abs=1e-6)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small: Compose) -> None:
+    # Episodes of one step, each with the same reward.
+    options = (*GRPO, "env=cartpole_no_velocity", "env.max_episode_steps=1")
+    config = small(*OPTIONS, *options)
+    set_process_state(config)
+    before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}
+    algorithm, metrics = learn(small, *options)
+    assert (metrics["group/dropped"], metrics["group/groups"], metrics["optim/steps"]) == (32, 32, 0)
+    assert all(torch.equal(p, before[name]) for name, p in algorithm.policy.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("every", "refreshed"), [("null", [True, False, False, False]), ("2", [True, False, True, False])]
+)
+def test_the_reference_policy_is_refreshed_every_so_many_iterations(
+    every: str, refreshed: list[bool], small: Compose
+) -> None:
+    config = small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_updates={every}")
+    set_process_state(config)
+    policy = make_policy_for(config)
+    collector = make_collector(config, policy)
+    algorithm = make_algorithm(config, policy)
+    found = []
+    for batch in (collector.collect() for _ in range(4)):
+        collecting = deepcopy(policy.state_dict())
+        algorithm.update(batch, progress=0.0)
+        reference = algorithm.reference.state_dict()
+        found.append(all(torch.equal(reference[name], value) for name, value in collecting.items()))
+    collector.shutdown()
+    assert found == refreshed
+
+
+def test_the_reference_policy_is_part_of_a_checkpoint(small: Compose, tmp_path: Path) -> None:
+    options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
+    trained, _ = learn(small, *options)
+    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
+    config = small(*OPTIONS, *options, "seed=1")
+    set_process_state(config)
+    loaded = make_algorithm(config, make_policy_for(config))
+    checkpoint.Checkpoint(path).load(checkpoint.components(loaded), {})
+    saved, found = trained.reference.state_dict(), loaded.reference.state_dict()
+    assert loaded.iterations == trained.iterations == 1
+    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    assert not all(torch.equal(found[name], p) for name, p in trained.policy.named_parameters())
+
+
+def test_the_gradient_is_scaled_to_its_limit(small: Compose) -> None:
+    algorithm, _ = learn(small, "algorithm.max_grad_norm=1e-3")
+    norm = torch.stack([p.grad.norm() for p in algorithm.policy.parameters() if p.grad is not None]).norm()
+    assert norm.item() <= 1e-3 * (1 + 1e-4)
+
+
+def test_the_first_step_has_the_policy_of_the_rollout(small: Compose) -> None:
+    _, metrics = learn(small, "epochs=1", "minibatch_slices=8")
+    assert metrics["policy/kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["policy/effective_sample_size"] == pytest.approx(1, abs=1e-5)
+    assert metrics["policy/clip_fraction"] == 0
+
+
+def test_every_parameter_learns(small: Compose) -> None:
+    config = small(*OPTIONS)
+    set_process_state(config)
+    before = {name: p.detach().clone() for name, p in make_policy_for(config).named_parameters()}
+    algorithm, _ = learn(small)
+    unchanged = [name for name, p in algorithm.policy.named_parameters() if torch.equal(p, before[name])]
+    assert unchanged == []
+
+
+def test_observation_statistics_change_after_the_update(small: Compose) -> None:
+    algorithm, _ = learn(small)
+    counts = [buffer for name, buffer in algorithm.policy.named_buffers() if name.endswith("count")]
+    assert [count.item() for count in counts] == [64]
+
+
+def _weights(algorithm: Algorithm) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in algorithm.policy.parameters()]).clone()
+
+
+def _spoilt(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Makes the loss of the next gradient steps NaN."""
+    loss, left = algorithm.loss, [steps]
+
+    def spoilt(*arguments: object) -> Losses:
+        losses = loss(*arguments)
+        if left[0] > 0:
+            left[0] -= 1
+            losses.terms["objective"] = losses.terms["objective"] * torch.nan
+        return losses
+
+    monkeypatch.setattr(algorithm, "loss", spoilt)
+
+
+def _batch(small: Compose, algorithm: Algorithm) -> TensorDictBase:
+    collector = make_collector(small(*OPTIONS), algorithm.policy)
+    batch = collector.collect()
+    collector.shutdown()
+    return batch
+
+
+def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small: Compose, monkeypatch) -> None:
+    algorithm, _ = learn(small, "epochs=1", "minibatch_slices=4")
+    before, batch = _weights(algorithm), _batch(small, algorithm)
+    _spoilt(algorithm, monkeypatch, steps=1)
+    metrics = algorithm.update(batch, progress=0.5)
+    assert metrics["optim/skipped_steps"] == 1
+    assert metrics["optim/steps"] > 1
+    assert all(math.isfinite(metrics[name]) for name in ("loss/objective", "policy/entropy", "optim/grad_norm"))
+    after = _weights(algorithm)
+    assert after.isfinite().all()
+    assert not torch.equal(after, before)
+
+
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_nothing(
+    small: Compose, monkeypatch
+) -> None:
+    algorithm, _ = learn(small, "max_skipped_steps=3", "minibatch_slices=2")
+    before, batch = _weights(algorithm), _batch(small, algorithm)
+    _spoilt(algorithm, monkeypatch, steps=100)
+    with pytest.raises(NonFiniteError, match="gradient steps had a non-finite loss or gradient and were"):
+        algorithm.update(batch, progress=0.5)
+    assert torch.equal(_weights(algorithm), before)
+
+
+def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path) -> None:
+    # Four steps an iteration.
+    options = ("max_skipped_steps=5", "minibatch_slices=2", "epochs=1")
+    first, _ = learn(small, *options)
+    _spoilt(first, monkeypatch, steps=100)
+    first.update(_batch(small, first), progress=0.5)
+    path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(first))
+    config = small(*OPTIONS, *options)
+    second = make_algorithm(config, make_policy_for(config))
+    checkpoint.Checkpoint(path).load(checkpoint.components(second), {})
+    _spoilt(second, monkeypatch, steps=100)
+    with pytest.raises(NonFiniteError, match="the last 8 gradient steps"):
+        second.update(_batch(small, second), progress=0.5)

@@ -1,0 +1,233 @@
+"""Replay: drawn slices are contiguous pieces of one environment's steps, all frames are drawn, and a ring resumes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+import recurrl
+from recurrl.buffers.replay import ReplayBuffer
+from recurrl.build import make_collector, make_consistency_check, make_policy_for
+from recurrl.config import TrainConfig
+from recurrl.config.collector import ReplayConfig
+from recurrl.errors import ConfigError, ConsistencyError
+
+Compose = Callable[..., TrainConfig]
+
+ENVS, STEPS, SLICE = 3, 8, 8
+
+
+class Simulated:
+    """Environments with episodes of random lengths. Each frame has its environment, time, and a state of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = torch.Generator().manual_seed(seed)
+        self.time = 0
+        self.starts = torch.ones(ENVS, dtype=torch.bool)
+        self.frames: dict[tuple[int, int], tuple[bool, float]] = {}
+
+    def rows(self, steps: int = STEPS) -> TensorDict:
+        """The next rows ``[N, T]``; at times an episode is abandoned between two of them, as after a fault."""
+        if torch.rand((), generator=self.random) < 0.2:
+            self.starts[1] = True
+        columns = []
+        for _ in range(steps):
+            done = torch.rand(ENVS, generator=self.random) < 0.3
+            state = torch.where(self.starts, 0.0, torch.rand(ENVS, generator=self.random))
+            for env in range(ENVS):
+                self.frames[env, self.time] = bool(self.starts[env]), float(state[env])
+            entries = {"env": torch.arange(ENVS), "time": torch.full((ENVS,), self.time), "state": state.view(-1, 1, 1)}
+            after = {"done": done.view(-1, 1), "reward": torch.rand(ENVS, 1, generator=self.random)}
+            columns.append(TensorDict({**entries, "is_init": self.starts.view(-1, 1), "next": after}, [ENVS]))
+            self.starts = done
+            self.time += 1
+        return torch.stack(columns, 1)
+
+
+def check(slices: TensorDictBase, simulated: Simulated, oldest: int) -> None:
+    """Every slice is a contiguous piece of one environment's kept steps, with what was stored at each of them."""
+    env, time = slices["env"], slices["time"]
+    assert (env == env[:, :1]).all()
+    assert (time.diff(dim=1) == 1).all()
+    assert oldest <= int(time.min()) <= int(time.max()) < simulated.time
+    places = zip(env.flatten().tolist(), time.flatten().tolist(), strict=True)
+    stored = [simulated.frames[place] for place in places]
+    assert slices["is_init"].flatten().tolist() == [start for start, _ in stored]
+    assert torch.equal(slices["state"].flatten(), torch.tensor([state for _, state in stored]))
+    # Where the next step starts an episode, this one ends one.
+    assert torch.equal(slices["next", "done"][:, :-1], slices["is_init"][:, 1:])
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("steps", [20, 24], ids=["rows split by the wrap", "whole rows"])
+def test_ten_thousand_slices_are_pieces_of_one_environments_steps(steps: int, on_disk: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ring = recurrl.make_replay_buffer(steps, SLICE, tmp_path if on_disk else None)
+    simulated = Simulated(seed=steps)
+    for _ in range(10):
+        ring.extend(simulated.rows())
+        for _ in range(5):
+            check(ring.sample(200), simulated, oldest=max(0, simulated.time - steps))
+
+
+def test_every_frame_can_be_drawn_and_all_starts_equally_often() -> None:
+    torch.manual_seed(0)
+    ring, simulated, steps = recurrl.make_replay_buffer(20, SLICE), Simulated(seed=0), 20
+    for _ in range(5):
+        ring.extend(simulated.rows())
+    slices = ring.sample(20_000)
+    starts = Counter(zip(slices["env"][:, 0].tolist(), slices["time"][:, 0].tolist(), strict=True))
+    frames = Counter(zip(slices["env"].flatten().tolist(), slices["time"].flatten().tolist(), strict=True))
+    assert len(starts) == ENVS * (steps - SLICE + 1)
+    expected = 20_000 / len(starts)
+    assert all(abs(count - expected) < 5 * expected**0.5 for count in starts.values())
+    kept = {(env, time) for env in range(ENVS) for time in range(simulated.time - steps, simulated.time)}
+    assert frames.keys() == kept
+    # As often as slices contain it: fewer at both ends of the ring.
+    for (_, time), count in frames.items():
+        place = time - (simulated.time - steps)
+        slices_with_it = min(place + 1, SLICE, steps - place, steps - SLICE + 1)
+        assert abs(count - slices_with_it * expected) < 5 * (slices_with_it * expected) ** 0.5
+
+
+def test_files_have_no_names_so_that_nothing_is_left_of_a_killed_process(tmp_path: Path) -> None:
+    ring, simulated = recurrl.make_replay_buffer(20, SLICE, tmp_path / "ring"), Simulated(seed=0)
+    for _ in range(4):
+        ring.extend(simulated.rows())
+        assert not list((tmp_path / "ring").iterdir())
+    check(ring.sample(100), simulated, oldest=simulated.time - 20)
+
+
+def test_a_ring_larger_than_the_memory_that_is_left_is_saved_and_restored(tmp_path: Path) -> None:
+    # Threads and their heaps would count too.
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-c", LARGE, tmp_path]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import torch
+from tensordict import TensorDict
+from recurrl.checkpoint import files
+from recurrl.config.collector import ReplayConfig
+from recurrl.buffers.replay import ReplayBuffer
+
+STEPS, MIB = 64, 2**20
+
+def rows(first):
+    number = torch.arange(first, first + 4).view(1, 4, 1)
+    done = torch.zeros(1, 4, 1, dtype=torch.bool)
+    data = {"number": number.to(torch.uint8).repeat(1, 1, MIB), "is_init": done, "next": {"done": done}}
+    return TensorDict(data, [1, 4])
+
+def used(kind):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
+
+def allow(mib):
+    resource.setrlimit(resource.RLIMIT_DATA, (used("VmData") + mib * MIB, resource.RLIM_INFINITY))
+
+def buffer(name):
+    return ReplayBuffer(ReplayConfig(name="replay", frames=STEPS, replay_ratio=2, folder=str(folder / name)), 4, 1)
+
+folder = Path(sys.argv[1])
+first, second = buffer("one"), buffer("two")
+allow(STEPS // 2)
+for begin in range(0, 72, 4):
+    first.extend(rows(begin))
+files.write(folder / "frames_1", {"buffer": first.state_dict()}, {})
+allow(STEPS // 2 + STEPS)  # a mapped file counts too
+before = used("RssAnon")
+files.load(folder / "frames_1", {"buffer": second})
+assert used("RssAnon") - before < STEPS // 2 * MIB
+second.extend(rows(72))
+assert sorted(set(second.ring._buffer[:]["number"][:, 0, -1].tolist())) == list(range(12, 76))
+"""
+
+
+def saved(state: Any) -> Any:
+    """What a checkpoint restores of a state."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("folder", [False, True], ids=["memory", "disk"])
+def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(
+    iterations: int, folder: bool, tmp_path: Path
+) -> None:
+    simulated = Simulated(seed=1)
+    options = ReplayConfig(
+        name="replay", frames=20 * ENVS, replay_ratio=3, folder=str(tmp_path / "ring") if folder else None
+    )
+    first, second = (ReplayBuffer(options, 4, 1) for _ in range(2))
+    for _ in range(iterations):
+        first.extend(simulated.rows())
+    second.load_state_dict(saved(first.state_dict()))
+    for _ in range(4):
+        rows, joined = simulated.rows(), []
+        for buffer in (first, second):
+            torch.manual_seed(simulated.time)
+            joined.append(buffer.extend(rows))
+        assert (joined[0] == joined[1]).all()
+
+
+def test_a_single_environment_is_enough() -> None:
+    simulated, ring = Simulated(seed=3), recurrl.make_replay_buffer(20, SLICE)
+    for _ in range(5):
+        ring.extend(simulated.rows()[1:2])
+    check(ring.sample(100), simulated, oldest=simulated.time - 20)
+
+
+def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_on() -> None:
+    simulated = Simulated(seed=2)
+    buffer = ReplayBuffer(ReplayConfig(name="replay", frames=200, replay_ratio=3, folder=None), 4, 1)
+    first, second = simulated.rows(), simulated.rows()
+    assert (buffer.extend(first) == first).all()
+    joined = buffer.extend(second)
+    assert joined.shape == (3 * ENVS, STEPS)
+    assert (joined[:ENVS] == second).all()
+    assert int(joined["time"][ENVS:].max()) < STEPS
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell: str, compose: Compose) -> None:
+    """Rows that start anywhere in three rollouts of real environments pass the consistency check of a run."""
+    config = compose(f"cell={cell}", "cell.hidden_size=8", "env.num_envs=8", "frames_per_batch=128", "slice_len=8")
+    torch.manual_seed(0)
+    policy = make_policy_for(config)
+    ring, collector = recurrl.make_replay_buffer(32, 16), make_collector(config, policy)
+    for batch in (collector.collect() for _ in range(3)):
+        ring.extend(batch)
+    collector.shutdown()
+    drawn = ring.sample(64)
+    assert not drawn["is_init"][:, 0].all()
+    line = make_consistency_check(config, policy)(drawn, resumed=True)
+    assert "1024 frames" in line
+    drawn[policy.state_keys[0]][3, 0] += 1.0
+    with pytest.raises(ConsistencyError):
+        make_consistency_check(config, policy)(drawn, resumed=True)
+
+
+def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"A slice of 8 steps is longer than a ring of 7 steps\."):
+        recurrl.make_replay_buffer(7, 8)
+    ring = recurrl.make_replay_buffer(20, 9)
+    ring.extend(Simulated(seed=0).rows())
+    with pytest.raises(ValueError, match=r"A slice of 9 steps cannot be drawn from 8 steps\. Add more\."):
+        ring.sample(1)
