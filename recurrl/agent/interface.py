@@ -22,6 +22,7 @@ from recurrl.envs.spaces import dtype_of, leaves
 from recurrl.envs.wrappers import added_entries, half_range, named, seen_entries
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, name_of, nested
+from recurrl.recurrent.layer import reset_states
 
 Space = spaces.Space[Any]
 Tensors = dict[str, Tensor]
@@ -141,7 +142,7 @@ class Interface(nn.Module):
             entries[entry.path or (OBSERVATION,)] = value if self.visible is None else value[:, self.visible]
         for name in self.added:
             value = inputs[name]
-            entries[name,] = value if name == ACTION_MASK else value.masked_fill(is_init_B.unsqueeze(-1), 0.0)
+            entries[name,] = value if name == ACTION_MASK else reset_states((value,), is_init_B)[0]
         return nested(entries) if self._has_entries else entries[OBSERVATION,]
 
     def env_actions(self, action: Any) -> Tensors:

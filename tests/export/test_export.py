@@ -6,10 +6,8 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,8 @@ from recurrl.agent import Agent
 from recurrl.cli import export as export_command
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
-from recurrl.evaluation import SEED_OFFSET
-from recurrl.export.checking import example, largest_difference, played
+from recurrl.export.checking import largest_difference, played
 from recurrl.export.export import export, load_onnx, load_pt2
-from recurrl.runtime.seeds import seeds
 
 AgentOf = Callable[..., tuple[Agent, TrainConfig]]
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
@@ -187,49 +183,3 @@ def test_the_largest_difference_in_10_000_steps_is_rounding(
         # An image passes fifteen convolutions more. Torch and onnxruntime each round them to about 1e-6 of what float64
         # gives, and torch itself differs by 4e-6 with oneDNN and without.
         assert max(found) <= (3e-6 if observation == "small_image" else 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["gru", "lstm", "mingru"])
-def test_a_step_of_128_features_takes_less_than_a_tenth_of_a_millisecond(
-    agent_of: AgentOf, tmp_path: Path, cell: str
-) -> None:
-    agent, _ = agent_of(CUE, f"cell={cell}", "cell.hidden_size=128", "encoder.sizes=[128]")
-    export(agent, tmp_path, {}, formats=["onnx"])
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", options, providers=["CPUExecutionProvider"])
-    inputs = example(agent.step, played(agent, 10), 1, torch.Generator())
-    arrays = {name: value.numpy() for name, value in inputs.items()}
-    times = []
-    for _ in range(3000):
-        began = time.perf_counter()
-        session.run(None, arrays)
-        times.append((time.perf_counter() - began) * 1e6)
-    sys.stdout.write(f"\n{cell}: {median(times):.1f} µs\n")
-    assert median(times) <= 100
-
-
-@pytest.mark.slow
-def test_the_default_policy_plays_as_well_when_exported(tmp_path: Path) -> None:
-    run = recurrl.train(["device=cpu"], run_dir=tmp_path / "run")
-    agent = run.load("last")
-    told = export(agent, tmp_path / "export", {}, formats=["onnx"])
-    call, shapes = load_onnx(tmp_path / "export" / "policy.onnx"), agent.step.state_shapes(sampled=False)
-    returns = []
-    for seed in seeds(SEED_OFFSET, 20):
-        env, state = agent.make_env(), {name: torch.zeros(1, *shape) for name, shape in shapes.items()}
-        env.reset(seed=seed)
-        observation, _ = env.reset()
-        total, ended, begins = 0.0, False, True
-        while not ended:
-            inputs = {"observation": torch.from_numpy(observation)[None], "is_init": torch.tensor([begins])}
-            outputs = call({**inputs, **state})
-            state = {name: outputs[f"next.{name}"] for name in state}
-            observation, reward, terminated, truncated, _ = env.step(outputs["action"].item())
-            total, ended, begins = total + float(reward), terminated or truncated, False
-        returns.append(total)
-    sys.stdout.write(f"\n{np.mean(returns)} against {run.summary['eval_return_mean']}; {told['files']}\n")
-    assert np.mean(returns) == run.summary["eval_return_mean"]

@@ -22,7 +22,6 @@ from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious,
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.export.export import export
-from recurrl.keys import VALUE
 from recurrl.policy import Policy
 
 Compose = Callable[..., TrainConfig]
@@ -73,16 +72,6 @@ def test_the_actor_does_not_see_what_only_the_critic_does(
     one, another = (policy.step(each.reshape(-1), state, is_init) for each in (observation, other))
     assert torch.equal(one[0], another[0])
     assert torch.equal(one[1], another[1])
-
-
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_replayed_values_equal_the_rollouts(
-    task: tuple[str, ...], critic: str, small: Compose, collect: Collect
-) -> None:
-    policy, batch = collect(small(*task, critic))
-    with torch.no_grad():
-        _, replayed, _, _ = policy.sequence(*policy.inputs(batch.reshape(-1, 8)))
-    torch.testing.assert_close(replayed, batch[VALUE].reshape(-1, 8, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_critic_sees(

@@ -26,6 +26,7 @@ Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 
 IMPALA = "encoder.images=impala"
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
+SEES = "algorithm.critic_observation=[hidden]"
 NORMS = ("policy.layer_norm=true", "policy.residual=true")
 
 REPLAYED = [
@@ -34,8 +35,13 @@ REPLAYED = [
     pytest.param(CUE, {"action": "bounded"}, ("policy.bounded_action=tanh",), id="does squashed"),
     pytest.param(CUE, {"action": "dict"}, ("policy.bounded_action=tanh",), id="does dict, squashed"),
     pytest.param(CUE, {"observation": "dict", "action": "dict"}, (*PREVIOUS, *NORMS), id="all at once"),
-    pytest.param(CUE, {}, (*NORMS, "cell=lstm", "algorithm.critic=recurrent"), id="a critic of its own"),
-    pytest.param(CUE, {}, (*NORMS, "cell=none"), id="no cell"),
+    *(
+        pytest.param(CUE, {}, (*NORMS, f"cell={cell}", f"algorithm.critic={critic}"), id=f"{cell}, {critic} critic")
+        for cell in ("lstm", "none")
+        for critic in ("shared", "recurrent", "feedforward")
+        if (cell, critic) != ("none", "recurrent")
+    ),
+    pytest.param("CartPole-v1", {}, ("env.mask=[1,3]", "algorithm.critic=feedforward", SEES), id="a critic that sees"),
     *(
         pytest.param(
             MASKED,
@@ -123,36 +129,27 @@ def learnt(config: TrainConfig) -> float:
     return fmean(evaluate(config.env, policy, episodes=50, seed=0))
 
 
-SQUASHED = "policy.bounded_action=tanh"
 KINDS = [
     *(("vector", action, "") for action in ACTIONS),
     *((observation, "discrete", "") for observation in OBSERVATIONS if "image" not in observation),
-    ("image", "discrete", "encoder.images=nature"),
     ("small_image", "discrete", IMPALA),
-    ("vector", "bounded", SQUASHED),
-    ("dict", "dict", ""),
+    ("vector", "bounded", "policy.bounded_action=tanh"),
 ]
-QUICK = [("vector", "discrete", ""), ("vector", "bounded", ""), ("dict", "dict", "")]
-"""What the default run learns; together the others take long."""
 
 
-@pytest.mark.parametrize(
-    ("observation", "action", "override"),
-    [
-        pytest.param(*kind, id=" ".join(kind), marks=() if kind in QUICK else pytest.mark.slow)
-        for kind in dict.fromkeys(KINDS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("observation", "action", "override"), KINDS)
 def test_a_recurrent_policy_learns_what_needs_memory(
     observation: str, action: str, override: str, configure: Configure
 ) -> None:
-    # Convolutions want smaller steps, and they and a squashed Gaussian more of them to come near enough.
+    # Convolutions need smaller steps, and more of them.
     steps = ["lr=1e-3", "total_frames=19200"] if "image" in observation else ["total_frames=14400"]
     overrides = [override, *steps] if override else []
     assert learnt(configure(CUE, *LEARNING, *overrides, observation=observation, action=action)) > 0.9
 
 
-@pytest.mark.parametrize("action", ["discrete", pytest.param("bounded", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["discrete", "bounded"])
 def test_a_policy_without_memory_does_not(action: str, configure: Configure) -> None:
     # Fifty episodes: twice the standard deviation of their mean is below 0.15.
     assert learnt(configure(CUE, *LEARNING, "cell=none", action=action)) < WITHOUT_MEMORY[action] + 0.15

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.policy.distributions import DiagonalGaussian, SquashedGaussian
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 
 Compose = Callable[..., TrainConfig]
@@ -31,16 +30,6 @@ def test_noise_has_unit_variance_from_the_first_step_on_and_the_given_correlatio
         assert step.std().item() == pytest.approx(1, abs=0.02)
     assert correlation(steps[1], steps[2]) == pytest.approx(0.8, abs=0.02)
     assert correlation(steps[1], steps[3]) == pytest.approx(0.64, abs=0.02)
-
-
-@pytest.mark.parametrize("kind", [DiagonalGaussian, SquashedGaussian])
-def test_an_action_is_as_far_off_the_mean_as_the_noise_says(
-    kind: type[DiagonalGaussian | SquashedGaussian],
-) -> None:
-    loc, noise = torch.tensor([[0.5, -0.5]]), torch.tensor([[2.0, -1.0]])
-    found = kind(loc, torch.tensor([[0.1, 0.2]])).action_from_noise(noise)
-    expected = torch.tensor([[0.7, -0.7]])
-    torch.testing.assert_close(found, expected.tanh() if kind is SquashedGaussian else expected)
 
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
@@ -75,7 +64,3 @@ def test_a_step_starts_noise_where_an_episode_does_and_a_deterministic_one_leave
     action, _, _, after, _ = policy.step(observation, state, is_init)
     assert after[NOISE].tolist() == [[0.0], [50.0]]
     assert torch.equal(action, policy.step(observation, policy.initial_state(2))[0])
-
-
-def test_discrete_actions_have_no_noise(small: Compose) -> None:
-    assert make_policy_for(small("env=cartpole_no_velocity")).carried_keys == ["recurrent_state"]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
+from torch.distributions import Beta
 from torch.nn import functional
-from torchrl.data import Binary, Categorical, Composite, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
+import recurrl
 from recurrl.build import make_algorithm, make_collector, make_consistency_check, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
@@ -21,6 +25,7 @@ from recurrl.evaluation import evaluate
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
 from recurrl.policy.distributions import categorical
 from recurrl.policy.heads import ActionHead
+from recurrl.policy.noise import NOISE
 from recurrl.recurrent import GRUModule, LSTMModule
 
 Compose = Callable[..., TrainConfig]
@@ -44,37 +49,86 @@ def make(kind: str, critic: str = "shared") -> Policy:
 
 @pytest.mark.parametrize("critic", ["shared", "own"])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_sequence_is_its_steps_one_after_the_other(kind: str, critic: str) -> None:
+def test_a_sequence_is_its_steps(kind: str, critic: str) -> None:
     policy = make(kind, critic)
     observation, is_init = torch.randn(B, T, 3), torch.rand(B, T) < 0.3
     state = policy.initial_state(B)
-    assert {key: value.shape for key, value in state.items()} == {
-        key: (B, *shape) for key, shape in policy.state_shapes.items()
-    }
     stored = {key: torch.zeros(B, T, *shape) for key, shape in policy.state_shapes.items()}
-    distribution, values, ends, _ = policy.sequence(observation, stored, is_init)
+    whole = policy.sequence(observation, stored, is_init)
+    assert whole.features.shape == (B, T, H)
+    assert whole.features.requires_grad
     for t in range(T):
-        action, log_prob, value, state, _ = policy.step(observation[:, t], state, is_init[:, t], torch.randn(B, 4))
-        torch.testing.assert_close(distribution.logits[:, t].gather(-1, action[:, None])[:, 0], log_prob)
-        torch.testing.assert_close(values[:, t], value)
+        step = policy.step(observation[:, t], state, is_init[:, t], torch.randn(B, policy.noise_size))
+        state = step.state
+        log_prob = whole.distribution.logits[:, t].gather(-1, step.action[:, None])[:, 0]
+        torch.testing.assert_close(log_prob, step.log_prob, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(whole.value[:, t], step.value, rtol=1e-5, atol=1e-5)
         last = is_init[:, t + 1] if t + 1 < T else torch.ones(B, dtype=torch.bool)
         for key, after in state.items():
-            torch.testing.assert_close(ends[key][:, t], torch.where(last[:, None, None], after, 0.0))
+            torch.testing.assert_close(whole.state[key][:, t], torch.where(last[:, None, None], after, 0.0))
 
 
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_step_remembers_nothing_but_the_state(kind: str) -> None:
-    policy = make(kind)
-    observation, state = torch.randn(B, 3), {key: torch.randn(B, 2, H) for key in policy.state_keys}
-    none, everywhere = torch.zeros(B, dtype=torch.bool), torch.ones(B, dtype=torch.bool)
-    first = policy.step(observation, state)
-    policy.step(torch.randn(B, 3), first[3])
-    for again in (policy.step(observation, state), policy.step(observation, state, none)):
-        assert torch.equal(again[0], first[0])
-        assert torch.equal(again[2], first[2])
-    reset = policy.step(observation, state, everywhere)
-    assert torch.equal(reset[2], policy.step(observation, policy.initial_state(B))[2])
-    assert not torch.equal(reset[2], first[2])
+ACTIONS = {
+    "discrete": Categorical(4),
+    "multi-discrete": MultiCategorical([2, 3]),
+    "binary": Binary(3),
+    "continuous": Unbounded((2,)),
+    "bounded": Bounded(-1, 1, (2,)),
+    "joint": Composite(move=Categorical(2), aim=Composite(at=Unbounded((1,)))),
+}
+
+
+@pytest.mark.parametrize("noise", ["independent", "correlated", "none"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_step_is_a_pure_function(action: str, noise: str, small: Compose) -> None:
+    correlation = 0.9 if noise == "correlated" else 0.0
+    config = small(
+        f"policy.noise_correlation={correlation}", "policy.bounded_action=tanh", "algorithm.critic=recurrent"
+    )
+    policy = make_policy(config, Composite(observation=Unbounded((3,))), ACTIONS[action])
+    observation, drawn = torch.randn(B, 3), None if noise == "none" else torch.randn(B, policy.noise_size)
+    state = {key: torch.randn(B, *shape) for key, shape in policy.state_shapes.items()}
+    if noise == "correlated":
+        state[NOISE] = torch.randn(B, policy.noise_size)
+    is_init = torch.tensor([True, False] * B)[:B]
+    copied, random = {key: value.clone() for key, value in state.items()}, torch.get_rng_state()
+    first = policy.step(observation, state, is_init, drawn)
+    policy.step(torch.randn(B, 3), first.state)  # whatever comes in between
+    torch.set_rng_state(random)
+    again = policy.step(observation, state, is_init, drawn)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(state[key], value) for key, value in copied.items())
+    same = first.action == again.action
+    assert bool(same.all())
+    assert torch.equal(first.log_prob, again.log_prob)
+    assert torch.equal(first.value, again.value)
+    assert list(first.state) == [*policy.state_keys, *([NOISE] if noise == "correlated" else [])]
+    assert all(torch.equal(value, again.state[key]) for key, value in first.state.items())
+    reset = policy.step(observation, policy.reset(state, is_init), None, drawn)
+    assert torch.equal(reset.log_prob, first.log_prob)
+    fresh = policy.step(observation, {key: torch.zeros_like(value) for key, value in state.items()}, None, drawn)
+    assert torch.equal(fresh.value[is_init], first.value[is_init])
+    assert not torch.isclose(fresh.value[~is_init], first.value[~is_init]).any()
+
+
+def test_states_are_zeroed_in_one_place() -> None:
+    package = Path(recurrl.__file__).parent
+    zeroing = re.compile(
+        r"(masked_fill|where\(|\* ?~).*(is_init|begins).*state|state.*(masked_fill|\* ?\(?~).*(is_init|begins)"
+    )
+    found = [str(file.relative_to(package)) for file in package.rglob("*.py") if zeroing.search(file.read_text())]
+    assert found == ["recurrent/layer.py"]
+
+
+def test_actions_of_a_head_without_noise_size_are_drawn_by_torch() -> None:
+    policy = make("gru")
+    policy.actor_head = ActionHead(nn.Linear(H, 2), lambda logits: Beta(*logits.exp().unsqueeze(-1).unbind(-2)))
+    assert policy.noise_size == 0
+    torch.manual_seed(1)
+    step = policy.step(torch.randn(B, 3), policy.initial_state(B), None, torch.randn(B, 0))
+    torch.manual_seed(1)
+    torch.randn(B, 3)
+    assert torch.equal(step.action, step.distribution.sample())
 
 
 def test_a_state_that_is_not_finite_does_not_survive_a_reset() -> None:
@@ -143,7 +197,7 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
     assert not any(map(torch.equal, before, policy.parameters()))
     assert len(evaluate(config.env, policy, episodes=2, seed=0)) == 2
     if isinstance(own, Buffered):
-        assert own.seen == 64
+        assert own.seen == config.frames_per_batch
     if isinstance(own, Hooked):
         assert own.calls > 16
 

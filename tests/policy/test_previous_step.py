@@ -80,12 +80,6 @@ def test_the_cell_takes_action_and_reward_as_they_are(configure: Configure, coll
     assert policy.trunk.core.layers.weight_ih_l0.shape[1] == 8 + 4 + 1
 
 
-@pytest.mark.parametrize("key", ["previous_action", "previous_reward"])
-def test_either_can_be_had_without_the_other(key: str, configure: Configure) -> None:
-    env = make_env(configure(CUE, f"env.{key}=true").env, 1, seed=0)
-    assert set(env.reset()[OBSERVATION].keys()) == {"observation", key}
-
-
 class Taken(gymnasium.Env):  # type: ignore[type-arg]
     """An environment that shows a previous action by itself."""
 

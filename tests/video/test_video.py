@@ -253,7 +253,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
     ("arguments", "message"),
     [
         (("RUN", "--video", "shown.avi"), "--video shown.avi must be a file named .mp4 or .gif"),
-        (("RUN", "RUN", "--video"), "--video shows one run, but 2 were given."),
+        (("RUN", "RUN", "--video"), "--video shows one run (got 2)."),
         (("RUN", "--video", "RUN"), "would write into a run. Give the run before --video"),
     ],
 )
