@@ -38,6 +38,10 @@ Weights = dict[str, Tensor]
 class ProcessWorker(Worker):
     """The rollout within a process; it writes rows into shared memory."""
 
+    def start(self, rollouts: Rollouts, seed: int) -> Layout:
+        """Makes the environments, and a copy of the policy, whose weights arrive in memory that all workers share."""
+        return super().start(replace(rollouts, policy=deepcopy(rollouts.policy)), seed)
+
     def connect(self, weights: list[Weights], rows: list[TensorDictBase]) -> None:
         """Takes shared memory: slots for the weights, and for this worker's rows."""
         self._weights, self._slots = weights, rows
