@@ -13,7 +13,7 @@ import torch
 from recurrl import checkpoint
 from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import Algorithm
-from recurrl.callbacks.callback import Adapted, Callback, Callbacks, IterationCallback
+from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
 from recurrl.callbacks.checkpoint import CompleteCheckpoint, SaveCheckpoint
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.callbacks.evaluation import Evaluation
@@ -120,7 +120,10 @@ def make_callbacks(
             diagnosis,
             SaveCheckpoint(config, settings, trackers.ids, start, restarts),
             Evaluation(evaluator, restarts),
-            *(each if isinstance(each, Callback) else Adapted(each, Agent(policy, config.env)) for each in callbacks),
+            *(
+                each if isinstance(each, Callback) else UserCallback(each, Agent(policy, config.env))
+                for each in callbacks
+            ),
             Log(trackers, diagnosis, config.total_frames),
             CompleteCheckpoint(config.checkpoint.keep_last),
         ]

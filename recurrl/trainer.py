@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import time
@@ -18,7 +19,6 @@ from recurrl.checkpoint.not_finite import batch_saved
 from recurrl.collector.restarts import RESTARTS, Collector
 from recurrl.config import TrainConfig
 from recurrl.policy import Policy
-from recurrl.runtime.garbage import start_up_spared
 from recurrl.runtime.ranks import world
 from recurrl.runtime.report import Report
 from recurrl.runtime.signals import StopRequest
@@ -114,7 +114,7 @@ class Trainer:
 
     def stop(self) -> None:
         """Ends the run after this iteration, saved and evaluated as at its end. Called on rank 0."""
-        self.stopped = True
+        self.stopped = not self.is_last
 
     def finished(self) -> bool:
         """True if no iteration follows. Collective: ranks exchange what requests a stop on any of them."""
@@ -146,5 +146,7 @@ class Trainer:
             stack.push(lambda error, *_: self.collector.shutdown(raise_on_error=error is None))
             notice = _STOP_NOTICE.format(self.run_dir) if world().rank == 0 else ""
             stack.enter_context(self.request.deferred(notice))
-            stack.enter_context(start_up_spared())
+            # What exists now lives on: the garbage collector need not traverse it.
+            gc.freeze()
+            stack.callback(gc.unfreeze)
             yield

@@ -6,13 +6,13 @@ import atexit
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from recurrl.runtime.garbage import start_up_spared
 from tensordict import TensorDictBase
 
 from benchmarks.configuration import configuration
 from benchmarks.peers.task import HIDDEN, Task
 from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.runtime.garbage import start_up_spared
 
 
 def configured(task: Task) -> TrainConfig:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import merged
+from recurrl.checkpoint import Stateful
 from recurrl.errors import RunError
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.in_bytes import read, written
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer
-
-logger = logging.getLogger(__name__)
 
 
 class Callback:
@@ -28,6 +26,11 @@ class Callback:
 
     What a callback draws at random in ``on_iteration`` changes the run; :class:`IterationCallback` leaves it unchanged.
     """
+
+    @property
+    def name(self) -> str:
+        """The name of its state in checkpoints."""
+        return type(self).__name__
 
     def on_start(self, trainer: Trainer) -> None:
         """Called once, before the first iteration."""
@@ -80,27 +83,24 @@ class IterationCallback(Protocol):
         """
 
 
-@runtime_checkable
-class _Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class Adapted(Callback):
+class UserCallback(Callback):
     """An :class:`IterationCallback` as a callback of the trainer."""
 
     def __init__(self, callback: IterationCallback, policy: Agent) -> None:
-        self.callback, self._policy = callback, policy
+        self._callback, self._policy = callback, policy
+
+    @property
+    def name(self) -> str:
+        """The name of the user's class."""
+        return type(self._callback).__name__
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Calls it, and stops the run if it returns True."""
-        if trainer.evaluation is None and not trainer.stopped:
-            return  # the evaluation was interrupted; a resumed run repeats it
+        """Calls it, and stops the run if it returns True. An iteration whose evaluation was interrupted is repeated."""
+        if trainer.evaluation is None:
+            return
         with random_numbers_restored():
-            stops = self.callback.on_iteration({"frames": trainer.frames, **metrics}, self._policy)
-        if stops and not trainer.is_last:
-            trainer.stop()
+            if self._callback.on_iteration({"frames": trainer.frames, **metrics}, self._policy):
+                trainer.stop()
 
     def state_dict(self) -> dict[str, Any]:
         """The callback's state, if it has one.
@@ -108,54 +108,53 @@ class Adapted(Callback):
         Raises:
             RunError: it is not of tensors and plain values.
         """
-        if not isinstance(self.callback, _Stateful):
-            return {}
-        state = self.callback.state_dict()
+        state = self._callback.state_dict() if isinstance(self._callback, Stateful) else {}
         try:
             read(written(state))
         except Exception as error:
-            raise RunError(
-                f"state_dict() of {type(self.callback).__name__} must return tensors and plain values: {error}"
-            ) from error
+            raise RunError(f"state_dict() of {self.name} must return tensors and plain values: {error}") from error
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores it."""
-        if isinstance(self.callback, _Stateful):
-            self.callback.load_state_dict(state)
+        if isinstance(self._callback, Stateful):
+            self._callback.load_state_dict(state)
 
 
 class Callbacks:
     """Callbacks in the order in which they run."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = callbacks
+        self._callbacks: dict[str, Callback] = {}
+        for callback in callbacks:
+            number = sum(callback.name == other.name for other in self._callbacks.values())
+            self._callbacks[f"{callback.name}_{number}" if number else callback.name] = callback
 
     def on_start(self, trainer: Trainer) -> None:
         """Before the first iteration."""
-        for callback in self._callbacks:
+        for callback in self._callbacks.values():
             callback.on_start(trainer)
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
         """Before the update."""
-        for callback in self._callbacks:
+        for callback in self._callbacks.values():
             callback.on_rollout(trainer, rollout)
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """After the update."""
         trainer.evaluation, trainer.checkpoint = {}, None
-        for callback in self._callbacks:
+        for callback in self._callbacks.values():
             callback.on_iteration(trainer, metrics)
 
     def on_end(self, trainer: Trainer) -> None:
         """After the last iteration."""
-        for callback in self._callbacks:
+        for callback in self._callbacks.values():
             callback.on_end(trainer)
 
     def close(self, failed: bool) -> None:
         """However the run ends; if one fails, the others are closed nevertheless."""
         with ExitStack() as stack:
-            for callback in self._callbacks:
+            for callback in self._callbacks.values():
                 stack.callback(callback.close, failed)
 
     def metrics(self) -> dict[str, float]:
@@ -164,29 +163,13 @@ class Callbacks:
         Raises:
             ConfigError: two have a metric of the same name.
         """
-        return merged(*(callback.metrics() for callback in self._callbacks))
+        return merged(*(callback.metrics() for callback in self._callbacks.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all that have one, by name."""
-        return {name: state for name, callback in self._named() if (state := callback.state_dict())}
+        """The states of those that have one, by name."""
+        return {name: state for name, callback in self._callbacks.items() if (state := callback.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the states of those that were in the saved run, too; others begin anew, and the log says so."""
-        for name, callback in self._named():
-            if name in state:
-                callback.load_state_dict(state[name])
-            elif callback.state_dict():
-                logger.warning("The checkpoint holds no state of the callback %s, which begins anew.", name)
-
-    def _named(self) -> list[tuple[str, Callback]]:
-        """The callbacks by the names of their classes, with a number where there are several of one."""
-        named: dict[str, Callback] = {}
-        for callback in self._callbacks:
-            of = callback.callback if isinstance(callback, Adapted) else callback
-            name = base = type(of).__name__
-            number = 1
-            while name in named:
-                number += 1
-                name = f"{base}_{number}"
-            named[name] = callback
-        return list(named.items())
+        """Restores them. A callback that the saved run did not have begins anew."""
+        for name in self._callbacks.keys() & state.keys():
+            self._callbacks[name].load_state_dict(state[name])

@@ -16,7 +16,7 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from pickle import UnpicklingError
 from textwrap import shorten
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -37,6 +37,7 @@ _INCOMPATIBLE = (
 """Raised by reading or restoring a state that is not the component's."""
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """A component of a checkpoint."""
 

@@ -187,12 +187,14 @@ def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:
-    summary = report.summary()
-    zeroed, shuffled = report.eval_return_mean_zeroed_state, report.eval_return_mean_shuffled_state
-    without = "" if zeroed is None else f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
+    summary, evaluation = report.summary(), report.evaluation
+    memory = ""
+    if "return_mean_zeroed_state" in evaluation:
+        zeroed, shuffled = (evaluation[f"return_mean_{states}_state"] for states in ("zeroed", "shuffled"))
+        memory = f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
     compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
     return (
         f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
-        f"{report.eval_return_mean:.1f} ± {report.eval_return_std:.1f} over {report.eval_episodes} episodes"
-        f"{without}; {run_dir}"
+        f"{evaluation['return_mean']:.1f} ± {evaluation['return_std']:.1f} over {evaluation['episodes']:.0f} episodes"
+        f"{memory}; {run_dir}"
     )

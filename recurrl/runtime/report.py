@@ -5,13 +5,19 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from recurrl.errors import ConfigError
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import SUMMARY, read_text
+
+EVALUATED = (
+    *("return_mean", "return_std", "episodes", "return_mean_zeroed_state", "return_mean_shuffled_state"),
+    *("return_mean_random", "return_std_random"),
+)
+"""The metrics of an evaluation that the summary has, with the prefix ``eval_``."""
 
 
 @dataclass
@@ -34,10 +40,7 @@ class Report:
         compile_time_s: compilation of the loss; None if it is not compiled.
         pretrain_log_likelihood: of recorded actions, in nats per step, in the last epoch of imitating them.
         train_return_mean: mean return of the last 100 episodes.
-        eval_return_mean: of the last evaluation, like the next two.
-        eval_return_mean_zeroed_state: the same with the recurrent states zeroed at each step.
-        eval_return_mean_shuffled_state: the same with the recurrent states of another environment.
-        eval_return_mean_random: the same with random actions, like the next one.
+        evaluation: the metrics of the last evaluation.
         best_eval_return_mean: the best of all evaluations, including those before a resume.
         restarts: restarts of environments after faults.
         backend: the recurrent backend that ran.
@@ -60,13 +63,7 @@ class Report:
     compile_time_s: float | None = None
     pretrain_log_likelihood: float | None = None
     train_return_mean: float | None = None
-    eval_return_mean: float | None = None
-    eval_return_std: float | None = None
-    eval_episodes: int | None = None
-    eval_return_mean_zeroed_state: float | None = None
-    eval_return_mean_shuffled_state: float | None = None
-    eval_return_mean_random: float | None = None
-    eval_return_std_random: float | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
     best_eval_return_mean: float | None = None
     restarts: int = 0
     backend: str | None = None
@@ -110,10 +107,8 @@ class Report:
         self.train_return_mean = metrics["train/return_mean"]
         self.restarts = int(metrics.get("collect/restarts", 0))
         if "eval/return_mean" in metrics:
-            for of in fields(self):
-                if of.name.startswith("eval_return"):
-                    setattr(self, of.name, metrics.get(f"eval/{of.name.removeprefix('eval_')}"))
-            self.eval_episodes = int(metrics["eval/episodes"])
+            self.evaluation = {name: metrics[f"eval/{name}"] for name in EVALUATED if f"eval/{name}" in metrics}
+            self.evaluation["episodes"] = int(self.evaluation["episodes"])
             mean, best = metrics["eval/return_mean"], self.best_eval_return_mean
             self.best_eval_return_mean = mean if best is None else max(best, mean)
 
@@ -128,8 +123,9 @@ class Report:
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""
         values = asdict(self)
-        for name in ("started", "frames_here", "has_begun", "_seconds"):
+        for name in ("started", "frames_here", "has_begun", "evaluation", "_seconds"):
             del values[name]
+        values |= {f"eval_{name}": self.evaluation.get(name) for name in EVALUATED}
         train_time = self.collect_time_s + self.learn_time_s
         return {
             **values,

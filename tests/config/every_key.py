@@ -11,7 +11,6 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from every_key_env import Kind
 from omegaconf import DictConfig, OmegaConf
 
-from recurrl import build, checkpoint, trainer
+from recurrl import build, checkpoint
 from recurrl.algorithms import algorithm
 from recurrl.callbacks import log
 from recurrl.config.composed import chosen_options, plain, typed
@@ -197,7 +196,6 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
 
     patch.setattr(algorithm, "compiled", compiled)
     patch.setattr(log, "plot_learning_curve", lambda *_: None)
-    patch.setattr(trainer, "start_up_spared", nullcontext)
     patch.setattr(os, "fsync", lambda _: None)
 
 
