@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from recurrl import checkpoint
-from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import Algorithm
 from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
 from recurrl.callbacks.checkpoint import CompleteCheckpoint, SaveCheckpoint
@@ -28,7 +27,6 @@ from recurrl.config.plugins import factory
 from recurrl.consistency.check import check_consistency
 from recurrl.envs import make_batched_env
 from recurrl.errors import naming, require
-from recurrl.evaluation import Evaluator
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.policy import Policy, make_policy
 from recurrl.policy.build import kinds
@@ -83,7 +81,7 @@ def make_trainer(
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, report.frames, world().rank))
     with ExitStack() as opened:
-        of_run = make_callbacks(config, run_dir, settings, policy, request, start, restarts, callbacks)
+        of_run = make_callbacks(config, run_dir, settings, policy, start, restarts, callbacks)
         opened.callback(of_run.close, failed=True)
         collector = make_collector(share, policy, report.frames, restarts)
         opened.pop_all()
@@ -95,7 +93,6 @@ def make_callbacks(
     run_dir: Path,
     settings: Mapping[str, Any],
     policy: Policy,
-    request: StopRequest,
     start: checkpoint.Checkpoint | None,
     restarts: Restarts,
     callbacks: Sequence[Callback | IterationCallback],
@@ -110,20 +107,14 @@ def make_callbacks(
         return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     diagnosis = make_diagnosis(config, policy)
-    evaluator = Evaluator(
-        config.env, policy, config.evaluation, config.seed, restart=restarts.after, stopped=lambda: request.made
-    )
     return Callbacks(
         [
             *check,
             EpisodeStatistics(),
             diagnosis,
             SaveCheckpoint(config, settings, trackers.ids, start, restarts),
-            Evaluation(evaluator, restarts),
-            *(
-                each if isinstance(each, Callback) else UserCallback(each, Agent(policy, config.env))
-                for each in callbacks
-            ),
+            Evaluation(restarts),
+            *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
             Log(trackers, diagnosis, config.total_frames),
             CompleteCheckpoint(config.checkpoint.keep_last),
         ]

@@ -4,9 +4,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -15,11 +13,10 @@ from tensordict import NestedKey
 from torch import Tensor
 from torchrl.checkpoint import GlobalRNGState
 
-from recurrl.config import EnvConfig, EvaluationConfig
+from recurrl.config import EnvConfig
 from recurrl.envs import make_batched_env
 from recurrl.envs.batched import BatchedEnv, Tensors, observation_in
 from recurrl.envs.making import random_action
-from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
 from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
 from recurrl.policy.policy import StepOutput
@@ -50,69 +47,6 @@ KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 class StoppedError(Exception):
     """The evaluation was asked to end."""
-
-
-@dataclass(frozen=True)
-class Evaluator:
-    """The evaluations of a run.
-
-    Attributes:
-        env: the environment.
-        policy: acts on its own device.
-        options: as configured.
-        seed: the run's.
-        restart: called after a fault of an environment with the fault, the number of faults before it in a row, and
-            words for the evaluation. It raises, or returns to have the evaluation repeated with other seeds.
-        stopped: called before each step; True ends the evaluation.
-    """
-
-    env: EnvConfig
-    policy: Policy
-    options: EvaluationConfig
-    seed: int
-    restart: Callable[[RunError, int, str], None]
-    stopped: Callable[[], bool]
-
-    def evaluate(self, frames: int, saved_in: Path | None, is_last: bool) -> dict[str, float] | None:
-        """The metrics of an evaluation; None if it was stopped.
-
-        Args:
-            frames: frames of the run so far.
-            saved_in: the checkpoint of the policy, for the error.
-            is_last: no evaluation follows; measure also what the configuration asks for at the end.
-
-        Raises:
-            EnvironmentFaultError: an environment failed.
-            RunError: too many restarts in a row failed.
-        """
-        faults = 0
-        while True:
-            try:
-                return self._metrics(seeds(self.seed, faults + 1)[-1], is_last)
-            except StoppedError:
-                return None
-            except (ConfigError, RunError) as error:
-                fault = EnvironmentFaultError(
-                    f"In the evaluation after {frames} frames: {error} The policy is saved in {saved_in}; resuming "
-                    "from it repeats the evaluation."
-                )
-                fault.__cause__ = error
-                self.restart(fault, faults, "an evaluation")
-                faults += 1
-
-    def _metrics(self, seed: int, is_last: bool) -> dict[str, float]:
-        given = (self.env, self.policy, self.options.episodes, seed)
-        returns = evaluate(*given, KEPT, self.stopped)
-        metrics = {
-            "eval/return_mean": fmean(returns),
-            "eval/return_std": pstdev(returns),
-            "eval/episodes": float(len(returns)),
-        }
-        if self.options.memory and is_last:
-            metrics |= memory_metrics(*given, self.stopped)
-        if self.options.random and is_last:
-            metrics |= random_metrics(self.env, self.options.episodes, seed, self.stopped)
-        return metrics
 
 
 @contextmanager

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
+import gc
 from collections.abc import Iterator
-from contextlib import ExitStack
 
-from recurrl.runtime.garbage import start_up_spared
 from tensordict import TensorDictBase
 
 from benchmarks.configuration import configuration
@@ -51,10 +49,7 @@ class Ours:
         self.learner = make_algorithm(config, policy)
         self.collector = make_collector(config, policy)
         self.batches: Iterator[TensorDictBase] = iter(self.collector)
-        # As in a training run, until this process exits.
-        until_exit = ExitStack()
-        until_exit.enter_context(start_up_spared())
-        atexit.register(until_exit.close)
+        gc.freeze()  # as a training run does
 
     def collect(self) -> None:
         """Collects one batch."""

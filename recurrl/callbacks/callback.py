@@ -11,8 +11,10 @@ from tensordict import TensorDictBase
 from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import merged
 from recurrl.checkpoint import Stateful
+from recurrl.config import EnvConfig
 from recurrl.errors import RunError
 from recurrl.evaluation import random_numbers_restored
+from recurrl.policy import Policy
 from recurrl.runtime.in_bytes import read, written
 
 if TYPE_CHECKING:
@@ -86,8 +88,8 @@ class IterationCallback(Protocol):
 class UserCallback(Callback):
     """An :class:`IterationCallback` as a callback of the trainer."""
 
-    def __init__(self, callback: IterationCallback, policy: Agent) -> None:
-        self._callback, self._policy = callback, policy
+    def __init__(self, callback: IterationCallback, policy: Policy, env: EnvConfig) -> None:
+        self._callback, self._agent = callback, Agent(policy, env)
 
     @property
     def name(self) -> str:
@@ -99,7 +101,7 @@ class UserCallback(Callback):
         if trainer.evaluation is None:
             return
         with random_numbers_restored():
-            if self._callback.on_iteration({"frames": trainer.frames, **metrics}, self._policy):
+            if self._callback.on_iteration({"frames": trainer.frames, **metrics}, self._agent):
                 trainer.stop()
 
     def state_dict(self) -> dict[str, Any]:

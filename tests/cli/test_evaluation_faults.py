@@ -24,21 +24,26 @@ AFTER = 40
 def signalled(monkeypatch):
     """Sends a signal to this process once, at the fifth step of an evaluation of a kind; returns the steps after it."""
 
-    def signalled(which: int, kind: str) -> list[str]:
-        disturb = evaluation._disturb
+    def signalled(which: int, kind: str) -> list[int]:
+        evaluate = evaluation.evaluate
         begun, after = [], []
 
-        def counting(current, keys, states, generator):
-            if current["is_init"].all() and current["step_count"].sum() == 0:
-                begun.append(states)
-            if not after and begun.count(kind) == which and current["step_count"].max() == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-                after.append(0)
-            elif after:
-                after[0] += 1
-            disturb(current, keys, states, generator)
+        def watched(config, policy, episodes, seed, states, stopped):
+            begun.extend([] if policy is None else [states])
+            steps = []
 
-        monkeypatch.setattr(evaluation, "_disturb", counting)
+            def counting() -> bool:
+                steps.append(1)
+                if after:
+                    after[0] += 1
+                elif begun.count(kind) == which and len(steps) == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    after.append(0)
+                return stopped()
+
+            return evaluate(config, policy, episodes, seed, states, counting)
+
+        monkeypatch.setattr(evaluation, "evaluate", watched)
         return after
 
     return signalled
