@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from run_files import metrics, settings, summary, without_times
 
-from recurrl.recurrent.backends.native import library
-
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
 def test_a_signal_ends_the_run_after_the_iteration_with_a_checkpoint_and_a_summary(
@@ -123,23 +121,6 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_pa
     weights = [path.read_bytes() for run in (whole, parts) for path in _weights(run)]
     assert len(weights) == 2
     assert weights[0] == weights[1]
-
-
-def test_a_resumed_run_keeps_what_backend_auto_chose(train, tiny, tmp_path, signalled, monkeypatch, no_compiler):
-    arguments = (*tiny, "total_frames=128", "resume=auto")
-
-    def run(name: str) -> list[dict[str, str]]:
-        done = train(*arguments, f"hydra.run.dir={name}")
-        assert done.code == 0, done.err
-        return without_times(metrics(tmp_path / name))
-
-    whole = run("whole")
-    signalled(signal.SIGTERM)
-    assert train(*arguments, "hydra.run.dir=parts").code == 143
-    monkeypatch.delenv("CC")
-    library.kernel.cache_clear()
-    assert run("parts") == whole
-    assert run("other") != whole, "or the choice would not show"
 
 
 def _weights(run: Path) -> Iterator[Path]:
