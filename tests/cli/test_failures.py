@@ -53,7 +53,7 @@ def test_a_refused_run_prints_one_error_message(train):
 def test_the_keys_that_take_a_path_are_known():
     of_groups = (keys_of(options, f"{group}.") for group in PACKAGES for options in packaged(group).values())
     keys = (each for some in (keys_of(), *of_groups) for each in some)
-    takes_a_path = re.compile(r"\b(a folder of|this folder|a run directory)\b")
+    takes_a_path = re.compile(r"\b(a folder (of|for)|this folder|a run directory)\b")
     found = {key for key, _, meaning in keys if takes_a_path.search(meaning.text)}
     assert found == {key for key in PATHS if not key.startswith("hydra.")}
 
