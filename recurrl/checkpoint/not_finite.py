@@ -88,7 +88,7 @@ def _entries(algorithm: Algorithm) -> dict[Any, Tensor]:
 
 
 def _components(algorithm: Algorithm) -> dict[str, Stateful]:
-    """The components of a algorithm without the reward scale: the rows are scaled already."""
+    """The components of an algorithm without the reward scale: the rows are scaled already."""
     return {name: part for name, part in components(algorithm).items() if name != SCALER}
 
 
