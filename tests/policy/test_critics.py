@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
-from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.build import make_policy_for
 from recurrl.config import TrainConfig
 
 Compose = Callable[..., TrainConfig]
@@ -19,16 +20,15 @@ def test_a_recurrent_critic_has_states_of_its_own(critic: str, own_states: int, 
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
-def test_the_value_loss_reaches_the_actors_trunk_only_where_the_critic_shares_it(critic: str, small: Compose) -> None:
-    config = small(f"algorithm.critic={critic}")
-    set_process_state(config)
-    learner = make_algorithm(config, make_policy_for(config))
-    collector = make_collector(config, learner.policy)
-    learner.update(collector.collect(), progress=0.0)
-    collector.shutdown()
-    learner.policy.zero_grad()
-    learner.algorithm.loss(next(learner.buffer.epoch())).terms["critic"].backward()
-    reached = {name.partition(".")[0] for name, p in learner.policy.named_parameters() if p.grad is not None}
+def test_values_have_gradients_with_respect_to_the_actors_trunk_only_where_the_critic_shares_it(
+    critic: str, small: Compose
+) -> None:
+    policy = make_policy_for(small(f"algorithm.critic={critic}"))
+    stored = {key: torch.zeros(3, 4, *shape) for key, shape in policy.state_shapes.items()}
+    output = policy.sequence(torch.randn(3, 4, 2), stored, torch.zeros(3, 4, dtype=torch.bool))
+    assert output.value is not None
+    output.value.square().sum().backward()
+    reached = {name.partition(".")[0] for name, p in policy.named_parameters() if p.grad is not None}
     assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}
 
 
