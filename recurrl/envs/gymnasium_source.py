@@ -15,9 +15,9 @@ from recurrl.envs.source import Source
 from recurrl.envs.spaces import check_spaces, leaves
 from recurrl.envs.user_wrappers import load_wrappers, wrapped
 from recurrl.envs.wrappers import (
-    ActionsInUnits,
     AddedEntries,
     HideObservations,
+    NormalisedActions,
     TuplesAsDicts,
     added_entries,
     has_tuples,
@@ -90,7 +90,7 @@ class GymnasiumSource(Source):
         if options.mask:
             env = HideObservations(env, options.mask, self.reveals)
         if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
-            env = ActionsInUnits(env)
+            env = NormalisedActions(env)
         if added := added_entries(options):
             env = AddedEntries(env, added)
         return under_one_key(env)

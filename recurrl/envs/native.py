@@ -20,7 +20,7 @@ from recurrl.envs.faults import Fault, Faults, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import check_spaces, spec_of
-from recurrl.envs.wrappers import in_units, seen_entries
+from recurrl.envs.wrappers import normalised_actions, seen_entries
 from recurrl.errors import ConfigError
 from recurrl.keys import OBSERVATION
 
@@ -58,7 +58,7 @@ class NativeVectorEnv(BatchedEnv):
         count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
         check_spaces(env_id, observed, acted)
         shown, seen = seen_entries(observed, mask) if mask else (observed, None)
-        units, to_env = in_units(acted)
+        units, to_env = normalised_actions(acted)
         super().__init__(count, {OBSERVATION: spec_of(shown, count)}, spec_of(units, count))
         self._vector, self._seen, self._to_env = vector, seen, to_env
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE

@@ -60,33 +60,33 @@ def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, Array]:
     size = space.shape[0]
     if any(index >= size for index in mask) or len(set(mask)) >= size:
         raise ConfigError(
-            f"env.mask={list(mask)} does not fit an observation of {size} entries: give indices from 0 to {size - 1}, "
-            "and leave at least one entry visible."
+            f"env.mask={list(mask)} is out of range: the observation has {size} entries (0 to {size - 1}). Leave at least "
+            "one visible."
         )
     seen = np.array([index for index in range(size) if index not in set(mask)])
     return spaces.Box(space.low[seen], space.high[seen], dtype=space.dtype.type), seen
 
 
-class ActionsInUnits(gymnasium.ActionWrapper[Any, Any, Any]):
+class NormalisedActions(gymnasium.ActionWrapper[Any, Any, Any]):
     """Clips continuous actions to their bounds; where both are finite, −1 and 1 stand for them."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self.action_space, self._to_env = in_units(env.action_space)
+        self.action_space, self._to_env = normalised_actions(env.action_space)
 
     def action(self, action: Any) -> Any:
         """The action for the environment."""
         return self._to_env(action)
 
 
-def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
+def normalised_actions(space: Space) -> tuple[Space, Callable[[Any], Any]]:
     """The space that a policy acts in, and the map from there to ``space``, for one action or a batch.
 
-    Dimensions of a Box are independent: one with two finite bounds is in units of half its range, one with equal bounds
+    Dimensions of a Box are independent: in one with two finite bounds −1 and 1 stand for them, one with equal bounds
     always has that value (and zero as its only action), and any other is only clipped.
     """
     if isinstance(space, spaces.Dict):
-        parts = {key: in_units(part) for key, part in space.spaces.items()}
+        parts = {key: normalised_actions(part) for key, part in space.spaces.items()}
         units = spaces.Dict({key: part[0] for key, part in parts.items()})
         return units, lambda action: {key: to_env(action[key]) for key, (_, to_env) in parts.items()}
     if not isinstance(space, spaces.Box):
@@ -101,7 +101,7 @@ def in_units(space: Space) -> tuple[Space, Callable[[Any], Any]]:
 
 
 def half_range(space: Any) -> tuple[spaces.Box[Any], tuple[Array, Array, Array, Array]]:
-    """The space of actions in units of half their range; and in float64 its middle, its half, and its bounds."""
+    """The space of normalised actions; and in float64 the middle of ``space``, half its range, and its bounds."""
     dtype = space.dtype  # a policy may compute in another
     limits = np.finfo(dtype)
     # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
@@ -183,7 +183,7 @@ class AddedEntries(gymnasium.Wrapper[Any, Any, Any, Any]):
     the parts of a composite concatenated. It and ``previous_reward``, of size 1, are zero at an episode's first step.
 
     Args:
-        env: whose actions are in units of half their range.
+        env: with normalised actions.
         names: those of these entries to add.
     """
 

@@ -33,8 +33,8 @@ class Card:
     Attributes:
         env: the environment's id.
         mask: indices of the observation that the policy does not see.
-        cell: the recurrent cell, and ``hidden_size`` its width.
-        hidden_size: likewise.
+        cell: the recurrent cell.
+        hidden_size: the width of the cell.
         algorithm: that trained it.
         frames: of training.
         seed: of training.

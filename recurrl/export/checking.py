@@ -33,9 +33,9 @@ def played(agent: Agent, steps: int) -> Tensors:
     with closing(agent.make_env()) as env:
         observation, info = env.reset(seed=0)
         for _ in range(steps):
-            given: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
-            rows.append(agent.inputs(observation, state, begins, **given))
-            action, state = agent.act(observation, state, begins, **given)
+            extra: dict[str, Any] = {"reward": reward, "action_mask": info.get(ACTION_MASK)}
+            rows.append(agent.inputs(observation, state, begins, **extra))
+            action, state = agent.act(observation, state, begins, **extra)
             observation, reward, terminated, truncated, info = env.step(action)
             begins = terminated or truncated
             if begins:

@@ -45,7 +45,7 @@ def export(
         agent: on the CPU.
         folder: made if it does not exist; earlier files of these names are replaced.
         run: where the policy comes from, for ``policy.json``.
-        sampled: actions are drawn with the noise given as an input, instead of taking the most probable ones.
+        sampled: actions are drawn with an input of noise, instead of taking the most probable ones.
         formats: some of :data:`FORMATS`.
 
     Raises:

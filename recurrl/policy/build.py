@@ -94,7 +94,7 @@ def make_cell(options: CellConfig) -> Cell | None:
 
 
 def make_backend(options: BackendConfig) -> str | Backend:
-    """The configured backend: a name of the package's, or a user's own.
+    """The configured backend: a name of the package's, or a custom one.
 
     Raises:
         ConfigError: there is no such backend, or it is not one.

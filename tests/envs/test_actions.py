@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from recurrl.envs.inline import InlineEnv
-from recurrl.envs.wrappers import ActionsInUnits, AddedEntries, in_units, under_one_key
+from recurrl.envs.wrappers import AddedEntries, NormalisedActions, normalised_actions, under_one_key
 
 DTYPES = (np.float16, np.float32, np.float64)
 
@@ -36,7 +36,7 @@ def boxes(draw: st.DrawFn) -> spaces.Box:
 @given(st.data())
 def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data: st.DataObject) -> None:
     box = data.draw(boxes())
-    _, to_env = in_units(box)
+    _, to_env = normalised_actions(box)
     finite = st.one_of(st.floats(-1.5, 1.5, width=32), st.floats(allow_nan=False, allow_infinity=False, width=32))
     low, high = np.sort(data.draw(arrays.arrays(np.float32, (2, *box.shape), elements=finite)), 0)
     with np.errstate(over="ignore"):  # of bounds near the largest number of float64
@@ -53,7 +53,7 @@ def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data: st.D
 @settings(max_examples=200, deadline=None)
 @given(box=boxes(), place=st.floats(-1, 1, width=32))
 def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box: spaces.Box, place: float) -> None:
-    _, to_env = in_units(box)
+    _, to_env = normalised_actions(box)
     found = to_env(np.full(box.shape, place, np.float32)).astype(np.longdouble)
     low, high = box.low.astype(np.longdouble), box.high.astype(np.longdouble)
     bounded = np.isfinite(box.low) & np.isfinite(box.high)
@@ -64,7 +64,7 @@ def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box: sp
 
 def test_bounds_that_float32_rounds_are_kept() -> None:
     box = spaces.Box(-0.3, 0.9, (1,), np.float32)
-    _, to_env = in_units(box)
+    _, to_env = normalised_actions(box)
     for place in np.linspace(-1, 1, 1001, dtype=np.float32):
         assert box.contains(to_env(np.full(1, place)))
 
@@ -87,7 +87,7 @@ class Recording(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("size", [0.0, 0.5, 9.0, 3e38])
 def test_each_dimension_obeys_its_own_bounds(size: float) -> None:
     inner = Recording()
-    env = InlineEnv([under_one_key(AddedEntries(ActionsInUnits(inner), ["previous_action"]))], "Recording-v0")
+    env = InlineEnv([under_one_key(AddedEntries(NormalisedActions(inner), ["previous_action"]))], "Recording-v0")
     env.reset_tensors(None)
     for sign in (-1, 1):
         shown = env.step_tensors(torch.full((1, 4), sign * size))["observation", "previous_action"][0].numpy()

@@ -63,8 +63,7 @@ def test_a_mask_that_does_not_fit_is_rejected_when_the_first_environment_is_made
     outcome = recurrl_train(f"env.mask={mask}".replace(" ", ""), cwd=tmp_path)
     assert outcome.code == 1
     assert outcome.error == (
-        f"env.mask={mask} does not fit an observation of 4 entries: give indices from 0 to 3, and leave at least one "
-        "entry visible."
+        f"env.mask={mask} is out of range: the observation has 4 entries (0 to 3). Leave at least one visible."
     )
 
 

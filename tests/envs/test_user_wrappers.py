@@ -49,7 +49,7 @@ def test_wrappers_apply_in_order_and_within_our_own(compose: Compose) -> None:
         while isinstance(env, gymnasium.Wrapper):
             kinds.append(type(env).__name__)
             env = env.env
-        expected = ["ActionsInUnits", "HideObservations", "FlattenObservation", "ClipReward", "TimeLimit"]
+        expected = ["NormalisedActions", "HideObservations", "FlattenObservation", "ClipReward", "TimeLimit"]
         assert [kind for kind in kinds if kind in expected] == expected
     made.close()
 
