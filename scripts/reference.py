@@ -23,12 +23,12 @@ _HEAD = """# Configuration
 <!-- Written by `python scripts/reference.py > docs/configuration.md`. -->
 
 Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` shows the same texts, and
-`recurrl-train --cfg job ...` those of one run. For yamls of your own, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
+`recurrl-train --cfg job ...` those of one run. For your yamls, add `--config-dir DIR`: `DIR/cell/mine.yaml` is
 `cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
 leaves out.
 
-All groups but `recompute`, `precision`, `experiment` and `hparams_search` also take `package.module:Name`: a class or
-function of your own whose first parameter is annotated with the dataclass of its options.
+All groups but `recompute`, `precision`, `experiment` and `hparams_search` also take `package.module:Name`: a custom
+class or function whose first parameter is annotated with the dataclass of its options.
 [Extending recurrl](extending.md) has the steps.
 """
 Option = tuple[str, Any, Meaning]
@@ -81,7 +81,7 @@ def _choices(group: str, default: str | None) -> Iterator[str]:
 
 
 def _table(options: Iterable[Option], choices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A row for each key, with its values in the given choices as defaults."""
+    """A row for each key, with its values in the choices as defaults."""
     rows = [
         f"| `{key}` | {_defaults(key.rpartition('.')[2], choices)} | {_values(kind, meaning)} | {meaning.text} |"
         for key, kind, meaning in options

@@ -74,9 +74,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64, 512])
     for of in fields(Machine):
         parser.add_argument(f"--{of.name.replace('_', '-')}", type=float, default=of.default)
-    given = vars(parser.parse_args())
-    ranks = given.pop("ranks")
-    machine = Machine(**given)
+    arguments = vars(parser.parse_args())
+    ranks = arguments.pop("ranks")
+    machine = Machine(**arguments)
     print(
         f"{machine.gradient_bytes / 1e6:g} MB for each gradient step and rank; for a collector on another machine "
         f"{machine.gradient_bytes / 1e6:g} MB out and {machine.frames * machine.frame_bytes / 1e6:g} MB in for each "

@@ -43,7 +43,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     """The result of the start-up check for the run that ``recurrl-train`` would start with these overrides.
 
     Raises:
-        ConfigError: the run would be refused, or the check fails.
+        ConfigError: the run would be rejected, or the check fails.
     """
     composed = compose(overrides, config_dir)
     config, explicit = as_schema(composed), explicit_keys(composed, overrides)

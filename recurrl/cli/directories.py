@@ -1,4 +1,4 @@
-"""The directory of a run: locked while in use, kept from files of others, and removed if the run is refused."""
+"""The directory of a run: locked while in use, without files of others, and removed if the run is rejected."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from recurrl.runtime.run_lock import locked
 
 @contextmanager
 def run_directory(run_dir: Path) -> Iterator[None]:
-    """Locks the directory of a run while the block runs. Of a run that is refused nothing is left.
+    """Locks the directory of a run while the block runs. Of a run that is rejected nothing is left.
 
     Raises:
         ConfigError: another process uses the directory.

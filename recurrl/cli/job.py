@@ -38,7 +38,7 @@ def run(
     started: float,
     callbacks: Sequence[Callback | IterationCallback] = (),
 ) -> None:
-    """Trains as configured, and writes the run's summary however it ends, unless it is refused.
+    """Trains as configured, and writes the run's summary however it ends, unless it is rejected.
 
     Args:
         composed: what Hydra made of the configuration files and the command line.
@@ -53,7 +53,7 @@ def run(
         RunError: the run failed; the message says why.
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
-    report, start, refused = Report(started=started), None, False
+    report, start, rejected = Report(started=started), None, False
     try:
         with resource_errors_as_messages():
             remove_unfinished(run_dir)
@@ -89,10 +89,10 @@ def run(
     except Exception as error:
         world().failed(error)
         report.error = f"{type(error).__name__}: {error}"
-        refused = isinstance(error, ConfigError) and not report.has_begun
+        rejected = isinstance(error, ConfigError) and not report.has_begun
         raise
     finally:
-        if not refused:
+        if not rejected:
             _record_summary(report, run_dir)
         world().leave()
     logger.info(_closing_line(report, run_dir))
@@ -103,7 +103,7 @@ def record(settings: Mapping[str, Any], run_dir: Path) -> None:
     """Writes the configuration of an accepted run, for those who resume or evaluate it, and Hydra's files.
 
     Args:
-        settings: with all references resolved, because a saved configuration with references is refused.
+        settings: with all references resolved, because a saved configuration with references is rejected.
         run_dir: the run's directory.
     """
     folder, found = run_dir / ".hydra", OmegaConf.create(dict(settings))

@@ -1,4 +1,4 @@
-"""Errors that end a command, in words of our own where Hydra's would not help."""
+"""Errors that end a command, in words that help more than Hydra's."""
 
 import re
 import sys

@@ -82,7 +82,7 @@ def prepared(command_line: Sequence[str]) -> list[str]:
     """
     arguments, known, result = arguments_of(command_line), packaged_keys(), list(command_line)
     texts = arguments.overrides
-    # Yamls of the user may choose what has keys of its own.
+    # Yamls of the user may choose what has further keys.
     only_packaged = arguments.config_dir is None and not any("searchpath" in text or ":" in text for text in texts)
     for text, override in zip(texts, parsed(texts), strict=True):
         key = override.key_or_group.removeprefix("/")

@@ -22,7 +22,7 @@ OVERRIDES = ".hydra/overrides.yaml"
 """The overrides of a job of a sweep, written when it begins."""
 _OUTCOME = ("return", "95% interval", "frames", "time", "status")
 _MOST_COLUMNS = 5
-"""More settings that differ get a table of their own, with a row for each."""
+"""More settings that differ get another table, with a row for each."""
 
 
 def results_of(path: Path) -> list[Result]:
@@ -39,7 +39,7 @@ def results_of(path: Path) -> list[Result]:
 
 
 def configured(result: Result) -> Result:
-    """With the run's path and its whole configuration; a job that was refused has none, and stays as it is."""
+    """With the run's path and its whole configuration; a job that was rejected has none, and is returned unchanged."""
     if not (result.directory / CONFIG_FILE).is_file():
         return result
     values = flat(plain(saved_config(result.directory))).items()

@@ -9,7 +9,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
-from recurrl.algorithms.algorithm import annealed
 from recurrl.cli.overrides import overridden_keys, parsed, text_of
 from recurrl.cli.saved_config import check_code, code_named, config_within, saved_config
 from recurrl.config import TrainConfig
@@ -58,7 +57,10 @@ def with_resumed(
             logger.info("resuming with %s=%s, which was %s", key, now, was)
     config = _checked(effective, composed, source)
     if "schedule_frames" in changes:
-        logger.info(_schedules_line(config))
+        logger.info(
+            "The schedules end at %d frames, as before. schedule_frames=%d stretches them over the whole run.",
+            *(config.schedule_frames, config.total_frames),
+        )
     _check_changes(config, changes)
     return effective, config, start
 
@@ -85,7 +87,7 @@ def _checked(effective: DictConfig, composed: DictConfig, source: Path) -> Train
         config = as_schema(effective)
         check_values(config)
     except ConfigError:
-        # What this command line gets wrong is not the file's fault.
+        # What this command line gets wrong must not be reported as the file's error.
         check_values(as_schema(composed))
         with naming(source):
             raise
@@ -103,14 +105,6 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) 
             f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {kept[key]}. "
             "Leave it out, or start a new run without resume."
         )
-
-
-def _schedules_line(config: TrainConfig) -> str:
-    stays = f"stay as they are from {config.schedule_frames} frames on"
-    if config.lr_schedule == "linear":
-        lr = annealed(config.lr, config.lr_final_fraction, config.progress(config.total_frames))
-        stays += f", with a learning rate of {lr:.3g}"
-    return f"The schedules {stays}. schedule_frames={config.total_frames} stretches them over the whole run."
 
 
 def config_of(saved: checkpoint.Checkpoint) -> DictConfig:

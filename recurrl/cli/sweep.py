@@ -3,7 +3,6 @@
 The jobs may run in other processes or on other machines, so their results are read from their directories.
 """
 
-import csv
 import itertools
 import json
 import os
@@ -65,7 +64,7 @@ def job_started() -> float:
 
 @contextmanager
 def recorded(run_dir: Path, overrides: list[str]) -> Iterator[None]:
-    """Records the overrides of a job that begins, and the error of one that is refused before it writes a summary."""
+    """Records the overrides of a job that begins, and the error of one that is rejected before it writes a summary."""
     (run_dir / OVERRIDES).parent.mkdir(exist_ok=True)
     with atomic_write(run_dir / OVERRIDES) as file:
         OmegaConf.save(OmegaConf.create(overrides), file)
@@ -94,7 +93,7 @@ def _report(folder: Path) -> None:
     from recurrl.reporting.page import write_report  # plotly takes half a second
 
     page = write_report(list(map(configured, jobs)), [folder])
-    sys.stderr.write(f"The table is also in {folder}/sweep.json and sweep.csv, with figures in {page}.\n")
+    sys.stderr.write(f"The table is also in {folder}/sweep.json, with figures in {page}.\n")
 
 
 def _write(folder: Path, jobs: list[Result]) -> None:
@@ -102,11 +101,3 @@ def _write(folder: Path, jobs: list[Result]) -> None:
     with atomic_write(folder / "sweep.json") as file:
         json.dump(found, file, indent=2, ensure_ascii=False)
         file.write("\n")
-    keys = differing(jobs)
-    rows = [job.as_json() for job in jobs]
-    columns = [name for name in rows[0] if name not in ("name", "settings")]
-    with atomic_write(folder / "sweep.csv") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["job", *keys, *columns])
-        for row in rows:
-            writer.writerow([row["name"], *(row["settings"].get(key, "") for key in keys), *map(row.get, columns)])

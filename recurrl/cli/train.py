@@ -98,14 +98,14 @@ def _explain(arguments: Namespace, every_key: bool) -> None:
     sys.stdout.write(help_of(composed, every_key, arguments.config_dir) if arguments.help else explained(composed))
 
 
-_refused: list[ConfigError | RunError] = []
-"""The error of a single run, kept from Hydra, which prints a line of its own about each exception."""
+_rejected: list[ConfigError | RunError] = []
+"""The error of a single run, kept from Hydra, which prints another line about each exception."""
 
 
 def _jobs() -> None:
     _job()
-    if _refused:
-        raise _refused.pop()
+    if _rejected:
+        raise _rejected.pop()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://recurrl.configs", config_name="train")
@@ -131,7 +131,7 @@ def _job(composed: DictConfig) -> float | None:
         # Of a sweep Hydra must have the error: it continues with the other jobs, which may run in other processes.
         if is_sweep:
             raise
-        _refused.append(error)
+        _rejected.append(error)
         return None
     return read_summary(run_dir)["eval_return_mean"]  # for sweepers that maximise it
 

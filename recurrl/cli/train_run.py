@@ -63,10 +63,10 @@ def train(
             nested or with dots, which may be the whole configuration of another run.
         run_dir: where everything is written; default: ``outputs/<date>/<time>``.
         callbacks: called after each iteration.
-        config_dir: a folder with yamls of your own.
+        config_dir: a folder with your yamls.
 
     Raises:
-        ConfigError: what was asked for cannot be done; nothing is left of the run.
+        ConfigError: the configuration is not possible; nothing is left of the run.
         RunError: the run failed.
     """
     if launched_size() > 1:

@@ -1,6 +1,6 @@
 """The configuration of a run: its schema, the choices of each group, and plug-ins. Nothing here imports torch.
 
-The dataclasses below are those that options of your own derive from.
+The dataclasses below are those that the options of custom choices derive from.
 """
 
 from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, GRPOConfig, PPOConfig

@@ -13,7 +13,7 @@ CHUNKS = Condition("recompute=chunk", lambda run: run.recompute.name == "chunk")
 class CellConfig:
     """The recurrent cell; ``none`` puts a feed-forward layer of the same size in its place, as a control.
 
-    A cell with options of its own derives a dataclass from this one.
+    A cell with further options derives a dataclass from this one.
     """
 
     name: str = option("the cell; none is the control without memory, a feed-forward layer of the same size")

@@ -8,7 +8,7 @@ from recurrl.errors import require
 
 @dataclass
 class CollectorConfig:
-    """The options of every collector; one with options of its own derives a dataclass."""
+    """The options of every collector; one with further options derives a dataclass."""
 
     name: str = option("where environments run: in this process, in workers, or on a Ray cluster")
     timeout_s: float | None = option("seconds after which a step or reset has failed; null: no limit", SECONDS)
@@ -72,7 +72,7 @@ class RayConfig(WorkersConfig):
 
 @dataclass
 class BufferConfig:
-    """The options of every buffer; one with options of its own derives a dataclass."""
+    """The options of every buffer; one with further options derives a dataclass."""
 
     name: str = option("the buffer")
 

@@ -7,7 +7,7 @@ from recurrl.config.options import FEATURES, IMAGES, NO_IMAGES, option
 
 @dataclass
 class EncoderConfig:
-    """An encoder; one with options of its own derives a dataclass from this one."""
+    """An encoder; one with further options derives a dataclass from this one."""
 
     name: str = option("the encoder")
 

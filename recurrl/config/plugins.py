@@ -56,7 +56,7 @@ def key_of(group: str) -> str:
 
 
 def _typed_key(group: str) -> str:
-    """The key by which a choice is given on the command line."""
+    """The key of a choice on the command line."""
     return "env.source" if group == "env" else group
 
 

@@ -103,10 +103,7 @@ def test_a_run_that_is_extended_stays_at_the_learning_rate_it_had_come_to(train,
     assert learning_rates(finished_run) == pytest.approx([3e-3, last])
     outcome = train(f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
     assert learning_rates(tmp_path / "run") == pytest.approx([last, last])
-    assert (
-        "The schedules stay as they are from 64 frames on, with a learning rate of 0.00165. schedule_frames=128 "
-        "stretches them over the whole run."
-    ) in outcome.out
+    assert "The schedules end at 64 frames, as before. schedule_frames=128 stretches them over the whole" in outcome.out
     # And again, from there.
     assert train("resume=run", "total_frames=160", "hydra.run.dir=run").code == 0
     assert learning_rates(tmp_path / "run") == pytest.approx([last, last, last])
