@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from recurrl.algorithms import compiling
-from recurrl.config import TrainConfig, WorkersConfig
+from recurrl.config import PPOConfig, TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import MultiAsyncConfig, RayConfig
 from recurrl.config.keys import WRAPPERS
@@ -199,10 +199,13 @@ def _batches(config: TrainConfig) -> None:
 
 
 def _normalization(config: TrainConfig) -> None:
-    """Normalisation does not cancel the scale of rewards."""
+    """Normalisation does not cancel the scale of rewards, and is over several frames."""
     scale, condition = config.env.reward_scale, "1 with env.normalize_reward=true, which divides it out again"
     advice = "Give env.reward_scale=1, or env.normalize_reward=false."
     _must(scale == 1 or not config.env.normalize_reward, "env.reward_scale", condition, scale, advice)
+    frames = {"minibatch": config.minibatch_slices * config.slice_len, "batch": config.frames_per_batch, "none": None}
+    over = config.algorithm.normalize_advantage if isinstance(config.algorithm, PPOConfig) else "none"
+    _must(frames[over] != 1, "algorithm.normalize_advantage", f"none where a {over} has one frame", over)
 
 
 def _off_policy(config: TrainConfig) -> None:

@@ -126,10 +126,8 @@ def test_a_run_that_is_extended_from_its_midst_falls_as_it_would_have(train, fin
 
 
 def test_a_schedule_shorter_than_an_iteration_is_refused(refused, tiny):
-    assert refused(*tiny, "schedule_frames=31") == (
-        "schedule_frames=31 is less than one iteration of frames_per_batch=32. Give a larger schedule_frames or a "
-        "smaller frames_per_batch."
-    )
+    error = refused(*tiny, "schedule_frames=31")
+    assert error.startswith("schedule_frames must be at least one iteration of frames_per_batch=32 (got 31).")
 
 
 @pytest.mark.slow
@@ -204,7 +202,7 @@ def test_a_run_resumed_in_its_own_directory_keeps_its_settings_and_its_metrics(t
 def test_a_refused_resume_in_a_runs_own_directory_leaves_a_run_that_can_be_evaluated(train, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     outcome = train("resume=run", "total_frames=64", "hydra.run.dir=run")
-    assert outcome.error.startswith("resume=run is already at 64 frames")
+    assert "resume=run is already at 64 frames" in outcome.error
     assert metrics(run) == metrics(finished_run)
     assert evaluate_run(run) == evaluate_run(finished_run)
 

@@ -16,7 +16,7 @@ GRPO = ("experiment=cartpole_grpo",)
 BURN_IN = {"state": "burn_in", "burn_in_len": 4, "slice_len": 8, "minibatch_slices": 8}
 ONE_FRAME = {"slice_len": 1, "minibatch_slices": 1}
 ONE_FRAME_A_BATCH = {**ONE_FRAME, "env.num_envs": 1, "frames_per_batch": 1}
-MINIBATCH = "algorithm.normalize_advantage"
+NORMALIZE = "algorithm.normalize_advantage"
 HUGE = {"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7}
 ELMAN = ElmanConfig(name="my_package.elman_cell:Elman", hidden_size=8, num_layers=1)
 WORKERS: dict[str, Any] = {"timeout_s": None, "on_fault": "raise"}
@@ -48,8 +48,8 @@ ERRORS = [
     ({"total_frames": 1023}, "total_frames must be at least one iteration of frames_per_batch=1024 (got 1023)."),
     # Normalisation
     ({"env.reward_scale": 0.1}, "env.reward_scale must be 1 with env.normalize_reward=true"),
-    ({**ONE_FRAME, MINIBATCH: "minibatch"}, "algorithm.normalize_advantage"),
-    ({**ONE_FRAME_A_BATCH, MINIBATCH: "batch"}, "algorithm.normalize_advantage"),
+    ({**ONE_FRAME, NORMALIZE: "minibatch"}, f"{NORMALIZE} must be none where a minibatch has one frame"),
+    ({**ONE_FRAME_A_BATCH, NORMALIZE: "batch"}, f"{NORMALIZE} must be none where a batch has one frame"),
     # States
     *(
         ({**BURN_IN, "state": state, "cell.name": "none"}, f"state must be stored with cell=none (got {state}).")
@@ -109,9 +109,9 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(refusal, changes, mess
         {"frames_per_batch": 992, "slice_len": 31},
         {"total_frames": 1024},
         {"env.normalize_reward": False, "env.reward_scale": 0.5},
-        {"slice_len": 2, "minibatch_slices": 1, MINIBATCH: "minibatch"},
-        {"slice_len": 1, "minibatch_slices": 2, MINIBATCH: "minibatch"},
-        {**ONE_FRAME, MINIBATCH: "batch"},
+        {"slice_len": 2, "minibatch_slices": 1, NORMALIZE: "minibatch"},
+        {"slice_len": 1, "minibatch_slices": 2, NORMALIZE: "minibatch"},
+        {**ONE_FRAME, NORMALIZE: "batch"},
         ONE_FRAME_A_BATCH,
         {"state": "zero"},
         {"state": "refresh"},
