@@ -21,24 +21,16 @@ from recurrl.recurrent.layer import run_sequence, run_step, state_shapes
 from recurrl.recurrent.segments import Segments
 
 
-def given(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a constructor by name, from its ``locals()``."""
-    return {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
-
-
 class PythonRNN(nn.RNNBase):
     """Stacked layers over whole rows, with the ``forward`` of ``nn.GRU`` and ``nn.LSTM`` for batched input."""
 
-    CELL: type[GatedCell]
     use_scan: bool = False
 
-    def __init__(self, use_scan: bool, **sizes: Any) -> None:
-        super().__init__(**sizes)  # of nn.GRU or nn.LSTM, which come after this class
-        # For the whole process: the compiler refuses these modules by their base class, and would otherwise trace them.
-        torch._dynamo.config.allow_rnn = True
+    def __init__(self, kind: type[GatedCell], *sizes: Any, use_scan: bool) -> None:
+        super().__init__(kind.__name__, *sizes)
         for backend in ("reference", "scan"):
             load_backend(backend)  # here, because the compiler cannot import while it traces
-        self.cell = self.CELL(self.hidden_size, self.bias, self.proj_size)
+        self.cell = kind(self.hidden_size, self.bias, self.proj_size)
         self.use_scan = use_scan
 
     def _run(
@@ -76,7 +68,7 @@ class PythonRNN(nn.RNNBase):
         return output, tuple(states.transpose(0, 1) for states in states_BLX)
 
 
-class GRU(PythonRNN, nn.GRU):
+class GRU(PythonRNN):
     """``nn.GRU`` in Python.
 
     Args:
@@ -92,8 +84,6 @@ class GRU(PythonRNN, nn.GRU):
         use_scan: use the ``scan`` backend instead of a plain loop.
     """
 
-    CELL = gru.GRU
-
     def __init__(
         self,
         input_size: int,
@@ -107,9 +97,10 @@ class GRU(PythonRNN, nn.GRU):
         dtype: torch.dtype | None = None,
         use_scan: bool = False,
     ) -> None:
-        super().__init__(**given(locals()))
+        sizes = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__(gru.GRU, *sizes, 0, device, dtype, use_scan=use_scan)
 
-    def forward(  # type: ignore[override]  # batched input only
+    def forward(
         self, input: Tensor, hx: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the output ``[B, T, D·O]`` and the last states ``[L·D, B, X]``.
@@ -126,10 +117,8 @@ class GRU(PythonRNN, nn.GRU):
         return output, states[0]
 
 
-class LSTM(PythonRNN, nn.LSTM):
+class LSTM(PythonRNN):
     """``nn.LSTM`` in Python. Arguments as for :class:`GRU`, in TorchRL's order; ``proj_size`` projects the output."""
-
-    CELL = lstm.LSTM
 
     def __init__(
         self,
@@ -145,12 +134,13 @@ class LSTM(PythonRNN, nn.LSTM):
         dtype: torch.dtype | None = None,
         use_scan: bool = False,
     ) -> None:
-        super().__init__(**given(locals()))
+        sizes = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
+        super().__init__(lstm.LSTM, *sizes, proj_size, device, dtype, use_scan=use_scan)
 
-    def forward(  # type: ignore[override]  # batched input only
+    def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Like :meth:`GRU.forward`, with the pair of states (h, c)."""
+        """Returns the output ``[B, T, D·O]`` and the last states (h, c), ``[L·D, B, X]`` each. Arguments as of a GRU."""
         output, (h, c) = self._run(input, hx, mask)
         return output, (h, c)
 

@@ -1,4 +1,4 @@
-"""What TorchRL documents of its recurrent modules and of its GRPO loss holds for ours: both run side by side."""
+"""What TorchRL documents of its recurrent modules and of its GRPO loss holds for ours: both are run and compared."""
 
 from __future__ import annotations
 
@@ -198,16 +198,6 @@ def test_the_removed_method_says_what_to_use(kind: str) -> None:
     _, ours = pair(kind)
     with pytest.raises(RuntimeError, match=r"context manager recurrl\.recurrent\.set_recurrent_mode\(True\)"):
         ours.set_recurrent_mode()
-
-
-@pytest.mark.parametrize("python_based", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_submodules_are_torchs(kind: str, python_based: bool) -> None:
-    _, ours = pair(kind, python_based=python_based)
-    submodule, base = getattr(ours, kind), {"gru": nn.GRU, "lstm": nn.LSTM}[kind]
-    assert isinstance(submodule, base)
-    assert isinstance(submodule, getattr(recurrent, kind.upper())) is python_based
-    assert (type(submodule) is base) is not python_based
 
 
 def test_a_subclass_may_rename_its_states() -> None:

@@ -166,13 +166,13 @@ class RecurrentModule(TensorDictModuleBase):
     @property
     def layers(self) -> Parameters:
         """The submodule that holds the parameters."""
-        if not torch.compiler.is_compiling():
-            return cast(Parameters, self._modules[self._submodule])
-        # The compiler refuses torch's recurrent modules, whose forward it would unroll. Here their parameters are read.
-        before = _let_compiler_read_rnns(True)
+        # torch.compile rejects torch's recurrent modules, whose forward it would unroll. Here only their parameters are
+        # read: allowed while it looks at the module for the first time.
+        compiling = torch.compiler.is_compiling()
+        before = compiling and _allow_rnn(True)
         layers = cast(Parameters, self._modules[self._submodule])
-        assert layers.hidden_size  # the compiler looks at a module when it is first used
-        _let_compiler_read_rnns(before)
+        if compiling and layers.hidden_size:
+            _allow_rnn(before)
         return layers
 
     @property
@@ -304,7 +304,7 @@ class RecurrentModule(TensorDictModuleBase):
             sequence: True for sequences, False for single steps.
 
         Returns:
-            The output and the new states, shaped likewise.
+            The output ``[B, T, D·O]`` and the new states, shaped as the stored ones; without T for one step.
 
         Raises:
             ValueError: the backend cannot run here.
@@ -352,13 +352,13 @@ class RecurrentModule(TensorDictModuleBase):
         return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
 
 
-# The compiler runs this while it traces.
+# The compiler runs this while it traces. A private setting of torch, which has no public one.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _let_compiler_read_rnns(allow: bool) -> bool:
-    """Returns what it was before."""
-    before: bool = torch._dynamo.config.allow_rnn
-    torch._dynamo.config.allow_rnn = allow
-    return before
+def _allow_rnn(allow: bool) -> bool:
+    """Sets whether the compiler accepts torch's recurrent modules. Returns the setting before."""
+    config = torch._dynamo.config
+    before, config.allow_rnn = config.allow_rnn, allow
+    return bool(before)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +14,6 @@ from recurrl.recurrent import backends, precision
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.module import RecurrentModule
 from recurrl.recurrent.module.keys import contiguous
-from recurrl.recurrent.rnn import given
 
 
 class GRUModule(RecurrentModule):
@@ -55,7 +54,7 @@ class GRUModule(RecurrentModule):
         recurrent_chunk_len: int = 0,
     ) -> None:
         _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
-        options = given(locals())
+        options = _named(locals())
         super().__init__("gru", wrapped=options.pop("gru"), **options)
 
 
@@ -99,8 +98,13 @@ class LSTMModule(RecurrentModule):
         recurrent_chunk_len: int = 0,
     ) -> None:
         _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
-        options = given(locals())
+        options = _named(locals())
         super().__init__("lstm", wrapped=options.pop("lstm"), **options)
+
+
+def _named(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor by name, from its ``locals()``."""
+    return {name: value for name, value in arguments.items() if name not in ("self", "__class__")}
 
 
 def _check_recompute(owner: str, backend: str | Backend, recompute: str) -> None:
