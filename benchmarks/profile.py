@@ -20,8 +20,9 @@ from torch import nn
 
 from benchmarks.configuration import configuration
 from benchmarks.measuring import machine
-from recurrl.algorithms import Algorithm, ppo
-from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.algorithms.algorithm import Algorithm
+from recurrl.build import make_algorithm, make_policy_for, make_rollouts, set_process_state
+from recurrl.collector import rollout as collection
 from recurrl.collector.rollout import Rollout
 from recurrl.config import TrainConfig
 
@@ -48,36 +49,34 @@ def profile(config: TrainConfig, iterations: int) -> Times:
     set_process_state(config)
     policy = make_policy_for(config)
     algorithm = make_algorithm(config, policy)
-    collector = make_collector(config, policy)
-    assert isinstance(collector, Rollout)
+    rollout = Rollout(make_rollouts(config, policy))
     times: Times = defaultdict(lambda: np.zeros(2))
-    with timed(_parts(collector, algorithm), times):
+    with timed(_parts(rollout, algorithm), times):
         for iteration in range(-2, iterations):
             if iteration == 0:
                 times.clear()
-            batch = _timed(collector.collect, "collect", times)()
-            _timed(algorithm.update, "learn", times)(batch, progress=0.0)
-    collector.shutdown()
+            rows = _timed(rollout.collect, "collect", times)()
+            _timed(algorithm.update, "learn", times)(rows, progress=0.0)
+    rollout.shutdown()
     return {name: seconds / iterations for name, seconds in times.items()}
 
 
-def _parts(collector: Rollout, algorithm: Algorithm) -> list[tuple[Any, str, str]]:
+def _parts(rollout: Rollout, algorithm: Algorithm) -> list[tuple[Any, str, str]]:
     """Object, attribute and name of each part."""
-    parts: list[tuple[Any, str, str]] = [
+    return [
+        (rollout.env, "step_tensors", "collect/environment steps"),
+        (rollout.env, "reset_tensors", "collect/environment resets"),
+        (rollout.policy, "step", "collect/policy"),
+        (rollout.policy, "reset", "collect/resets of states"),
+        (collection, "_stack_into", "collect/writing the rows"),
         (algorithm, "prepare", "learn/advantages"),
-        (ppo, "next_values", "learn/advantages/next values"),
+        (algorithm.buffer, "extend", "learn/buffer"),
         (algorithm.states, "enter", "learn/initial states of slices"),
         (algorithm.states, "drift", "learn/state drift"),
         (algorithm, "backward", "learn/losses and gradients"),
         (nn.utils, "clip_grad_norm_", "learn/gradient clipping"),
         (algorithm.optimizer, "step", "learn/optimizer"),
         (algorithm.policy, "observe", "learn/observation statistics"),
-    ]
-    return [
-        *parts,
-        (collector.env, "step_tensors", "collect/environment steps"),
-        (collector.env, "reset_tensors", "collect/environment resets"),
-        (collector.policy, "step", "collect/policy"),
     ]
 
 

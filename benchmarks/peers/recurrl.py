@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-
-from tensordict import TensorDictBase
 
 from benchmarks.configuration import configuration
 from benchmarks.peers.task import HIDDEN, Task
@@ -40,24 +37,23 @@ def configured(task: Task) -> TrainConfig:
 
 
 class Ours:
-    """Collector and learner built from a configuration."""
+    """Collector and algorithm built from a configuration."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.frames = config, 0
         set_process_state(config)
         policy = make_policy_for(config)
-        self.learner = make_algorithm(config, policy)
+        self.algorithm = make_algorithm(config, policy)
         self.collector = make_collector(config, policy)
-        self.batches: Iterator[TensorDictBase] = iter(self.collector)
         gc.freeze()  # as a training run does
 
     def collect(self) -> None:
-        """Collects one batch."""
-        self.batch = next(self.batches)
+        """Collects one rollout."""
+        self.rollout = self.collector.collect()
 
     def learn(self) -> None:
-        """Learns from the batch."""
-        self.learner.update(self.batch, progress=self.config.progress(self.frames))
+        """Learns from the rollout."""
+        self.algorithm.update(self.rollout, progress=self.config.progress(self.frames))
         self.frames += self.config.frames_per_batch
 
 

@@ -100,9 +100,7 @@ class GRU(PythonRNN):
         sizes = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
         super().__init__(gru.GRU, *sizes, 0, device, dtype, use_scan=use_scan)
 
-    def forward(
-        self, input: Tensor, hx: Tensor | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, input: Tensor, hx: Tensor | None = None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns the output ``[B, T, D·O]`` and the last states ``[L·D, B, X]``.
 
         Args:
@@ -140,7 +138,7 @@ class LSTM(PythonRNN):
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Returns the output ``[B, T, D·O]`` and the last states (h, c), ``[L·D, B, X]`` each. Arguments as of a GRU."""
+        """Returns the output ``[B, T, D·O]`` and the last states (h, c), ``[L·D, B, X]`` each. Arguments: see GRU."""
         output, (h, c) = self._run(input, hx, mask)
         return output, (h, c)
 

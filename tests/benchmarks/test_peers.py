@@ -53,7 +53,7 @@ def test_parts_of_an_iteration_are_no_more_than_the_whole_and_nothing_stays_patc
     for whole in ("collect", "learn"):
         parts = [seconds for name, seconds in times.items() if name.count("/") == 1 and name.startswith(f"{whole}/")]
         assert len(parts) >= 3
-        assert all(0.3 * times[whole] < sum(parts))
+        assert 0.3 * times[whole][1] < sum(parts)[1]  # processor time: the clock includes other processes
         assert all(sum(parts) <= times[whole])
     assert torch.Tensor.backward is backward
     assert "| collect |" in table(times, config)

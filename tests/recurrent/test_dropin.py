@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from typing import Any
 
@@ -61,14 +60,6 @@ def test_every_public_torchrl_name_exists(public: str) -> None:
 
 def test_the_mode_is_torchrls_own() -> None:
     assert set_recurrent_mode is torchrl.modules.set_recurrent_mode
-
-
-def test_constructor_signatures_match_torchrl(name: str) -> None:
-    theirs = inspect.signature(getattr(torchrl.modules, f"{name.upper()}Module").__init__)
-    ours = inspect.signature(MODULES[name].__init__)
-    positional = [p.name for p in theirs.parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
-    assert [p.name for p in ours.parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD] == positional
-    assert set(theirs.parameters) <= set(ours.parameters)
 
 
 def test_state_dicts_are_interchangeable_with_torch(name: str) -> None:

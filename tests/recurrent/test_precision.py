@@ -110,7 +110,7 @@ def test_the_environment_is_read_at_import_and_at_a_reset(monkeypatch: pytest.Mo
     assert get_recurrent_matmul_precision() == "bf16"
 
 
-@pytest.mark.parametrize(("value", "found"), [("bf16", "bf16"), ("fp16", "not a precision: 'fp16'"), ("TF32", "tf32")])
+@pytest.mark.parametrize(("value", "found"), [("bf16", "bf16"), ("fp16", "not a precision: 'fp16'")])
 def test_the_package_can_be_imported_whatever_the_environment(value: str, found: str) -> None:
     read = "from recurrl.recurrent import get_recurrent_matmul_precision as get; print(get())"
     env = {**os.environ, "TORCHRL_RNN_PRECISION": value}

@@ -21,8 +21,18 @@ _WEIGHT_BYTES = {"ieee": 4, "tf32": 4, "tf32x3": 8, "bf16": 2}
 _IEEE_BYTES = 49_152
 _STATE_BYTES = 8_192
 _DEPTH = {"ieee": 16, "tf32": 32, "tf32x3": 32, "bf16": 64}
-_STAGES = {"ieee": 2, "tf32": 3, "tf32x3": 2, "bf16": 3}
 _FEW_LANES = 512
+_WARPS_AND_STAGES = {"ieee": (8, 2), "tf32": (4, 3), "tf32x3": (4, 2), "bf16": (4, 3)}
+# With the usual ones, the compiler spills a few registers at some sizes.
+_EXCEPTIONS = {
+    ("gru", "ieee", 90): (4, 2),
+    ("gru", "ieee", 100): (8, 3),
+    ("lstm", "tf32", 100): (8, 3),
+    ("gru", "tf32x3", 80): (4, 3),
+    ("gru", "tf32x3", 86): (4, 3),
+    ("lstm", "tf32x3", 100): (4, 3),
+    ("gru", "bf16", 100): (8, 3),
+}
 
 
 class Configuration(NamedTuple):
@@ -54,8 +64,8 @@ def configuration(cell: str, hidden_size: int, precision: str, architecture: int
     most = _IEEE_BYTES if precision == "ieee" else SHARED_MEMORY[architecture] - _STATE_BYTES
     if _GATES[cell] * units**2 * _WEIGHT_BYTES[precision] > most:
         return step_configuration(cell, hidden_size, precision, architecture, lanes)
-    wide = precision == "ieee" and units > 32
-    return Configuration(True, 16 if wide else 8, units, units, warps=4 if _GATES[cell] * units <= 96 else 8, stages=1)
+    wide = (precision == "ieee" and units > 32) or (cell, units, architecture) == ("lstm", 32, 86)
+    return Configuration(True, 16 if wide else 8, units, units, warps=4 if units <= 32 else 8, stages=1)
 
 
 def step_configuration(cell: str, hidden_size: int, precision: str, architecture: int, lanes: int) -> Configuration:
@@ -63,7 +73,9 @@ def step_configuration(cell: str, hidden_size: int, precision: str, architecture
 
     With few lanes, only small tiles give every multiprocessor a program. Precise products need more registers.
     """
-    few = lanes <= _FEW_LANES or precision in ("ieee", "tf32x3")
-    units = 32 if precision == "ieee" else 64
-    warps = 4 if few and precision != "ieee" else 8
-    return Configuration(False, 16 if few else 32, units, _DEPTH[precision], warps, _STAGES[precision])
+    depth, units = _DEPTH[precision], 32 if precision == "ieee" else 64
+    warps, stages = _WARPS_AND_STAGES[precision]
+    if lanes > _FEW_LANES and precision in ("tf32", "bf16"):
+        return Configuration(False, 32, units, depth, 4 if architecture >= 90 else 8, stages)
+    warps, stages = _EXCEPTIONS.get((cell, precision, architecture), (warps, stages))
+    return Configuration(False, 16, units, depth, warps, stages)
