@@ -315,9 +315,10 @@ class Algorithm(nn.Module):
         )
 
     def _check_skipped(self, steps: Sequence[Step]) -> None:
-        for skipped in torch.stack([step.skipped for step in steps]).tolist():
-            self.skipped_in_a_row.copy_(self.skipped_in_a_row + 1 if skipped else 0)
         in_a_row = int(self.skipped_in_a_row)
+        for skipped in torch.stack([step.skipped for step in steps]).tolist():
+            in_a_row = in_a_row + 1 if skipped else 0
+        self.skipped_in_a_row.fill_(in_a_row)
         if in_a_row >= self.config.max_skipped_steps:
             raise NonFiniteError(
                 f"Training produced NaN or Inf: the last {in_a_row} gradient steps had a non-finite loss or gradient "

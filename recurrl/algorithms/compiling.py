@@ -4,12 +4,12 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 logger = logging.getLogger(__name__)
-Loss = TypeVar("Loss", bound=Callable[..., Any])
+Loss = Callable[..., Any]
 
 
 def compiled(loss: Loss) -> Loss:
@@ -25,7 +25,8 @@ def compiled(loss: Loss) -> Loss:
     # Earlier jobs of a sweep count towards torch's limit of compiled variants per function.
     torch.compiler.reset()
     logger.info("The first update compiles the loss, which takes ten seconds or more.")
-    return torch.compile(loss, fullgraph=True, dynamic=False)
+    compiled_loss: Loss = torch.compile(loss, fullgraph=True, dynamic=False)
+    return compiled_loss
 
 
 def unsupported(device: torch.device) -> str | None:

@@ -53,7 +53,7 @@ class GRPO(Algorithm):
         every = options.ref_refresh_updates
         if self.reference is not None and every is not None and int(self.iterations) % every == 0:
             self.reference.load_state_dict(self.policy.state_dict())
-        self.iterations += 1
+        self.iterations.add_(1)
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages, the loss mask, and the reference policy's log-probabilities."""

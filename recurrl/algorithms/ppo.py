@@ -73,11 +73,11 @@ class PPO(Algorithm):
         metrics = {**advantage_metrics(advantage), **_value_metrics(rows_NT[VALUE], target)}
         if options.normalize_advantage == "batch":
             advantage = standardized(advantage)
-        scale: Tensor | float = 1.0
         if options.normalize_advantage != "minibatch":
             self.advantage_scale.update(advantage)
-            scale = self.advantage_scale.value
-        self.entropy_coeff.copy_(scale * self.annealed(options.entropy_coeff, options.entropy_final_fraction))
+        # Of advantages that are normalised later, the scale stays 1.
+        coeff = self.annealed(options.entropy_coeff, options.entropy_final_fraction)
+        self.entropy_coeff.copy_(coeff * self.advantage_scale.value)
         rows_NT.set(ADVANTAGE, advantage)
         rows_NT.set(VALUE_TARGET, target)
         return metrics

@@ -59,6 +59,7 @@ class Reinforce(Algorithm):
         """The policy gradient's surrogate, the baseline's error and the entropy bonus."""
         advantage = (slices_SK[RETURN] - slices_SK[VALUE]).squeeze(-1)
         entropy = output.distribution.entropy().mean()
+        assert output.value is not None
         return Losses(
             {
                 "objective": -(advantage * output.distribution.log_prob(slices_SK[ACTION])).mean(),
