@@ -60,8 +60,8 @@ def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, Array]:
     size = space.shape[0]
     if any(index >= size for index in mask) or len(set(mask)) >= size:
         raise ConfigError(
-            f"env.mask={list(mask)} is out of range: the observation has {size} entries (0 to {size - 1}). Leave at least "
-            "one visible."
+            f"env.mask={list(mask)} is out of range: the observation has {size} entries (0 to {size - 1}). Leave at "
+            "least one visible."
         )
     seen = np.array([index for index in range(size) if index not in set(mask)])
     return spaces.Box(space.low[seen], space.high[seen], dtype=space.dtype.type), seen
