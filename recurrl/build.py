@@ -12,12 +12,16 @@ import torch
 
 from recurrl import checkpoint
 from recurrl.algorithms.algorithm import Algorithm
+from recurrl.callbacks.builtin import (
+    CompleteCheckpoint,
+    ConsistencyCheck,
+    EpisodeStatistics,
+    Evaluation,
+    Log,
+    SaveCheckpoint,
+)
 from recurrl.callbacks.callback import Callback, Callbacks, IterationCallback, UserCallback
-from recurrl.callbacks.checkpoint import CompleteCheckpoint, SaveCheckpoint
 from recurrl.callbacks.diagnosis import Diagnosis
-from recurrl.callbacks.evaluation import Evaluation
-from recurrl.callbacks.log import Log
-from recurrl.callbacks.rollout import ConsistencyCheck, EpisodeStatistics
 from recurrl.collector.restarts import Collector, RestartingCollector, Restarts
 from recurrl.collector.rollout import Rollouts
 from recurrl.config import TrainConfig, WorkersConfig

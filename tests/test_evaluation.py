@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from recurrl.build import make_collector, make_policy_for
-from recurrl.callbacks.rollout import EpisodeStatistics
+from recurrl.callbacks.builtin import EpisodeStatistics
 from recurrl.config import TrainConfig
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
 from recurrl.policy import Policy

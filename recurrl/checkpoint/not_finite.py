@@ -4,7 +4,6 @@ Shape legend: N environments, T steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,15 @@ FOLDER = "not_finite"
 ROWS = "rows"
 
 
-@contextmanager
-def batch_saved(run_dir: Path, frames: int, algorithm: Algorithm) -> Iterator[None]:
-    """Saves the batch and the algorithm if learning produces NaN or Inf, and adds to the error how to diagnose it."""
-    try:
-        yield
-    except NonFiniteError as error:
-        # All ranks learn from what all collected, so all have the error.
-        rows = world().gather(written(_entries(algorithm)) if world().size > 1 else b"")
-        if world().rank > 0:
-            raise
-        raise NonFiniteError(
-            f"{error} {_save(run_dir, frames, algorithm, [read(each) for each in rows[1:]])}"
-        ) from error
+def with_saved_batch(error: NonFiniteError, run_dir: Path, frames: int, algorithm: Algorithm) -> NonFiniteError:
+    """The error that an update raised, with how to diagnose it: the batch and the algorithm are saved. Collective.
+
+    All ranks learn from what all collected, so all have the error; rank 0 saves the rows of all.
+    """
+    rows = world().gather(written(_entries(algorithm)) if world().size > 1 else b"")
+    if world().rank > 0:
+        return error
+    return NonFiniteError(f"{error} {_save(run_dir, frames, algorithm, [read(each) for each in rows[1:]])}")
 
 
 def _save(run_dir: Path, frames: int, algorithm: Algorithm, others: Sequence[Mapping[Any, Tensor]]) -> str:
@@ -60,7 +55,7 @@ def _save(run_dir: Path, frames: int, algorithm: Algorithm, others: Sequence[Map
 
 
 def diagnose(algorithm: Algorithm, path: Path) -> Iterator[str]:
-    """Replays the batch that :func:`batch_saved` wrote, and yields lines that locate NaN and Inf.
+    """Replays the batch that :func:`with_saved_batch` wrote, and yields lines that locate NaN and Inf.
 
     Args:
         algorithm: made as for the run; its state is replaced by the saved one.

@@ -67,22 +67,6 @@ def test_a_path_that_cannot_be_used_is_refused_with_its_key(train, tiny, tmp_pat
     assert f"{key}=" in outcome.error, outcome.err
 
 
-@pytest.mark.slow
-def test_a_refused_run_prints_one_error_message_in_its_own_process(console, tmp_path):
-    outcome = console("recurrl-train", "recompute=full", "backend=pad", cwd=tmp_path)
-    assert outcome.code == 1
-    assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
-
-
-@pytest.mark.slow
-def test_a_refused_run_gives_the_whole_traceback_where_the_user_asks_hydra_for_it(console, tmp_path, monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    outcome = console("recurrl-train", "epochs=abc", cwd=tmp_path)
-    assert outcome.code == 1
-    assert "omegaconf.errors.ValidationError: Value 'abc'" in outcome.err
-    assert outcome.err.splitlines()[-1].startswith("recurrl.errors.ConfigError: The configuration key 'epochs'")
-
-
 def test_a_run_that_is_not_refused_does_make_an_environment(train, no_environments):
     # Otherwise the tests of refusals would not show that none is made before them.
     assert "EnvironmentMadeError" in train().err
@@ -103,13 +87,6 @@ def test_a_run_that_its_first_batch_refuses_leaves_no_directory(train, tiny, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_run_leaves_a_directory_that_was_there_as_it_was(train, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "notes.txt").write_text("mine")
-    assert train("recompute=full", "backend=pad", "hydra.run.dir=run").code == 1
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
-
-
 def test_a_refused_job_of_a_sweep_is_recorded(train, tiny, tmp_path):
     train("-m", *tiny, "recompute=full", "backend=pad", "seed=3,4", "hydra.sweep.dir=sweep")
     found = summary(tmp_path / "sweep" / "0")
@@ -128,13 +105,6 @@ def test_a_run_in_the_directory_of_another_is_refused_and_leaves_its_results(tra
     assert summary(run) == summary(finished_run)
     assert metrics(run) == metrics(finished_run)
     assert evaluate_run(run) == evaluate_run(finished_run)
-
-
-def test_the_directory_of_a_refused_run_can_be_used_again(train, tiny, tmp_path):
-    assert train(*tiny, "seed=-1", "hydra.run.dir=run").code == 1
-    outcome = train(*tiny, "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
-    assert summary(tmp_path / "run")["status"] == "completed"
 
 
 def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_path, monkeypatch):

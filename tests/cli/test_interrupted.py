@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_files import metrics, settings, summary, without_times
+from run_files import metrics, summary, without_times
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
@@ -43,18 +43,6 @@ def test_a_second_signal_ends_the_run_at_once(train, tiny, tmp_path, signalled):
     )
 
 
-def test_a_run_with_resume_auto_starts_from_scratch_once_and_then_resumes(train, tiny, tmp_path, signalled):
-    arguments = (*tiny, "total_frames=96", "resume=auto", "hydra.run.dir=run")
-    signalled(signal.SIGTERM)
-    assert train(*arguments).code == 143
-    outcome = train(*arguments)
-    assert outcome.code == 0, outcome.err
-    run = tmp_path / "run"
-    assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
-    assert summary(run)["status"] == "completed"
-    assert settings(run)["resume"] == "auto"
-
-
 def test_a_run_with_resume_auto_killed_before_its_first_checkpoint_starts_from_scratch(
     train, tiny, tmp_path, signalled
 ):
@@ -66,20 +54,6 @@ def test_a_run_with_resume_auto_killed_before_its_first_checkpoint_starts_from_s
     assert train(*tiny, "hydra.run.dir=other").code == 0
     interrupted, whole = (without_times(metrics(tmp_path / name)) for name in ("run", "other"))
     assert interrupted == whole
-
-
-def test_of_many_checkpoints_the_last_ones_and_the_best_evaluated_one_are_kept(train, tiny, tmp_path, monkeypatch):
-    returns = iter([1.0, 5.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr("recurrl.evaluation.evaluate", lambda *_: [next(returns)])
-    every = ["checkpoint.every_frames=32", "evaluation.every_frames=32", "checkpoint.keep_last=2"]
-    every += ["evaluation.memory=false", "evaluation.random=false"]
-    outcome = train(*tiny, *every, "total_frames=160", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [
-        "frames_000000000064",
-        "frames_000000000128",
-        "frames_000000000160",
-    ]
 
 
 EXTENDING = Path(__file__).parents[2] / "examples" / "extending"

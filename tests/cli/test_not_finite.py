@@ -47,18 +47,6 @@ def test_what_was_kept_is_gone_over_again_and_shows_where_the_numbers_end(ended,
         assert "loss/critic inf" in line
 
 
-def test_what_a_compiled_loss_gave_is_gone_over_without_compiling_it_again(ended, recurrl_check, tmp_path, monkeypatch):
-    _, kept = ended
-    expected = recurrl_check("--not-finite", kept, cwd=tmp_path)
-    config = tmp_path / "run" / "config.yaml"
-    as_run = config.read_text()
-    assert "compile: false" in as_run
-    config.write_text(as_run.replace("compile: false", "compile: true"))
-    monkeypatch.setattr("recurrl.algorithms.algorithm.compiled", None)
-    outcome = recurrl_check("--not-finite", kept, cwd=tmp_path)
-    assert (outcome.code, outcome.out) == (0, expected.out), outcome.err
-
-
 def test_nothing_that_was_kept_elsewhere_is_gone_over(ended, finished_run, recurrl_check, tmp_path):
     checkpoint = finished_run / "checkpoints" / "frames_000000000064"
     outcome = recurrl_check("--not-finite", checkpoint, cwd=tmp_path)

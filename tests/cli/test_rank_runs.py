@@ -70,12 +70,6 @@ def test_ranks_have_one_run_directory_in_which_rank_0_alone_writes(ranks, tmp_pa
     ]
 
 
-def test_episodes_of_all_ranks_are_counted(ranks, train, tiny, tmp_path):
-    limit = "env.max_episode_steps=2"
-    assert ranks(2, limit, "hydra.run.dir=run")[0][0] == 0
-    assert metrics(tmp_path / "run")[-1]["train/episodes"] == "96.0"
-
-
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_resumed_with_as_many_ranks_is_the_one_that_was_not_interrupted(ranks, tmp_path, size):
     options = ("checkpoint.every_frames=96", "checkpoint.keep_last=null")

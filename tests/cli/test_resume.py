@@ -46,13 +46,6 @@ def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train
     assert "lr=" not in outcome.out
 
 
-def test_the_settings_of_another_option_are_shown_one_by_one(train, finished_run):
-    outcome = train(f"resume={finished_run}", "total_frames=96", "backend=pad", "algorithm.gamma=0.9")
-    assert outcome.code == 0, outcome.err
-    assert "resuming with backend.name=pad, which was auto" in outcome.out
-    assert "resuming with algorithm.gamma=0.9, which was 0.99" in outcome.out
-
-
 def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(train, finished_run, tmp_path):
     outcome = train(f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
@@ -60,12 +53,6 @@ def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(t
     [row] = metrics(tmp_path / "run")
     # Of 32 frames.
     assert float(row["train/episodes"]) - float(metrics(finished_run)[-1]["train/episodes"]) == 16
-
-
-def test_environments_that_are_run_otherwise_begin_new_episodes(train, finished_run):
-    outcome = train(f"resume={finished_run}", "total_frames=96", "env.vectorization=vector_entry_point")
-    assert outcome.code == 0, outcome.err
-    assert "are restarted: env.vectorization is vector_entry_point and was inline." in outcome.out
 
 
 def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path, monkeypatch):
@@ -118,18 +105,6 @@ def test_a_run_that_is_extended_takes_another_schedule_where_it_is_asked_for(tra
     assert learning_rates(tmp_path / "run") == pytest.approx(rates)
 
 
-def test_a_run_that_is_extended_from_its_midst_falls_as_it_would_have(train, finished_run, tmp_path):
-    half = finished_run / "checkpoints" / "frames_000000000032"
-    assert train(f"resume={half}", "total_frames=128", "hydra.run.dir=run").code == 0
-    last = learning_rates(finished_run)[-1]
-    assert learning_rates(tmp_path / "run") == [last] * 3
-
-
-def test_a_schedule_shorter_than_an_iteration_is_refused(refused, tiny):
-    error = refused(*tiny, "schedule_frames=31")
-    assert error.startswith("schedule_frames must be at least one iteration of frames_per_batch=32 (got 31).")
-
-
 @pytest.mark.slow
 def test_the_default_run_stays_solved_when_it_is_extended(train, tmp_path):
     assert train("device=cpu", "hydra.run.dir=run").code == 0
@@ -140,12 +115,6 @@ def test_the_default_run_stays_solved_when_it_is_extended(train, tmp_path):
     # Ten more iterations move even a solved policy (447 when this was written), but with the rate back up it had 261.
     assert found["eval_return_mean"] >= 400
     assert found["best_eval_return_mean"] >= 475
-
-
-def test_a_resumed_run_counts_the_episodes_of_the_run_before(resumed_run, finished_run):
-    before = float(metrics(finished_run)[-1]["train/episodes"])
-    assert before > 0
-    assert float(metrics(resumed_run)[0]["train/episodes"]) >= before
 
 
 def test_a_resumed_run_continues_from_the_weights_that_were_learnt(train, finished_run, tmp_path, compose, tiny):
@@ -169,22 +138,6 @@ def test_a_run_can_be_resumed_from_one_of_its_checkpoints_by_a_relative_path(rec
     assert outcome.code == 0, outcome.err
     assert [row["frames"] for row in metrics(run)] == ["64"]
     assert learning_rates(run) == pytest.approx([3e-3 * (1 - 0.9 / 2)])
-
-
-def test_a_resumed_run_can_be_resumed(train, resumed_run, tmp_path):
-    outcome = train(f"resume={resumed_run}", "total_frames=160", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
-    assert [row["frames"] for row in metrics(tmp_path / "run")] == ["160"]
-    assert settings(tmp_path / "run")["cell"]["name"] == "lstm"
-
-
-def test_a_resumed_run_can_be_evaluated(evaluate, resumed_run):
-    outcome = evaluate(resumed_run)
-    found = summary(resumed_run)
-    assert outcome.code == 0, outcome.err
-    assert outcome.out.startswith(
-        f"return {found['eval_return_mean']:.1f} ± {found['eval_return_std']:.1f} over 2 episodes "
-    )
 
 
 def test_a_run_resumed_in_its_own_directory_keeps_its_settings_and_its_metrics(train, finished_run, tmp_path):
@@ -232,13 +185,6 @@ def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, be
     assert reason in outcome.error
 
 
-def test_a_rate_is_taken_where_another_schedule_begins(train, tiny, tmp_path):
-    assert train(*tiny, "lr_schedule=adaptive", "hydra.run.dir=run").code == 0
-    ours = ("lr_schedule=linear", "lr=1e-5", "lr_final_fraction=1", "hydra.run.dir=next")
-    assert train("resume=run", "total_frames=96", *ours).code == 0
-    assert learning_rates(tmp_path / "next") == [1e-5]
-
-
 def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "long.yaml").write_text("# @package _global_\nepochs: 9\n", encoding="utf-8")
@@ -253,10 +199,6 @@ def test_going_on_from_what_does_not_exist_is_refused(refused):
         "resume=nowhere: nowhere does not exist. Give a run directory (it holds config.yaml and checkpoints/), or one "
         "of its checkpoints."
     )
-
-
-def test_going_on_from_a_name_that_looks_like_a_number_is_refused(refused):
-    assert refused("resume=3").startswith("resume=3: 3 does not exist. Give a run directory")
 
 
 def test_going_on_from_a_folder_that_is_no_run_is_refused(refused, tmp_path):

@@ -79,12 +79,6 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
         assert torch.equal(value, expected[name]), name
 
 
-def test_what_only_the_checkpoint_has_is_named(small, tiny, train, tmp_path):
-    assert train(*tiny, "algorithm.critic=feedforward", "hydra.run.dir=other").code == 0
-    lines = checkpoint.warm_start(make_policy_for(small()), tmp_path / "other")
-    assert lines[-1].startswith("init_from: is in the checkpoint only: critic_trunk.")
-
-
 def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path):
     other = ("env=gym", "env.id=Acrobot-v1", "cell.hidden_size=9", "encoder.sizes=[9]", "hydra.run.dir=run")
     outcome = train(*tiny, "cell=lstm", f"init_from={finished_run}", *other)

@@ -7,7 +7,7 @@ import math
 import torch
 from tensordict import TensorDict
 
-from recurrl.callbacks.rollout import EpisodeStatistics
+from recurrl.callbacks.builtin import EpisodeStatistics
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 
 RETURNS_NT = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)

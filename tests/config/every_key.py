@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl import build, checkpoint
 from recurrl.algorithms import algorithm
-from recurrl.callbacks import log
+from recurrl.callbacks import builtin
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
 from recurrl.config.options import Meaning, meaning_of
@@ -195,7 +195,7 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
         return loss
 
     patch.setattr(algorithm, "compiled", compiled)
-    patch.setattr(log, "plot_learning_curve", lambda *_: None)
+    patch.setattr(builtin, "plot_learning_curve", lambda *_: None)
     patch.setattr(os, "fsync", lambda _: None)
 
 

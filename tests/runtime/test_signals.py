@@ -94,14 +94,6 @@ def test_the_first_signal_that_is_held_back_says_so_at_once(make: Callable[[], t
     assert "".join(said) == f"25% |{end if make is pty.openpty else ''}SIGUSR1: one moment{end}"
 
 
-def test_a_standard_error_that_nobody_reads_any_more_does_not_matter() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with pytest.raises(Interrupted), standard_error(writer), stop_request() as request, request.deferred("one moment"):
-        send(signal.SIGTERM)
-    os.close(writer)
-
-
 def test_an_error_within_the_block_is_not_hidden_by_the_signal():
     def fail() -> None:
         send(signal.SIGTERM)

@@ -32,9 +32,3 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one_and_no_other_fi
         write_summary(tmp_path, {"status": object()})
     assert read(tmp_path) == {"status": "completed"}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
-
-
-def test_a_later_summary_replaces_the_earlier_one(tmp_path):
-    write_summary(tmp_path, {"status": "failed", "error": "a long message " * 100})
-    write_summary(tmp_path, {"status": "completed"})
-    assert read(tmp_path) == {"status": "completed"}

@@ -1,0 +1,320 @@
+"""The callbacks of every run: consistency check, statistics of episodes, checkpoints, evaluation and logging."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from operator import itemgetter
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDictBase
+
+from recurrl import checkpoint, evaluation
+from recurrl.callbacks.callback import Callback
+from recurrl.callbacks.diagnosis import Diagnosis
+from recurrl.collector.restarts import RESTARTS, Restarts
+from recurrl.config import TrainConfig
+from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
+from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
+from recurrl.evaluation import KEPT, StoppedError
+from recurrl.returns import WINDOW
+from recurrl.runtime.ranks import world
+from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
+from recurrl.runtime.seeds import seeds
+from recurrl.tracking import Trackers
+from recurrl.tracking.curve import plot_learning_curve
+from recurrl.tracking.progress import Progress
+
+if TYPE_CHECKING:
+    from recurrl.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+_WINDOWS = ("returns", "lengths", "truncated")
+
+
+class ConsistencyCheck(Callback):
+    """Checks once, on the first rollout, that the update sees what the rollout saw.
+
+    Args:
+        check: takes the rollout and ``resumed``, and returns a line for the log.
+    """
+
+    def __init__(self, check: Callable[..., str]) -> None:
+        self._check = check
+        self._done = False
+
+    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
+        """Checks the first rollout of this process, as part of the start-up.
+
+        Raises:
+            ConsistencyError: the update would see something else.
+        """
+        if not self._done:
+            with trainer.report.starting_up():
+                logger.info(self._check(rollout, resumed=trainer.frames > 0))
+            self._done = True
+
+
+class EpisodeStatistics(Callback):
+    """Returns, unscaled and undiscounted, lengths and truncations of the last episodes; on rank 0 of all ranks."""
+
+    def __init__(self) -> None:
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[float] = deque(maxlen=WINDOW)
+        self.truncated: deque[float] = deque(maxlen=WINDOW)
+        self.count = 0
+
+    def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
+        """Adds the episodes that ended within the rollout."""
+        self.update(rollout)
+
+    def update(self, batch_NT: TensorDictBase) -> None:
+        """Adds the episodes that ended within a batch, in order of time."""
+        ended = [each for rows in world().gather(_ended_in(batch_NT)) for each in rows]
+        # A stable sort: within a step they are in the order of the environments, as in a run of one process.
+        ended.sort(key=itemgetter(0))
+        _, returns, lengths, truncated = zip(*ended, strict=True) if ended else ((), (), (), ())
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
+        self.truncated.extend(truncated)
+        self.count += len(returns)
+
+    @property
+    def return_mean(self) -> float:
+        """Mean return, NaN while no episode has ended."""
+        return _mean(self.returns)
+
+    def metrics(self) -> dict[str, float]:
+        """Means and deviations over the last episodes."""
+        mean = self.return_mean
+        return {
+            "train/return_mean": mean,
+            "train/episode_length_mean": _mean(self.lengths),
+            "train/episodes": float(self.count),
+            "train/return_std": math.sqrt(_mean([(each - mean) ** 2 for each in self.returns])),
+            "train/truncated_fraction": _mean(self.truncated),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last episodes and their number, for checkpoints."""
+        return {**{name: list(getattr(self, name)) for name in _WINDOWS}, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores them."""
+        self.returns, self.lengths, self.truncated = (deque(state[name], maxlen=WINDOW) for name in _WINDOWS)
+        self.count = state["count"]
+
+
+def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
+    """The episodes that ended within a batch: step of the row, return, length, and 1 if truncated."""
+    after = batch_NT["next"].transpose(0, 1)
+    done_TN1 = after["done"]
+    step_TN1 = torch.arange(len(done_TN1), device=done_TN1.device).view(-1, 1, 1).expand_as(done_TN1)
+    truncated = done_TN1 & ~after["terminated"]
+    # As one table, so that a device is waited for once.
+    table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
+    return table_TN4[done_TN1.squeeze(-1)].tolist()
+
+
+def _mean(values: Collection[float]) -> float:
+    return fmean(values) if values else math.nan
+
+
+class SaveCheckpoint(Callback):
+    """Restores the run at its start, and saves it where that or an evaluation is due, and when it ends.
+
+    Args:
+        config: of the whole run.
+        settings: the whole configuration as plain values.
+        tracker_ids: the run's ids at destinations of metrics.
+        start: the checkpoint to resume from, on rank 0; None for a new run.
+        restarts: counts restarts of environments.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        settings: Mapping[str, Any],
+        tracker_ids: Mapping[str, str],
+        start: checkpoint.Checkpoint | None,
+        restarts: Restarts,
+    ) -> None:
+        self._periods = config.checkpoint.every_frames, config.evaluation.every_frames
+        self._settings, self._tracker_ids = settings, tracker_ids
+        self._start, self._restarts = start, restarts
+        self._saved_frames: int | None = None
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Gives all ranks the state of rank 0, or of the checkpoint.
+
+        Raises:
+            ConfigError: the checkpoint does not fit the configuration.
+        """
+        self._components = checkpoint.components(
+            trainer.algorithm, callbacks=trainer.callbacks, collector_state=trainer.collector, report=trainer.report
+        )
+        checkpoint.restore(self._start, self._components, self._settings)
+        self._restarts.count = 0
+        if self._start is None:
+            return
+        metrics = self._start.metrics | (self._start.evaluation or {})
+        # Of all ranks; the others count theirs from here on.
+        self._restarts.count = int(metrics.get(RESTARTS, 0))
+        if self._start.is_in(trainer.run_dir):
+            trainer.report.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
+        if self._start.evaluation is None:
+            trainer.metrics = self._start.metrics
+        else:
+            trainer.report.update(metrics)
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Saves the run if it is due."""
+        if self._start is not None and self._start.is_in(trainer.run_dir) and self._start.frames == trainer.frames:
+            trainer.checkpoint = self._start.path  # of an iteration whose evaluation is repeated
+        elif any(map(trainer.is_due, self._periods)):
+            self._save(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Saves the last iteration of a run that ends early."""
+        if trainer.report.frames_here and self._saved_frames != trainer.frames:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        self._saved_frames = trainer.frames
+        trainer.checkpoint = checkpoint.save(
+            trainer.run_dir, trainer.frames, trainer.metrics, self._components, self._tracker_ids, self._settings
+        )
+        trainer.report.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
+
+
+class CompleteCheckpoint(Callback):
+    """Adds the evaluation to the last iteration's checkpoint once it is logged, and removes older checkpoints.
+
+    A checkpoint without it belongs to an iteration that a resumed run has yet to evaluate and to log.
+
+    Args:
+        keep_last: how many to keep beside the best; None for all.
+    """
+
+    def __init__(self, keep_last: int | None) -> None:
+        self._keep_last = keep_last
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Completes the checkpoint, if there is one."""
+        if not trainer.stopped:
+            self.on_end(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Completes one that was written at the end."""
+        if trainer.checkpoint is not None and trainer.evaluation is not None:
+            checkpoint.add_evaluation(trainer.checkpoint, trainer.evaluation)
+            checkpoint.prune(trainer.run_dir, self._keep_last)
+            trainer.checkpoint = None
+
+
+class Evaluation(Callback):
+    """Evaluates the policy where it is due, and adds the metrics to those of the iteration.
+
+    A signal stops an evaluation between two steps. After an environment error it is repeated with new environments, if
+    restarts are allowed.
+
+    Args:
+        restarts: counts restarts of environments.
+    """
+
+    def __init__(self, restarts: Restarts) -> None:
+        self._restarts = restarts
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Evaluates if it is due.
+
+        Raises:
+            EnvironmentFaultError: an environment failed.
+            RunError: too many restarts in a row failed.
+        """
+        if trainer.is_due(trainer.config.evaluation.every_frames):
+            self._evaluate(trainer, metrics, trainer.is_last)
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Evaluates a run that a callback stopped as at its end."""
+        if trainer.stopped:
+            self._evaluate(trainer, trainer.metrics, is_last=True)
+
+    def _evaluate(self, trainer: Trainer, metrics: dict[str, float], is_last: bool) -> None:
+        trainer.evaluation, errors, restarts = None, 0, self._restarts.count
+        while trainer.evaluation is None:
+            try:
+                trainer.evaluation = _evaluated(trainer, seeds(trainer.config.seed, errors + 1)[-1], is_last)
+            except StoppedError:
+                return
+            except (ConfigError, RunError) as error:
+                failed = EnvironmentFaultError(
+                    f"In the evaluation after {trainer.frames} frames: {error} The policy is saved in "
+                    f"{trainer.checkpoint}; resuming from it repeats the evaluation."
+                )
+                failed.__cause__ = error
+                self._restarts.after(failed, errors, "an evaluation")
+                errors += 1
+        if RESTARTS in metrics:
+            trainer.evaluation[RESTARTS] = metrics[RESTARTS] + self._restarts.count - restarts
+        metrics.update(trainer.evaluation)
+
+
+def _evaluated(trainer: Trainer, seed: int, is_last: bool) -> dict[str, float]:
+    """The metrics of an evaluation; of the last one also what the configuration adds to it."""
+    env, options, stopped = trainer.config.env, trainer.config.evaluation, lambda: trainer.request.made
+    returns = evaluation.evaluate(env, trainer.policy, options.episodes, seed, KEPT, stopped)
+    metrics = {
+        "eval/return_mean": fmean(returns),
+        "eval/return_std": pstdev(returns),
+        "eval/episodes": float(len(returns)),
+    }
+    if options.memory and is_last:
+        metrics |= evaluation.memory_metrics(env, trainer.policy, options.episodes, seed, stopped)
+    if options.random and is_last:
+        metrics |= evaluation.random_metrics(env, options.episodes, seed, stopped)
+    return metrics
+
+
+class Log(Callback):
+    """Logs each iteration, and draws the learning curve at the end.
+
+    Args:
+        trackers: destinations of metrics.
+        diagnosis: knows the warnings for the summary.
+        total_frames: of the run, for the progress bar.
+    """
+
+    def __init__(self, trackers: Trackers, diagnosis: Diagnosis, total_frames: int) -> None:
+        self._trackers, self._diagnosis = trackers, diagnosis
+        self._progress = Progress(total_frames)
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Logs the iteration, unless an evaluation of it is to come or to be repeated."""
+        if trainer.evaluation is None or trainer.stopped:
+            return
+        self._log(trainer, metrics)
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Draws the learning curve, and offers the best checkpoint to the trackers unless a signal ended the run."""
+        if trainer.stopped and trainer.evaluation is not None:
+            self._log(trainer, trainer.metrics)
+        plot_learning_curve(trainer.run_dir / METRICS, trainer.run_dir / CURVE)
+        if not trainer.request.made:
+            self._trackers.log_checkpoint(lambda: checkpoint.best(trainer.run_dir))
+
+    def _log(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        report = trainer.report
+        report.warnings = self._diagnosis.warnings(metrics)
+        self._trackers.log(trainer.frames, metrics)
+        report.update(metrics)
+        self._progress.update(trainer.frames, metrics, warning=next(reversed(report.warnings), ""))
+
+    def close(self, failed: bool) -> None:
+        """Closes the destinations."""
+        self._progress.close()
+        self._trackers.close(exit_code=int(failed))

@@ -1,0 +1,104 @@
+"""The training loop and its callbacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recurrl
+from recurrl.errors import RunError
+from recurrl.trainer import Trainer
+
+
+def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end() -> None:
+    def due(every_frames: int | None) -> list[bool]:
+        config: Any = SimpleNamespace(frames_per_batch=64, total_frames=400)
+        reports: Any = [SimpleNamespace(frames=64 * number) for number in range(1, 7)]
+        nothing: Any = None
+        trainers = [Trainer(config, Path(), nothing, nothing, nothing, report, nothing) for report in reports]
+        assert [trainer.is_last for trainer in trainers] == [False] * 5 + [True]
+        return [trainer.is_due(every_frames) for trainer in trainers]
+
+    assert due(128) == [False, True, False, True, False, True]
+    assert due(100) == [False, True, False, True, True, True]
+    assert due(None) == [False] * 5 + [True]
+
+
+class Counter:
+    """Counts iterations, through a resume too."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_iteration(self, metrics: Any, policy: Any) -> None:
+        self.seen.append(metrics["frames"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.seen = state["seen"]
+
+
+class Whole(recurrl.Callback):
+    """Notes the calls of a callback that sees the trainer, and stops the run after an iteration."""
+
+    def __init__(self, stop_after: int = 0) -> None:
+        self.calls: list[str] = []
+        self.stop_after = stop_after
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.calls.append(f"start at {trainer.frames}")
+
+    def on_rollout(self, trainer: Trainer, rollout: Any) -> None:
+        self.calls.append(f"rollout of {rollout.numel()}")
+
+    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        self.calls.append(f"iteration to {trainer.frames}")
+        if trainer.frames == self.stop_after:
+            trainer.stop()
+
+    def on_end(self, trainer: Trainer) -> None:
+        self.calls.append("end")
+
+    def close(self, failed: bool) -> None:
+        self.calls.append(f"close, failed: {failed}")
+
+    def metrics(self) -> dict[str, float]:
+        return {"mine/calls": float(len(self.calls))}
+
+
+@pytest.mark.usefixtures("_here")
+def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(tiny: list[str]) -> None:
+    config = [*tiny, "total_frames=96"]
+    first, whole = [Counter(), Counter()], Whole(stop_after=64)
+    run = recurrl.train(config, run_dir="run", callbacks=[*first, whole])
+    assert (run.summary["status"], run.summary["frames"]) == ("stopped", 64)
+    assert whole.calls == [
+        *("start at 0", "rollout of 32", "iteration to 32", "rollout of 32", "iteration to 64"),
+        *("end", "close, failed: False"),
+    ]
+    assert "mine/calls" in Path("run/metrics.csv").read_text()
+    resumed, other = [Counter(), Counter()], Whole()
+    recurrl.train(["resume=auto"], run_dir="run", callbacks=[*resumed, other])
+    assert [counter.seen for counter in resumed] == [[32, 64, 96]] * 2
+    assert other.calls[0] == "start at 64"
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_saved(tiny: list[str]) -> None:
+    class Unsavable(Counter):
+        def state_dict(self) -> dict[str, Any]:
+            return {"best": np.random.default_rng(0)}
+
+    with pytest.raises(RunError, match=r"state_dict\(\) of Unsavable must return tensors and plain values"):
+        recurrl.train(tiny, run_dir="run", callbacks=[Unsavable()])
+
+
+@pytest.fixture
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
