@@ -71,11 +71,15 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
         ) from error
 
 
-def prepared(command_line: Sequence[str]) -> list[str]:
+def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     """A command line as Hydra takes it, checked for keys that do not exist: Hydra cannot name the nearest ones.
 
     ``group=package.module:Name`` becomes a choice of the group, without a yaml. Keys that a yaml need not have (an
     environment's arguments, the options of custom choices) are added where Hydra would reject them.
+
+    Args:
+        command_line: options of Hydra and overrides.
+        is_run: the configuration is run, and not only shown.
 
     Raises:
         ConfigError: an option, a key or a choice does not exist.
@@ -93,9 +97,13 @@ def prepared(command_line: Sequence[str]) -> list[str]:
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
         if changes and "." in key and key.partition(".")[0] in PACKAGES and key not in known:
             result[result.index(text)] = f"++{text}"
-    is_run = not (arguments.multirun or arguments.help or arguments.cfg)
     searches = [text.partition("=")[2] for text in texts if text.startswith("hparams_search=")]
-    if is_run and searches and (searches[-1] in yaml_names("hparams_search") or not only_packaged):
+    if (
+        is_run
+        and not (arguments.multirun or arguments.cfg)
+        and searches
+        and (searches[-1] in yaml_names("hparams_search") or not only_packaged)
+    ):
         raise ConfigError("hparams_search= searches over many runs. Add -m before it, or leave it out.")
     return result
 
@@ -115,13 +123,16 @@ def _check(override: Override, known: Collection[str], only_packaged: bool) -> N
         check_key(key, known)
 
 
-def compose(overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False) -> DictConfig:
+def compose(
+    overrides: Sequence[str], config_dir: str | Path | None = None, with_hydra: bool = False, is_run: bool = True
+) -> DictConfig:
     """The configuration that the overrides of a command line compose.
 
     Args:
         overrides: as for ``recurrl-train``.
         config_dir: a folder with yamls of the user.
         with_hydra: with Hydra's settings.
+        is_run: the configuration is run, and not only shown.
 
     Raises:
         ConfigError: an override is wrong.
@@ -130,7 +141,7 @@ def compose(overrides: Sequence[str], config_dir: str | Path | None = None, with
     search = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]" for config_dir in folder[1:]]
     try:
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
-            ours = prepared([*folder, *overrides])[len(folder) :]
+            ours = prepared([*folder, *overrides], is_run)[len(folder) :]
             return hydra.compose("train", [*ours, *search], return_hydra_config=with_hydra)
     except HydraException as error:
         raise ConfigError(message(error)) from error

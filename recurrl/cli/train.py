@@ -94,7 +94,7 @@ def _follow() -> None:
 
 def _explain(arguments: Namespace, every_key: bool) -> None:
     """Prints the help, or the configuration of a run with what each key means."""
-    composed = compose(arguments.overrides, arguments.config_dir)
+    composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
     sys.stdout.write(help_of(composed, every_key, arguments.config_dir) if arguments.help else explained(composed))
 
 
