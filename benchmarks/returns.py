@@ -1,7 +1,7 @@
 """Returns on the suite: one recipe, many tasks, seeds and cells.
 
-Each task is a yaml in benchmarks/suite. Every combination of task, cell and seed is a run of its own, in a folder of
-its own, as many at a time as there are cores. Finished runs are kept: the same command continues where it was stopped.
+Each task is a yaml in benchmarks/suite. Every combination of task, cell and seed is a run in a separate folder,
+as many at a time as there are cores. Finished runs are kept: the same command continues where it was stopped.
 The report has, per task, the interquartile mean over seeds with a 95% bootstrap interval, frames and seconds to the
 task's threshold, the published figure, the control without memory, and the return with the memory zeroed.
 """

@@ -78,15 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measures and writes the table, and with ``--output`` the plot."""
     torch.set_num_threads(arguments.threads)
-    asked = arguments.loops.split(",")
-    missing = not_installed(asked)
+    requested = arguments.loops.split(",")
+    missing = not_installed(requested)
     figures = [
         each
         for envs in arguments.envs.split(",")
         for each in _measure(
             {
                 (loop, cell): _task(cell, int(envs), arguments)
-                for loop in asked
+                for loop in requested
                 if loop not in missing
                 for cell in CELLS[loop]
                 if cell in arguments.cells.split(",")

@@ -118,8 +118,8 @@ class SkrlLoop:
     def collect(self) -> None:
         """Steps the environments for an iteration's frames."""
         for _ in range(self.task.steps):
-            given = {"timestep": 0, "timesteps": 2**40}
-            action, _ = self.agent.act(self.observation, None, **given)
+            arguments = {"timestep": 0, "timesteps": 2**40}
+            action, _ = self.agent.act(self.observation, None, **arguments)
             after, reward, terminated, truncated, infos = self.env.step(action)
             self.agent.record_transition(
                 observations=self.observation,
@@ -131,7 +131,7 @@ class SkrlLoop:
                 terminated=terminated,
                 truncated=truncated,
                 infos=infos,
-                **given,
+                **arguments,
             )
             self.observation = after
 

@@ -37,7 +37,7 @@ def make_or_wrap(
 
     Raises:
         ValueError: ``batch_first`` is false, sizes come with a wrapped module, a size is missing, or the cell does not
-            have what is asked for; the message names ``owner``.
+            have the option; the message names ``owner``.
     """
     if not (batch_first if wrapped is None else wrapped.batch_first):
         raise ValueError(

@@ -1,7 +1,7 @@
 """The recurrent cells: one module each, found by name.
 
 A module's ``make(options)`` returns its :class:`~recurrl.recurrent.cell.Cell`; the options have a ``hidden_size``. To
-add a cell, add a file here and a yaml, or write it in a package of your own (see ``examples/extending``).
+add a cell, add a file here and a yaml, or write it in another package (see ``examples/extending``).
 """
 
 from __future__ import annotations

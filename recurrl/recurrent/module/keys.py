@@ -30,7 +30,7 @@ def read_keys(
     """The keys of the input, of each state (by default ``states``), and of ``is_init``, which is added if missing.
 
     Raises:
-        ValueError: both or neither are given, or the number is wrong for the cell; the message names ``owner``.
+        ValueError: not exactly one of the last two is None, or keys are missing; the message names ``owner``.
         TypeError: a key has the wrong type.
     """
     keys = _keys("in_key", in_key, in_keys, states)
@@ -50,7 +50,7 @@ def written_keys(
     """The keys of the output and of each new state (by default ``states``).
 
     Raises:
-        ValueError: both or neither are given, or the number is wrong for the cell; the message names ``owner``.
+        ValueError: not exactly one of the last two is None, or keys are missing; the message names ``owner``.
         TypeError: a key has the wrong type.
     """
     keys = _keys("out_key", out_key, out_keys, states)
