@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.collectors import Collector
-from torchrl.envs import InitTracker, Transform, TransformedEnv
+from torchrl.envs import InitTracker, TransformedEnv
 from wrong_environments import Stale
 
 from recurrl.build import make_collector, make_consistency_check, make_policy_for, set_process_state
@@ -47,14 +47,8 @@ def make(config: TrainConfig) -> Policy:
     return policy
 
 
-def collect(config: TrainConfig, policy: Policy, *transforms: Transform) -> TensorDictBase:
+def collect(config: TrainConfig, policy: Policy) -> TensorDictBase:
     collector = make_collector(config, policy)
-    for transform in transforms:
-        collector.env.append_transform(transform)
-    return first_batch(collector)
-
-
-def first_batch(collector: Collector) -> TensorDictBase:
     batch = collector.collect()
     collector.shutdown()
     return batch
@@ -111,7 +105,8 @@ def test_an_environment_without_an_init_tracker_is_caught(config: TrainConfig) -
     collector = Collector(
         TransformedEnv(env, primer), ignoring, frames_per_batch=128, total_frames=-1, trust_policy=True
     )
-    batch = first_batch(collector)
+    batch = next(iter(collector))
+    collector.shutdown()
     sentence = complaint(config, policy, batch.exclude("is_init"))
     assert "the batch has no entry 'is_init'" in sentence
     assert "Append torchrl.envs.InitTracker()" in sentence
@@ -138,26 +133,11 @@ def test_a_batch_without_the_recurrent_state_is_caught(config: TrainConfig) -> N
 # Recurrent states
 
 
-class ZeroState(Transform):
-    """Zeroes the state of environment 2 at the fifth step, in what the environment hands out."""
-
-    def __init__(self) -> None:
-        super().__init__(in_keys=[STATE], out_keys=[STATE])
-        self.calls = 0
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        self.calls += 1
-        if self.calls == 5:
-            next_tensordict[STATE] = next_tensordict[STATE].clone()
-            next_tensordict[STATE][2] = 0
-        return next_tensordict
-
-    forward = _step
-
-
 def test_a_state_zeroed_in_mid_episode_is_caught_where_it_happens(config: TrainConfig) -> None:
     policy = make(config)
-    sentence = complaint(config, policy, collect(config, policy, ZeroState()))
+    batch = collect(config, policy)
+    batch["next", STATE][2, 4] = batch[STATE][2, 5] = 0
+    sentence = complaint(config, policy, batch)
     assert f"('next', '{STATE}') of environment 2, step 4, was 0 when collected but is " in sentence
     assert "zeroed" in sentence
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict
 from torch import nn
 
 from recurrl.build import make_collector, make_policy_for
 from recurrl.callbacks.builtin import EpisodeStatistics
 from recurrl.config import TrainConfig
-from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _disturb, evaluate, memory_metrics, random_metrics
+from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _treated, evaluate, memory_metrics, random_metrics
 from recurrl.policy import Policy
 from recurrl.runtime.seeds import seed_process
 
@@ -95,12 +94,11 @@ def test_shuffling_gives_everybody_all_the_states_of_somebody_else() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         own = torch.arange(5.0).reshape(5, 1, 1)
-        current = TensorDict({"h": own.clone(), "c": own.clone(), "observation": own.clone()}, [5])
-        _disturb(current, ["h", "c"], SHUFFLED, generator)
-        assert (current["h"] != own).all()
-        assert torch.equal(current["h"].sort(0).values, own)
-        assert torch.equal(current["h"], current["c"])
-        assert torch.equal(current["observation"], own)
+        treated = _treated({"h": own, "c": own, "action_noise": own}, ["h", "c"], SHUFFLED, generator)
+        assert (treated["h"] != own).all()
+        assert torch.equal(treated["h"].sort(0).values, own)
+        assert torch.equal(treated["h"], treated["c"])
+        assert torch.equal(treated["action_noise"], own)
 
 
 def test_a_policy_without_memory_has_nothing_to_lose(compose: Compose) -> None:

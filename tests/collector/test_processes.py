@@ -91,10 +91,14 @@ def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
     config = small(*OPTIONS, *FAILING, f"collector={collector}", "collector.num_workers=2")
     policy = make_policy_for(small(*OPTIONS, *FAILING, "+env.kwargs.at=100"))
     config.env.kwargs = {"at": at}
-    with pytest.raises(EnvironmentFaultError, match=says) as caught:
-        collect = make_collector(config, policy).collect
+
+    def collect() -> None:
+        collector = make_collector(config, policy)
         for _ in range(20):
-            collect()
+            collector.collect()
+
+    with pytest.raises(EnvironmentFaultError, match=says) as caught:
+        collect()
     assert "in _observe" in str(caught.value.__cause__)
     for process in multiprocessing.active_children():
         process.join(timeout=5)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from test_collector_state import Parts, assert_identical
+from test_processes import value_everything
 from test_worker_faults import failing
-from test_workers import value_everything
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
@@ -42,9 +41,14 @@ def batches(config: TrainConfig, count: int) -> list[TensorDictBase]:
     set_process_state(config)
     collector = make_collector(config, make_policy_for(config))
     try:
-        return [batch.clone() for batch in islice(collector, count)]
+        return [collector.collect().clone() for _ in range(count)]
     finally:
         collector.shutdown()
+
+
+def several(collector: Any, count: int) -> None:
+    for _ in range(count):
+        collector.collect()
 
 
 def of_ray(named: str = "ray") -> set[int]:
@@ -111,10 +115,10 @@ def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small: Compose
     set_process_state(config)
     collector = make_collector(config, make_policy_for(config))
     try:
-        rows = iter(collector)
-        found = [next(rows).clone() for _ in range(2)]
+        collect = collector.collect
+        found = [collect().clone() for _ in range(2)]
         cluster.remove_node(cluster.other, allow_graceful=False)
-        found += [next(rows).clone() for _ in range(2)]
+        found += [collect().clone() for _ in range(2)]
         assert collector.metrics() == {"collect/restarts": 1.0}
     finally:
         collector.shutdown()
@@ -193,7 +197,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_pa
         assert (summary["status"], summary["error"]) == ("interrupted", None)
         assert (tmp_path / "run" / summary["checkpoint"]).exists()
     # Ray's helpers outlive a killed run.
-    kind = "ray" if number == signal.SIGINT else "ray::Worker"
+    kind = "ray" if number == signal.SIGINT else "ray::ActorWorker"
     assert all_gone(kind, before)
 
 
@@ -201,30 +205,30 @@ def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_pa
 def test_workers_have_the_newest_weights_or_those_asked_for_and_a_killed_one_is_named(
     ahead: int, small: Compose, cluster: Any
 ) -> None:
-    before = of_ray("ray::Worker")
+    before = of_ray("ray::ActorWorker")
     config = small(*RAY, f"collector.address={cluster.address}", f"collector.ahead={ahead}")
     set_process_state(config)
     policy = make_policy_for(config)
     value_everything(policy, 0.0)
     collector = make_collector(config, policy)
     try:
-        rows = iter(collector)
+        collect = collector.collect
         for iteration in range(6):
-            assert (next(rows)[VALUE] == max(0, iteration - ahead)).all()
+            assert (collect()[VALUE] == max(0, iteration - ahead)).all()
             assert collector.metrics().get("collect/staleness", 0) == min(iteration, ahead)
             value_everything(policy, iteration + 1.0)
-        os.kill(min(of_ray("ray::Worker") - before), signal.SIGKILL)
+        os.kill(min(of_ray("ray::ActorWorker") - before), signal.SIGKILL)
         with pytest.raises(RunError, match=r"Worker \d of 2 \(environments . to .\) was lost after \d+ of its frames"):
-            list(islice(rows, ahead + 1))
+            several(collector, ahead + 1)
     finally:
         collector.shutdown()
-    assert all_gone("ray::Worker", before)
+    assert all_gone("ray::ActorWorker", before)
 
 
 def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_through_a_fault(
     small: Compose, cluster: Any
 ) -> None:
-    before = of_ray("ray::Worker")
+    before = of_ray("ray::ActorWorker")
     there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_fault=restart")
     config = small(*RAY, *there)
     set_process_state(config)
@@ -233,11 +237,12 @@ def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_thr
     collector = make_collector(config, policy)
     staleness = []
     try:
-        for iteration, batch in enumerate(islice(collector, 8)):
+        for iteration in range(8):
+            batch = collector.collect()
             staleness.append(collector.metrics()["collect/staleness"])
             assert staleness[-1] == iteration - batch[VALUE].mean()
             if iteration == 3:
-                os.kill(min(of_ray("ray::Worker") - before), signal.SIGKILL)
+                os.kill(min(of_ray("ray::ActorWorker") - before), signal.SIGKILL)
             value_everything(policy, iteration + 1.0)
     finally:
         collector.shutdown()
@@ -253,14 +258,13 @@ def test_an_environment_that_fails_is_named_and_replaced_if_asked(
     says = r"Worker . of 2 \(environments . to .\): Environment 0 of 2 .* raised (ArmError|TimeLimitError) in step"
     collector = make_collector(config, policy)
     with pytest.raises(EnvironmentFaultError, match=says) as caught:
-        for _ in islice(collector, 4):
-            pass
+        several(collector, 4)
     assert "in _observe" in str(caught.value.__cause__)
     collector.shutdown()
     marker = str(tmp_path / "failed")
     config, policy = failing(small, *there, "collector.on_fault=restart", at=30, by=by, marker=marker)
     collector = make_collector(config, policy)
-    starts = [batch["is_init"][:, 0].view(2, 2).all(1).sum().item() for batch in islice(collector, 4)]
+    starts = [collector.collect()["is_init"][:, 0].view(2, 2).all(1).sum().item() for _ in range(4)]
     assert collector.metrics() == {"collect/restarts": 1.0}
     assert starts == [2, 1, 0, 0]
     collector.shutdown()

@@ -11,12 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrl.envs.groups import Groups
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.envs.saved_state import restore, state_of
-from recurrl.envs.wrappers import SeededEpisodes
+from recurrl.envs.inline import InlineEnv
 from recurrl.errors import ConfigError
 
 Compose = Callable[..., TrainConfig]
@@ -32,28 +30,40 @@ GRPO = (
 )
 
 
+class Clock(gymnasium.Env[Any, Any]):
+    """Shows the seed of its episode, and ends after as many steps as it is asked to."""
+
+    observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, ends: list[bool]) -> None:
+        self.ends = iter(ends)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.seed = np.array([seed or 0], np.float64)
+        return self.seed, {}
+
+    def step(self, action: Any) -> Any:
+        return self.seed, 0.0, next(self.ends), False, {}
+
+
 @settings(max_examples=50, deadline=None)
-@given(
-    ends=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=2, max_size=2),
-    asked_twice=st.booleans(),
-)
-def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends: list[list[bool]], asked_twice: bool) -> None:
-    """Two members whose episodes end at steps of their own, over two rows of three steps."""
-    groups = Groups(size=2, steps_per_row=3, seed=5)
-    found: dict[tuple[int, int, int], set[int]] = {}
-    for env, ended in ((0, ends[0]), (1, ends[1]), (2, ends[0])):
-        seeds = groups.episode_seeds(env)
-        for t, end in enumerate(ended):
-            if t % 3 == 0:  # all are reset; an episode that ended with the row before was reset then already
-                episode = 0
-                found.setdefault((env // 2, t // 3, episode), set()).add(seeds.next())
-            seeds.step()
-            if end:
-                last_of_row = t % 3 == 2
-                row, episode = (t // 3 + 1, 0) if last_of_row else (t // 3, episode + 1)
-                found.setdefault((env // 2, row, episode), set()).add(seeds.next())
-                if asked_twice and last_of_row:
-                    found[env // 2, row, episode].add(seeds.next())
+@given(ends=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=2, max_size=2))
+def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends: list[list[bool]]) -> None:
+    """Two members and one of another group, over two rows of three steps."""
+    env = InlineEnv([Clock(each) for each in (ends[0], ends[1], ends[0])], "Clock-v0")
+    env.start_in_groups(2, seed=5)
+    found: dict[tuple[int, int, int], set[float]] = {}
+    for row in range(2):
+        episodes, done = [-1] * 3, torch.ones(3, 1, dtype=torch.bool)
+        shown = env.reset_tensors(None)
+        for step in range(4):
+            for i in done.flatten().nonzero().flatten().tolist():
+                episodes[i] += 1
+                found.setdefault((i // 2, row, episodes[i]), set()).add(float(shown["observation"][i]))
+            if step < 3:
+                done = env.step_tensors(torch.zeros(3, dtype=torch.int64))["done"]
+                shown = env.reset_tensors(done)
     assert all(len(seeds) == 1 for seeds in found.values())
     assert len(set.union(*found.values())) == len(found)
 
@@ -61,7 +71,7 @@ def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends: list[l
 def collect(config: TrainConfig, batches: int) -> list[Any]:
     set_process_state(config)
     collector = make_collector(config, make_policy_for(config))
-    collected = [batch.clone() for batch, _ in zip(collector, range(batches), strict=False)]
+    collected = [collector.collect().clone() for _ in range(batches)]
     collector.shutdown()
     return collected
 
@@ -78,22 +88,6 @@ def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_no
             assert torch.equal(starts[a][:both], starts[b][:both])
         first += [starts[0][0], starts[2][0]]
     assert len(torch.stack(first).unique(dim=0)) == 6
-
-
-def test_a_members_place_in_the_sequence_of_seeds_is_part_of_its_environments_state() -> None:
-    saved, restored = (
-        SeededEpisodes(gymnasium.make("CartPole-v1"), Groups(2, 5, seed=1).episode_seeds(0)) for _ in range(2)
-    )
-    for _ in range(2):
-        saved.reset()
-        for _ in range(3):
-            saved.step(0)
-    restored.reset()
-    restore(restored, state_of(saved))
-    for _ in range(3):
-        assert np.array_equal(restored.reset()[0], saved.reset()[0])
-        saved.step(1)
-        restored.step(1)
 
 
 def test_without_groups_episodes_continue_from_batch_to_batch(compose: Compose) -> None:

@@ -135,12 +135,11 @@ def test_repeat_previous_equals_popgyms() -> None:
 
 
 @pytest.mark.parametrize("env", ["t_maze", "t_maze_active", "memory_chain", "repeat_previous_torch"])
-def test_a_task_is_an_environment_of_torchrl_and_is_collected_from_on_plain_tensors(env: str, compose: Compose) -> None:
+def test_a_task_is_an_environment_of_torchrl_and_is_collected_from(env: str, compose: Compose) -> None:
     config = compose(f"env={env}", "env.num_envs=4", "frames_per_batch=240", "cell.hidden_size=8")
     made = make_env(config.env, 3, seed=0)
     check_env_specs(made)
     collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
-    assert collector.why_general is None
     batch = [collector.collect() for _ in range(2)][-1]
     assert batch["next", "done"].any()
     assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])

@@ -175,18 +175,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
-@pytest.mark.parametrize("torchrls_path", [False, True], ids=["lean", "general"])
 def test_rows_hold_every_step_of_every_episode_and_nothing_else(
-    make: Callable[..., Clocks], torchrls_path: bool, register_vector: Callable[..., str], compose: Compose
+    make: Callable[..., Clocks], register_vector: Callable[..., str], compose: Compose
 ) -> None:
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", NATIVE, *small)
     set_process_state(config)
     collector = single.make(config.collector, make_rollouts(config, make_policy_for(config)))
-    assert collector.why_general is None
-    if torchrls_path:
-        collector.why_general = "asked for"
-    batches = [batch.clone() for _, batch in zip(range(2), collector, strict=False)]
+    batches = [collector.collect().clone() for _ in range(2)]
     collector.shutdown()
     rows = torch.cat(batches, 1)
     key = "observation" if rows["observation"].__class__ is torch.Tensor else ("observation", "clock")

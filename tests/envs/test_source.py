@@ -19,7 +19,7 @@ from torchrl.envs import GymEnv, RenameTransform, SerialEnv, TransformedEnv
 
 from recurrl.config import EnvConfig
 from recurrl.config.options import option
-from recurrl.envs import Source, TensorEnv
+from recurrl.envs import Source, BatchedEnv
 from recurrl.envs.sources.memory import MemoryTask
 
 
@@ -29,7 +29,7 @@ class Options(EnvConfig):
     fault: str = option("what goes wrong at the third step", default="")
 
 
-class Numbers(TensorEnv):
+class Numbers(BatchedEnv):
     """Counts steps; episodes have four."""
 
     def __init__(self, num_envs, options):
@@ -134,30 +134,29 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    "overrides",
     [
-        (("env=numbers_of_mine:OnTensors", "env.size=3"), "Collection steps on plain tensors"),
-        (("env=numbers_of_mine:OfTorchRL",), "Collection falls back to TorchRL's slower rollout"),
-        (
-            ("env=gym", "env.source=memory", "env.id=numbers_of_mine:Recall", "env.kwargs.values=4"),
-            "Collection steps on plain tensors",
-        ),
+        ("env=numbers_of_mine:OnTensors", "env.size=3"),
+        ("env=numbers_of_mine:OfTorchRL",),
+        ("env=gym", "env.source=memory", "env.id=numbers_of_mine:Recall", "env.kwargs.values=4"),
     ],
 )
 def test_environments_of_torchrl_are_trained_in(
-    overrides: tuple[str, ...], told: str, train: Callable[..., Any], tmp_path: Path
+    overrides: tuple[str, ...], train: Callable[..., Any], tmp_path: Path
 ) -> None:
     outcome = train(*overrides)
     assert outcome.code == 0, outcome.err
-    assert told in outcome.out
     assert summary(tmp_path)["status"] == "completed"
 
 
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (["env=numbers_of_mine:TooFew"], "made one of batch size [2], but a TorchRL environment of batch size [1] is"),
-        (["env=numbers_of_mine:Nothing"], "made a NoneType, but a TorchRL environment of batch size [1] is needed."),
+        (
+            ["env=numbers_of_mine:TooFew"],
+            "environment of batch size [1] (got one of batch size [2]).",
+        ),
+        (["env=numbers_of_mine:Nothing"], "must make a TorchRL environment of batch size [1] (got a NoneType)."),
         (["env=numbers_of_mine:Renamed"], "made an environment without the entry 'observation'; it has pixels. Rename"),
         (["env=numbers_of_mine:no_source"], "made a str, which is not a recurrl.envs.Source. Derive from"),
         (["env=numbers_of_mine:unannotated"], "must be annotated with a dataclass derived from recurrl.config.EnvC"),
@@ -174,7 +173,7 @@ def test_environments_of_torchrl_are_trained_in(
         ),
         (
             ["env=numbers_of_mine:OnTensors", "algorithm=grpo", "algorithm.group_size=2"],
-            "which env.source=numbers_of_mine:OnTensors cannot do. Choose algorithm=ppo, or a Gymnasium task.",
+            "which this environment cannot do. Choose algorithm=ppo, or a Gymnasium task with",
         ),
         (
             ["env=numbers_of_mine:OnTensors", "env.fault=raises"],

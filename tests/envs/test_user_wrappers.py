@@ -82,9 +82,9 @@ def test_wrappers_of_ones_own_are_found_in_the_current_folder(
         ("[gymnasium.wrappers.vector:ClipReward]", "ClipReward is not a wrapper of single environments."),
         ("[{wrapper:wrappers_of_mine:Shift,buy:2}]", "Shift does not take buy. It takes: env, by."),
         ("[gymnasium.wrappers:TimeLimit]", "TimeLimit requires max_episode_steps, which is not given. It takes: env"),
-        ("[ClipReward]", "env.wrappers holds ClipReward. Give package.module:Wrapper, or {wrapper: package.module:W"),
-        ("[3]", "env.wrappers holds 3. Give package.module:Wrapper, or {wrapper: package.module:Wrapper, argument: "),
-        ("[{by:2}]", "env.wrappers holds {'by': 2}. Give package.module:Wrapper"),
+        ("[ClipReward]", "(got ClipReward)."),
+        ("[3]", "(got 3)."),
+        ("[{by:2}]", "(got {'by': 2})."),
         ("wrappers_of_mine:Shift", "The configuration key 'env.wrappers' must be a list."),
         (
             "[wrappers_of_mine:Shift] env.vectorization=vector_entry_point",
