@@ -16,14 +16,13 @@ import wandb_workspaces.workspaces as ws
 from wandb_workspaces import expr
 
 from recurrl.tracking import FRAMES
-from recurrl.tracking.wandb_artifacts import FAILURES
-from recurrl.tracking.wandb_mode import AUTO, choose_mode
+from recurrl.tracking.wandb import choose_mode
 
 CURVES = {
     "Returns": {"Evaluation return": ["eval/return_mean"], "Training return": ["train/return_mean"]},
     "Policy": {
         "Entropy": ["policy/entropy"],
-        "KL from the policy that collected": ["policy/kl"],
+        "KL from the behaviour policy": ["policy/kl"],
         "Clip fraction": ["policy/clip_fraction"],
     },
     "Critic": {"Explained variance": ["value/explained_variance"], "Loss": ["loss/critic"]},
@@ -71,18 +70,18 @@ def main() -> None:
         "--output", type=Path, metavar="FILE", help="write what it would make as JSON, and save nothing"
     )
     arguments = parser.parse_args()
-    mode = choose_mode(AUTO, wandb.setup().settings)
+    mode, reason = choose_mode("auto")
     made = workspace(arguments.entity, arguments.project, arguments.by or ["cell.name"], arguments.group)
-    if arguments.output is None and mode.name == "online":
+    if arguments.output is None and mode == "online":
         try:
             made.entity = made.entity or wandb.Api().default_entity
             print(made.save().url)
-        except FAILURES as error:
+        except Exception as error:  # wandb's failures have no common public type
             sys.exit(f"error: wandb did not save the workspace: {error}. --output FILE writes it instead.")
         return
     output = arguments.output or Path("wandb_workspace.json")
     output.write_text(json.dumps(made._spec, indent=1) + "\n", encoding="utf-8")
-    why = "" if arguments.output else f"wandb is {mode.name} ({mode.reason}), so nothing was saved there. "
+    why = "" if arguments.output else f"wandb is {mode} ({reason}), so nothing was saved there. "
     print(f"{why}{output} is the workspace that would be made.")
 
 

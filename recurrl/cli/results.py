@@ -14,7 +14,8 @@ from recurrl.cli.saved_config import saved_config
 from recurrl.config.composed import plain
 from recurrl.config.keys import flat
 from recurrl.errors import ConfigError
-from recurrl.reporting.runs import Group, Result, differing, interval_95, over_seeds
+from recurrl.reporting.runs import Group, Result, differing, over_seeds
+from recurrl.returns import interval_95
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text
 

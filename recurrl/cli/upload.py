@@ -57,7 +57,7 @@ def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with resource_errors_as_messages(), locked(run_dir):
         artifacts = _artifacts(run_dir)
-        # That with which the training run ended, which wandb shows as the state of its run.
+        # The training run's, which wandb shows as the state of its run.
         exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
         where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code)
     return list(artifacts), where
@@ -66,7 +66,7 @@ def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]
 def _artifacts(run_dir: Path) -> dict[str, tuple[Path, Mapping[str, Any]]]:
     """The best checkpoint, and the folders of exports and videos that there are, each with its metadata."""
     from recurrl import checkpoint
-    from recurrl.tracking.wandb_artifacts import CHECKPOINT
+    from recurrl.tracking.wandb import CHECKPOINT
 
     found: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: checkpoint.best(run_dir)}
     return found | {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}

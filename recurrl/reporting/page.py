@@ -6,35 +6,30 @@ from dataclasses import replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
-from recurrl.reporting.runs import Group, Result, grouped, interval_95, settings_line
-from recurrl.returns import interquartile_mean
+from recurrl.reporting.runs import Group, Result, grouped
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
 
 _CONFIG = {"displayModeBar": False, "responsive": True}
 _LARGEST_VIDEO = 20 << 20
-_RETURN = "eval_return_mean"
 _VIDEOS = {".mp4": "video", ".gif": "image"}
 _STYLE = """
-:root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --line: #d1d9e0; --back: #fff; --box: #f6f8fa;
+:root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --line: #d1d9e0; --back: #fff;
   --bad: #b42318; --warn: #8a5a00; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117;
-  --box: #151b23; --bad: #ff7b72; --warn: #e3b341; } }
+  --bad: #ff7b72; --warn: #e3b341; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1000px; padding: 16px; font: 15px/1.5 system-ui, sans-serif; color: var(--text);
   background: var(--back); }
 h1 { font-size: 22px; margin: 8px 0; } h2 { font-size: 17px; margin: 28px 0 8px; }
 .soft { color: var(--soft); } .bad { color: var(--bad); } .warn { color: var(--warn); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px; margin: 14px 0; }
-.tile { background: var(--box); border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
-.tile b { display: block; font-size: 21px; } .tile span { color: var(--soft); font-size: 13px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
@@ -73,7 +68,7 @@ def _name(run_dir: Path, path: Path) -> str:
 
 def _page(runs: Sequence[Result], title: str) -> str:
     groups = grouped(runs)
-    settings = {run.directory: settings_line(group.settings) for group in groups for run in group.runs}
+    settings = {run.directory: group.name for group in groups for run in group.runs}
     figures = {
         "Evaluation return": _if_several_points(learning_curves(groups, "eval/return_mean")),
         "Return of training, last 100 episodes": learning_curves(groups, "train/return_mean"),
@@ -82,8 +77,7 @@ def _page(runs: Sequence[Result], title: str) -> str:
     }
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="soft">{escape(_task(runs))}</p>',
-        *_tiles(runs, groups),
+        f'<p class="soft">{escape(_about(runs))}</p>',
         *_warnings(runs),
         *(f"<h2>{escape(name)}</h2>{_drawn(figure)}" for name, figure in figures.items() if figure is not None),
         "<h2>Groups</h2>",
@@ -109,33 +103,16 @@ def _if_several_points(curves: Figure | None) -> Figure | None:
     return curves if curves is not None and any(len(set(trace.x)) > 1 for trace in curves.data) else None
 
 
-def _task(runs: Sequence[Result]) -> str:
-    """What all runs have in common, as far as a reader looks for it first."""
+def _about(runs: Sequence[Result]) -> str:
+    """How many runs were completed, and the main settings that all have in common."""
     keys = ("env.id", "cell", "algorithm", "backend", "total_frames")
-    common = ((key, {run.settings.get(key, "") for run in runs}) for key in keys)
-    return ", ".join(f"{key}={next(iter(values))}" for key, values in common if len(values) == 1 and "" not in values)
-
-
-def _tiles(runs: Sequence[Result], groups: Sequence[Group]) -> Iterator[str]:
-    whole = Group({}, runs)
-    ended, speeds = sum(run.has_ended_well for run in runs), whole.numbers("frames_per_s")
-    tiles = [
-        (f"{ended} of {len(runs)}", "runs completed"),
-        (_duration(sum(whole.numbers("wall_time_s"))), "time of all runs"),
-    ]
-    if speeds:
-        tiles.append((f"{fmean(speeds):,.0f}", "frames/s"))
-    best = max(((fmean(found), group.name) for group in groups if (found := group.numbers(_RETURN))), default=None)
-    if best is not None:
-        label = "evaluation return" if len(groups) == 1 else f"best evaluation return: {best[1]}"
-        tiles.insert(0, (f"{best[0]:.1f}", label))
-    inner = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in tiles)
-    yield f'<div class="tiles">{inner}</div>'
+    common = {key: values.pop() for key in keys if len(values := {run.settings.get(key, "") for run in runs}) == 1}
+    completed = f"{sum(run.has_ended_well for run in runs)} of {len(runs)} runs completed"
+    return ", ".join([completed, *(f"{key}={value}" for key, value in common.items() if value)])
 
 
 def _warnings(runs: Sequence[Result]) -> Iterator[str]:
-    found = [(run.name, "bad", f"{run.status}: {run.summary['error']}") for run in runs if run.summary.get("error")]
-    found += [(run.name, "bad", "unfinished: it wrote no summary") for run in runs if not run.summary]
+    found = [(run.name, "bad", f"{run.status}: {run.error}") for run in runs if run.error]
     for run in runs:
         texts = run.summary.get("warnings") or {}
         found += [(run.name, "warn", f"{name}: {text}") for name, text in texts.items()]
@@ -149,35 +126,31 @@ _RUN_COLUMNS = ("seed", "return", "± std over episodes", "memory zeroed", "fram
 
 
 def _of_group(group: Group) -> tuple[str, ...]:
-    returns, frames, speeds, seconds = map(group.numbers, (_RETURN, "frames", "frames_per_s", "wall_time_s"))
-    interval = middle = ""
-    if len(returns) > 1:
-        interval = " to ".join(f"{end:.2f}" for end in interval_95(fmean(returns), stdev(returns), len(returns)))
-        middle = f"{interquartile_mean(returns):.2f}"
-    return (
-        group.name,
-        str(len(group.runs)),
-        f"{fmean(returns):.2f}" if returns else "",
-        interval,
-        middle,
-        f"{fmean(frames):,.0f}" if frames else "",
-        f"{fmean(speeds):,.0f}" if speeds else "",
-        _duration(fmean(seconds)) if seconds else "",
-    )
+    means = {key: fmean(found) for key in ("frames", "frames_per_s", "wall_time_s") if (found := group.numbers(key))}
+    returns = ("", "", "")
+    if group.numbers("eval_return_mean"):
+        found = group.statistics()
+        interval = " to ".join(f"{end:.2f}" for end in found["interval_95"]) if found["episodes"] > 1 else ""
+        returns = (f"{found['mean']:.2f}", interval, f"{found['interquartile_mean']:.2f}")
+    numbers = (_number(means.get(key), ",.0f") for key in ("frames", "frames_per_s"))
+    return (group.name, str(len(group.runs)), *returns, *numbers, _duration(means.get("wall_time_s")))
 
 
 def _of_run(run: Result, settings: str) -> tuple[str, ...]:
-    keys = (_RETURN, "eval_return_std", "eval_return_mean_zeroed_state")
-    found, seconds, frames = map(run.summary.get, keys), run.summary.get("wall_time_s"), run.summary.get("frames")
-    return (
-        run.name,
-        settings,
-        run.settings.get("seed", ""),
-        *("" if number is None else f"{number:.2f}" for number in found),
-        "" if frames is None else f"{frames:,.0f}",
-        "" if seconds is None else _duration(seconds),
-        run.status,
-    )
+    keys = ("eval_return_mean", "eval_return_std", "eval_return_mean_zeroed_state")
+    returns = (_number(run.summary.get(key), ".2f") for key in keys)
+    frames, time = _number(run.summary.get("frames"), ",.0f"), _duration(run.summary.get("wall_time_s"))
+    return (run.name, settings, run.settings.get("seed", ""), *returns, frames, time, run.status)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -198,7 +171,3 @@ def _embedded(path: Path) -> str:
     kind = _VIDEOS[path.suffix]
     source = f"data:{kind}/{path.suffix[1:]};base64,{base64.b64encode(path.read_bytes()).decode()}"
     return f'<video controls loop muted src="{source}"></video>' if kind == "video" else f'<img src="{source}" alt="">'
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

@@ -1,19 +1,17 @@
 """The results of runs: plain data, read from their directories."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
 from typing import Any
 
+from recurrl.returns import summarized
 from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import Curve, Row, curve_of, read_rows
 
 COMPLETED, STOPPED, UNFINISHED = "completed", "stopped", "unfinished"
-_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t for a two-sided interval of 95%, by degrees of freedom from 1."""
+_RETURN = "eval_return_mean"
 
 
 @dataclass(frozen=True)
@@ -45,18 +43,18 @@ class Result:
     @property
     def mean_return(self) -> float | None:
         """The mean return of the last evaluation."""
-        return self.summary.get("eval_return_mean")
+        return self.summary.get(_RETURN)
 
     @property
     def error(self) -> str | None:
-        """What the run failed with."""
+        """The error of a failed run."""
         if not self.summary:
             return "it wrote no summary: its process was killed, or is still running"
         return self.summary.get("error")
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Those of ``metrics.csv``; none if it has not written any.
+        """The rows of ``metrics.csv``; none if it has not written any.
 
         Raises:
             ConfigError: the file is malformed.
@@ -69,7 +67,7 @@ class Result:
         return curve_of(self.rows, metric)
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """The result for scripts."""
         keys = ("eval_return_std", "eval_episodes", "frames", "wall_time_s", "error")
         return {
             "name": self.name,
@@ -102,18 +100,16 @@ class Group:
         """The numbers that the runs' summaries have under a key."""
         return [float(run.summary[key]) for run in self.runs if run.summary.get(key) is not None]
 
+    def statistics(self) -> dict[str, Any]:
+        """Statistics over seeds of the return of the last evaluation, see :func:`recurrl.returns.summarized`."""
+        return summarized(self.numbers(_RETURN))
+
     def as_json(self) -> dict[str, Any]:
-        """For scripts, if there are several: returns, with their mean and its 95% interval."""
-        returns = self.numbers("eval_return_mean")
-        mean, std = fmean(returns), stdev(returns)
-        return {
-            "settings": dict(self.settings),
-            "seeds": [run.settings.get("seed", "") for run in self.runs],
-            "returns": returns,
-            "mean": mean,
-            "std": std,
-            "interval_95": list(interval_95(mean, std, len(returns))),
-        }
+        """The settings, the seeds and the statistics over them, for scripts."""
+        keys = ("returns", "mean", "std", "interval_95", "interquartile_mean")
+        found = self.statistics()
+        seeds = [run.settings.get("seed", "") for run in self.runs]
+        return {"settings": dict(self.settings), "seeds": seeds, **{key: found[key] for key in keys}}
 
 
 def settings_line(settings: Mapping[str, str]) -> str:
@@ -124,8 +120,8 @@ def settings_line(settings: Mapping[str, str]) -> str:
 def differing(results: Sequence[Result]) -> list[str]:
     """The keys whose values differ, without those that do not concern training."""
     keys = dict.fromkeys(key for result in results for key in result.settings)
-    concerned = (key for key in keys if key != "resume" and key.partition(".")[0] != "logger")
-    return [key for key in concerned if len({result.settings.get(key) for result in results}) > 1]
+    relevant = (key for key in keys if key != "resume" and key.partition(".")[0] != "logger")
+    return [key for key in relevant if len({result.settings.get(key) for result in results}) > 1]
 
 
 def grouped(results: Sequence[Result]) -> list[Group]:
@@ -138,25 +134,10 @@ def grouped(results: Sequence[Result]) -> list[Group]:
 
 
 def over_seeds(results: Sequence[Result]) -> list[Group]:
-    """The completed runs of each group in which there are several, each with a seed of its own."""
+    """The completed runs of each group in which there are several, all with different seeds."""
     found = []
     for group in grouped(results):
         runs = [run for run in group.runs if run.status == COMPLETED and run.mean_return is not None]
         if len({run.settings.get("seed") for run in runs}) == len(runs) > 1:
             found.append(Group(group.settings, runs))
     return found
-
-
-def interval_95(mean: float, std: float, count: int) -> tuple[float, float]:
-    """The 95% interval of the mean of ``count`` values, at least two, by Student's t; ``std`` is the sample's.
-
-    Right for as few as two values, if they are about normal. A bootstrap's would hold the mean of two normal values in
-    52% of cases, of three in 74%, of five in 82%.
-    """
-    degrees, z = count - 1, NormalDist().inv_cdf(0.975)
-    if degrees <= len(_T_975):
-        t = _T_975[degrees - 1]
-    else:  # Abramowitz and Stegun 26.7.5
-        t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-    half = t * std / math.sqrt(count)
-    return mean - half, mean + half

@@ -31,40 +31,27 @@ class TimeLimitError(RunError):
 class _Limit:
     """The limit of this process, which has one timer.
 
-    Calls do not set the timer, which would cost two system calls each: it fires at most once per limit, and only then
-    checks when the current call is due.
-
     Attributes:
         seconds: a call may take; 0 for any time.
         due: deadline of the current call ``[1]``, by the monotonic clock; infinity without one.
-        running: whether the timer is set.
     """
 
     seconds = 0.0
     due = np.full(1, np.inf)
-    running = False
 
-    def begin(self) -> None:
-        self.due[0] = time.monotonic() + self.seconds
-        if not self.running:
-            self.running = True
-            signal.setitimer(signal.ITIMER_REAL, self.seconds)
+    def begin(self, now: float) -> None:
+        self.due[0] = now + self.seconds
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
 
     def alarm(self, number: int, frame: FrameType | None) -> None:
-        self.running = False
-        if self.due[0] == np.inf:
-            return
         now = time.monotonic()
         if now - self.due[0] > _LATE_S:
-            self.due[0] = now + self.seconds
-        if self.due[0] > now:
-            self.running = True
-            signal.setitimer(signal.ITIMER_REAL, float(self.due[0]) - now)
-            return
-        raise TimeLimitError(
-            f"no response within collector.timeout_s={self.seconds:g} s. If its steps may take longer, give a larger "
-            "limit, or null for none"
-        )
+            self.begin(now)
+        elif self.due[0] < np.inf:
+            raise TimeLimitError(
+                f"no response within collector.timeout_s={self.seconds:g} s. If its steps may take longer, increase "
+                "the limit, or set it to null for none"
+            )
 
 
 _limit = _Limit()
@@ -72,7 +59,7 @@ _limit = _Limit()
 
 @contextmanager
 def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None]:
-    """Gives each call of a function made by :func:`limited` so many seconds while the block runs.
+    """Limits each call of a function made by :func:`limited` to a number of seconds while the block runs.
 
     A call that takes longer raises :class:`TimeLimitError` from within, wherever it is in Python. Native code is not
     interrupted, but raises it as soon as it returns, or where it waits for the operating system.
@@ -97,7 +84,7 @@ def time_limit(seconds: float | None, due: Array | None = None) -> Iterator[None
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        _limit.seconds, _limit.running = 0.0, False
+        _limit.seconds = 0.0
         signal.signal(signal.SIGALRM, before)
 
 
@@ -108,10 +95,11 @@ def limited(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     def within(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         if not _limit.seconds:
             return call(*args, **kwargs)
-        _limit.begin()
+        _limit.begin(time.monotonic())
         try:
             return call(*args, **kwargs)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
             _limit.due[0] = np.inf
 
     return within

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from recurrl.config import LoggerConfig
 from recurrl.config.plugins import factory
@@ -14,6 +14,9 @@ FRAMES = "frames"
 
 ALWAYS_ON = "csv"
 """The destination that every run uses."""
+
+FindCheckpoint = Callable[[], tuple[Path, Mapping[str, Any]]]
+"""Finds the best checkpoint, which reads all checkpoints of the run: its directory, and metadata."""
 
 
 class Resumed(NamedTuple):
@@ -28,16 +31,17 @@ class Resumed(NamedTuple):
     ids: Mapping[str, str]
 
 
-class Tracker(Protocol):
+class Tracker:
     """A destination of metrics.
 
     Training waits for its calls. An exception ends the run with its traceback; the iteration is then in
     ``metrics.csv``, which is written first, and ``resume=`` continues from the last checkpoint.
+
+    Attributes:
+        id: by which the destination identifies the run; None if it has none.
     """
 
-    @property
-    def id(self) -> str | None:
-        """The id by which the destination identifies the run; None if it has none."""
+    id: str | None = None
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of one iteration.
@@ -46,6 +50,10 @@ class Tracker(Protocol):
             frames: environment steps so far, including this iteration.
             metrics: values by name, such as ``train/return_mean``. NaN means no value yet.
         """
+        raise NotImplementedError
+
+    def log_checkpoint(self, find: FindCheckpoint) -> None:
+        """Called at the end of a run: may keep its best checkpoint. A failure must not end the run."""
 
     def close(self, exit_code: int = 0) -> None:
         """Flushes and releases files, threads and connections.
@@ -55,23 +63,7 @@ class Tracker(Protocol):
         """
 
 
-FindCheckpoint = Callable[[], tuple[Path, Mapping[str, Any]]]
-"""Finds a checkpoint: its directory, and what describes it."""
-
-
-@runtime_checkable
-class CheckpointTracker(Protocol):
-    """A destination that may also keep the best checkpoint."""
-
-    def log_checkpoint(self, find: FindCheckpoint) -> None:
-        """Keeps the best checkpoint if the user asked for it. A failure is logged, and does not end the run.
-
-        Args:
-            find: finds it, which reads all checkpoints of the run.
-        """
-
-
-class Trackers:
+class Trackers(Tracker):
     """Sends the same metrics to several destinations.
 
     Attributes:
@@ -96,10 +88,9 @@ class Trackers:
             tracker.log(frames, metrics)
 
     def log_checkpoint(self, find: FindCheckpoint) -> None:
-        """Offers the best checkpoint to the destinations that may keep it."""
+        """Offers the best checkpoint to each destination."""
         for tracker in self.trackers:
-            if isinstance(tracker, CheckpointTracker):
-                tracker.log_checkpoint(find)
+            tracker.log_checkpoint(find)
 
     def close(self, exit_code: int = 0) -> None:
         """Closes all destinations; if one fails, closes the others before raising."""
@@ -124,13 +115,12 @@ def make_trackers(
             opened are closed.
     """
     ids = {} if resumed is None else dict(resumed.ids)
+    trackers: list[Tracker] = []
     with ExitStack() as opened:
-        trackers: list[Tracker] = []
         for options in (logger,) if logger.name == ALWAYS_ON else (LoggerConfig(name=ALWAYS_ON), logger):
-            tracker: Tracker = factory("logger", options.name)(options, run_dir, settings, resumed)
-            opened.callback(tracker.close, 1)
-            trackers.append(tracker)
-            if tracker.id is not None:
-                ids[options.name] = tracker.id
+            trackers.append(factory("logger", options.name)(options, run_dir, settings, resumed))
+            opened.callback(trackers[-1].close, 1)
+            if trackers[-1].id is not None:
+                ids[options.name] = trackers[-1].id
         opened.pop_all()
     return Trackers(trackers, ids)

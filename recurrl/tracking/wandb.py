@@ -1,36 +1,33 @@
 """Metrics as a Weights & Biases run, online or in the run directory."""
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import wandb
-from wandb.sdk.mailbox import HandleAbandonedError, MailboxClosedError
 
 from recurrl.config import WandbConfig
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.runtime.run_directory import CHECKPOINTS, METRICS
 from recurrl.tracking.csv import last_frames
-from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed
-from recurrl.tracking.wandb_artifacts import CHECKPOINT, FAILURES, log_artifact
-from recurrl.tracking.wandb_mode import choose_mode
+from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed, Tracker
 
-NAME = "wandb"
+NAME, CHECKPOINT = "wandb", "checkpoint"
 FINISH_TIMEOUT_S = 60.0
 """How long a finishing run waits to upload its last metrics; WANDB_FINISH_TIMEOUT overrides it."""
-SERVICE_ENDED = (ConnectionError, HandleAbandonedError, MailboxClosedError)
-"""Raised by wandb's calls once its service process has ended. Two have no public name."""
 
 logger = logging.getLogger(__name__)
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Logs to one wandb run, with frames as the x-axis of all metrics.
 
-    If wandb's service process, which writes and uploads, ends early, training continues without it and an error in the
-    log says where the metrics are.
+    Whatever wandb raises is logged, with where the metrics are, and training continues without it.
 
     Args:
         run: the wandb run.
@@ -43,86 +40,59 @@ class WandbTracker:
     def __init__(
         self, run: wandb.Run, run_dir: Path, resources: ExitStack, recorded: int = 0, artifacts: bool = False
     ) -> None:
+        self.id = run.id
         self._run = run
         self._run_dir = run_dir
         self._resources = resources
         self._recorded = recorded
         self._artifacts = artifacts
-        self._service_ended = False
+        self._failed = False
         run.define_metric(FRAMES)
         run.define_metric("*", step_metric=FRAMES)
 
-    @property
-    def id(self) -> str:
-        """The run's id, unique in its project."""
-        return self._run.id
-
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Hands the metrics of one iteration to wandb, which writes or uploads them in the background."""
-        if self._service_ended or frames <= self._recorded:
-            return
-        with self._tolerating_service_end():
+        if frames > self._recorded:
             # Frames are wandb's steps too: only files with consecutive steps are uploaded as one run.
-            self._run.log({FRAMES: frames, **metrics}, step=frames)
+            self._attempt(self._run.log, {FRAMES: frames, **metrics}, step=frames)
 
     def log_checkpoint(self, find: FindCheckpoint) -> None:
         """Makes the best checkpoint an artifact of the run, and waits up to a timeout for its upload."""
-        if not self._artifacts or self._service_ended:
+        if not self._artifacts or self._failed:
             return
-        with self._tolerating_service_end():
-            try:
-                log_artifact(self._run, CHECKPOINT, *find())
-            except ConnectionError:
-                raise
-            except FAILURES as error:
-                logger.error(
-                    "The best checkpoint is not an artifact of wandb run %s: %s. It is in %s; upload it with: "
-                    "recurrl-upload %s checkpoint",
-                    *(self._run.id, _one_line(error), self._run_dir / CHECKPOINTS, self._run_dir),
-                )
+        try:
+            log_artifact(self._run, CHECKPOINT, *find())
+        except Exception as error:  # wandb's service must not fail a trained run
+            logger.error(
+                "The best checkpoint is not an artifact of wandb run %s: %s. It is in %s; upload it with: "
+                "recurrl-upload %s",
+                *(self.id, _one_line(error), self._run_dir / CHECKPOINTS, self._run_dir),
+            )
 
     def close(self, exit_code: int = 0) -> None:
         """Finishes the run, waiting up to a timeout for pending writes and uploads."""
-        with self._resources, self._tolerating_service_end():
-            if not self._service_ended:
-                self._finish(exit_code)
+        with self._resources:
+            self._attempt(self._run.finish, exit_code=exit_code)
 
-    def _finish(self, exit_code: int) -> None:
+    def _attempt(self, call: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Calls wandb, unless an earlier call failed."""
+        if self._failed:
+            return
         try:
-            self._run.finish(exit_code=exit_code)
-        except TimeoutError:
+            call(*args, **kwargs)
+        except Exception as error:  # wandb's service must not fail a run
+            self._failed = True
+            reason = _one_line(error)
+            if isinstance(error, TimeoutError):
+                reason = f"no answer within {self._run.settings.finish_timeout:g} s (WANDB_FINISH_TIMEOUT)"
             logger.error(
-                "The last metrics of wandb run %s could not be uploaded within %g s (WANDB_FINISH_TIMEOUT): the server "
-                "does not answer. They are in %s; upload them with: wandb sync --include-online %s",
-                *(self._run.id, self._run.settings.finish_timeout, self._run_dir / METRICS, _folder(self._run)),
+                "wandb run %s is incomplete: %s. All metrics are in %s. Upload what wandb recorded with: "
+                "wandb sync --include-online %s",
+                *(self.id, reason, self._run_dir / METRICS, _folder(self._run)),
             )
-        except ConnectionError:
-            raise
-        except OSError as error:
-            logger.error(
-                "wandb could not write all of wandb run %s: %s. All metrics are in %s.",
-                *(self._run.id, error.strerror or error, self._run_dir / METRICS),
-            )
-            # Give the next run in this process, such as a sweep's, a clean service.
-            wandb.teardown()
-
-    @contextmanager
-    def _tolerating_service_end(self) -> Iterator[None]:
-        try:
-            yield
-        except SERVICE_ENDED:
-            self._service_ended = True
-            # Otherwise its threads keep querying the ended process.
-            with suppress(*SERVICE_ENDED):
-                self._run.finish()
-            # Give the next run in this process, such as a sweep's, a new service.
-            with suppress(*SERVICE_ENDED):
+            # The next run in this process, such as a sweep's, gets a new service.
+            with suppress(Exception):
                 wandb.teardown()
-            logger.error(
-                "wandb's service process has ended, and wandb run %s is no longer recorded. Training continues, "
-                "with all metrics in %s. Upload what wandb recorded so far with: wandb sync --include-online %s",
-                *(self._run.id, self._run_dir / METRICS, _folder(self._run)),
-            )
 
 
 def make(
@@ -133,18 +103,63 @@ def make(
     A resumed run continues its wandb run, and ``logger.id`` names any wandb run to continue. Steps never
     decrease: metrics already recorded for repeated frames stay.
 
-    The mode ``auto`` respects wandb's own settings (``WANDB_MODE``, ``wandb offline``); without any it is online if
-    there is a login, else offline. Modes other than online never ask for a login or use the network.
-
     Raises:
         ConfigError: wandb cannot start the run, for example online without a login or a connection, or the wandb run
             is ahead of the checkpoint.
     """
+    earlier = None if resumed is None else resumed.ids.get(NAME)
     with ExitStack() as resources:
-        earlier = None if resumed is None else resumed.ids.get(NAME)
-        run = _begin(options, options.id or earlier, run_dir, settings, resources)
+        run = _start(options, options.id or earlier, run_dir, settings, resources)
         recorded = _recorded(run, run_dir, resumed)
         return WandbTracker(run, run_dir, resources.pop_all(), recorded, options.artifacts)
+
+
+def choose_mode(mode: str) -> tuple[str, str]:
+    """A mode for ``wandb.init``, and why. It neither prompts nor uses the network.
+
+    ``auto`` respects wandb's settings (``WANDB_MODE``, ``wandb offline``). Without any it is online if there is a
+    login, else offline.
+    """
+    if mode != "auto":
+        return mode, f"logger.mode={mode}"
+    configured = os.environ.get("WANDB_MODE") or wandb.setup().settings.mode
+    if configured != "online" or "WANDB_MODE" in os.environ:
+        return configured, "wandb's settings or WANDB_MODE"
+    if wandb.login(prompt=False, verify=False):
+        return "online", "a login was found"
+    return "offline", "no login was found; `wandb login` makes one"
+
+
+def log_artifact(run: wandb.Run, kind: str, folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Makes a folder the newest version of the run's artifact of a kind.
+
+    Online, waits for its upload, as long as a finishing run waits for its last metrics. Offline, copies the folder
+    to the run's files, from where ``wandb sync`` uploads it.
+
+    Raises:
+        OSError: the folder cannot be read or copied.
+        ValueError: the server rejected the artifact.
+        wandb.Error: the upload took too long.
+    """
+    if run.disabled:
+        return
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{kind}-{run.id}")
+    artifact = wandb.Artifact(name, type=kind, metadata=dict(metadata))
+    source = _copied(folder, Path(run.dir).resolve().parent / "artifacts" / kind) if run.offline else folder
+    artifact.add_dir(str(source), skip_cache=True, policy="immutable")
+    logged = run.log_artifact(artifact)
+    if not run.offline:
+        logged.wait(timeout=round(run.settings.finish_timeout))
+    logger.info("wandb artifact %s: %s", name, folder)
+
+
+def _copied(folder: Path, to: Path) -> Path:
+    """Copies a folder whole or not at all, so that a full disk still has space for the last metrics."""
+    try:
+        return shutil.copytree(folder, to, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    except OSError:
+        shutil.rmtree(to, ignore_errors=True)
+        raise
 
 
 def upload(
@@ -170,7 +185,7 @@ def upload(
         RunError: an artifact could not be recorded or uploaded.
     """
     with ExitStack() as resources:
-        run = _begin(options, run_id, run_dir, settings, resources)
+        run = _start(options, run_id, run_dir, settings, resources)
         require(
             not run.disabled, "wandb is disabled (WANDB_MODE or `wandb disabled`). Set WANDB_MODE=online or offline."
         )
@@ -178,8 +193,8 @@ def upload(
             for kind, (folder, metadata) in artifacts.items():
                 log_artifact(run, kind, folder, metadata)
             run.finish(exit_code=exit_code)
-        except (*FAILURES, *SERVICE_ENDED) as error:
-            with suppress(*FAILURES, *SERVICE_ENDED):
+        except Exception as error:  # wandb's failures have no common public type
+            with suppress(Exception):
                 run.finish(exit_code=exit_code)
             raise RunError(
                 f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {_one_line(error)}. Check "
@@ -188,73 +203,54 @@ def upload(
         return _where(run)
 
 
-def _begin(
+def _start(
     options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any], resources: ExitStack
 ) -> wandb.Run:
-    asked = _process_settings()
-    mode = choose_mode(options.mode, asked)
-    resources.enter_context(_process_mode(mode.name, asked.mode))
     try:
+        # Hides wandb's start and end banners; errors and warnings still show.
+        machine = wandb.setup(settings=wandb.Settings(show_info=False)).settings
+        mode, reason = choose_mode(options.mode)
+        resources.enter_context(_process_mode(mode, machine.mode))
         run = wandb.init(
             project=options.project,
             dir=run_dir,
             # A resumed run keeps its name.
-            name="/".join(run_dir.resolve().parts[-2:]) if run_id is None else None,
+            name=machine.run_name or "/".join(run_dir.resolve().parts[-2:]) if run_id is None else None,
             group=options.group,
-            job_type=options.job_type,
             tags=options.tags,
             id=run_id,
             # Offline, this makes the files upload as a continuation.
             resume=None if run_id is None else "allow",
             config=dict(settings),
-            mode=mode.name,  # type: ignore[arg-type]
-            force=mode.name == "online",
+            mode=mode,  # type: ignore[arg-type]
+            force=mode == "online",
             reinit="create_new",
             settings=wandb.Settings(
                 console="off",
                 quiet=True,
-                finish_timeout=asked.finish_timeout or FINISH_TIMEOUT_S,
+                finish_timeout=machine.finish_timeout or FINISH_TIMEOUT_S,
                 finish_timeout_raises=True,
             ),
         )
-    except wandb.Error as error:
+    except (wandb.Error, ValueError) as error:
         raise ConfigError(
-            f"logger=wandb could not start a run with mode {mode.name} ({mode.reason}). Log in with `wandb login` or "
-            "WANDB_API_KEY and check the connection (WANDB_INIT_TIMEOUT limits its seconds), or choose "
-            "logger.mode=offline, which records in the run directory for a later `wandb sync`, or logger=csv. wandb "
-            f"says: {' '.join(str(error).split())}"
+            f"logger=wandb could not start a run with logger.mode={options.mode}: {_one_line(error)}. Check wandb's "
+            "settings (WANDB_...), log in with `wandb login` or WANDB_API_KEY and check the connection "
+            "(WANDB_INIT_TIMEOUT limits its seconds); or choose logger.mode=offline, which records in the run "
+            "directory for a later `wandb sync`, or logger=csv."
         ) from error
-    logger.info("wandb run %s is %s (%s). %s", run.id, mode.name, mode.reason, _where(run))
+    logger.info("wandb run %s is %s (%s). %s", run.id, mode, reason, _where(run))
     return run
 
 
 @contextmanager
 def _process_mode(mode: str, previous: str) -> Iterator[None]:
-    """Sets wandb's process-wide mode to the run's, and restores it afterwards.
-
-    ``wandb.init`` does not set it, but wandb's telemetry checks only this mode before using the network.
-    """
+    """Sets wandb's process-wide mode: ``wandb.init`` does not, but wandb's telemetry checks only that one."""
     wandb.setup(settings=wandb.Settings(mode=mode))  # type: ignore[arg-type]
     try:
         yield
     finally:
         wandb.setup(settings=wandb.Settings(mode=previous))  # type: ignore[arg-type]
-
-
-def _process_settings() -> wandb.Settings:
-    """Reads wandb's settings from its files and the environment.
-
-    Raises:
-        ConfigError: wandb rejects them.
-    """
-    try:
-        # Hides wandb's start and end banners; errors and warnings still show.
-        return wandb.setup(settings=wandb.Settings(show_info=False)).settings
-    except ValueError as error:
-        raise ConfigError(
-            "logger=wandb cannot be used with wandb's settings from its files and the environment (WANDB_...). "
-            f"Correct them, or choose logger=csv. wandb says: {' '.join(str(error).split())}"
-        ) from error
 
 
 def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:

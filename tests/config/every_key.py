@@ -55,7 +55,6 @@ TEXTS: dict[str, list[Any]] = {
     "logger.project": ["another"],
     "logger.id": ["another-id"],
     "logger.group": ["another"],
-    "logger.job_type": ["another"],
     "logger.tags": [["another"]],
     "resume": ["nonesuch"],
     "init_from": ["nonesuch"],
@@ -256,6 +255,6 @@ def _of_trackers(made: Any) -> dict[str, Any]:
         return {}
     seen: dict[str, Any] = {"kinds": [type(each).__name__ for each in made.trackers]}
     for run in (tracker._run for tracker in made.trackers if hasattr(tracker, "_run")):
-        seen |= {name: getattr(run, name) for name in ("project", "offline", "group", "job_type", "tags")}
+        seen |= {name: getattr(run, name) for name in ("project", "offline", "group", "tags")}
         seen["id"] = run.id if run.id in TEXTS["logger.id"] else "drawn at random"
     return seen

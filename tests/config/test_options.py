@@ -37,7 +37,6 @@ FREE_TEXT = {
     "logger.project": "a name",
     "logger.id": "a name",
     "logger.group": "a name",
-    "logger.job_type": "a name",
     "logger.tags": "names",
     "env.packages": "any package",
     "logger.only": "an example's: any beginning of a metric",

@@ -16,7 +16,8 @@ import pytest
 from recurrl.cli.results import results_of
 from recurrl.errors import ConfigError
 from recurrl.reporting.page import write_report
-from recurrl.reporting.runs import Result, interval_95
+from recurrl.reporting.runs import Result
+from recurrl.returns import interval_95
 
 HEADER = "frames,train/return_mean,eval/return_mean"
 TITLES = ("Evaluation return", "Return of training", "What the memory is worth", "Where the time went", "Runs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -61,8 +60,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, arguments)
     other.kill()
     other.wait()
     with locked(tmp_path):
-        assert json.loads((tmp_path / FILE_NAME).read_text())["process"] == os.getpid()
-    assert list(tmp_path.iterdir()) == []
+        assert f"process {os.getpid()} on" in (tmp_path / FILE_NAME).read_text()
 
 
 def test_a_lock_that_is_given_back_can_be_taken_again(tmp_path):
@@ -71,21 +69,7 @@ def test_a_lock_that_is_given_back_can_be_taken_again(tmp_path):
             pass
 
 
-def test_a_file_that_its_holder_removes_meanwhile_is_not_mistaken_for_the_lock(tmp_path, monkeypatch):
-    path, lockf, removed = tmp_path / FILE_NAME, fcntl.lockf, []
-
-    def removing(*arguments):
-        if not removed:
-            removed.append(path.stat().st_ino)
-            path.unlink()
-        lockf(*arguments)
-
-    monkeypatch.setattr(fcntl, "lockf", removing)
-    with locked(tmp_path):
-        assert path.exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b"null", b"x" * 9000])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"process \x1b[2J", b"x" * 9000])
 def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, holder, content):
     holder()
     (tmp_path / FILE_NAME).write_bytes(content)

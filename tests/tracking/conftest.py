@@ -2,6 +2,7 @@ import os
 
 import pytest
 import wandb
+from wandb_server import WandbServer
 
 from recurrl.config import LoggerConfig, WandbConfig
 
@@ -13,7 +14,7 @@ def logger_options():
     def options(name="csv", mode="auto", project="memory", run_id=None, artifacts=False):
         if name != "wandb":
             return LoggerConfig(name=name)
-        values = {"group": None, "job_type": None, "tags": [], "artifacts": artifacts}
+        values = {"group": None, "tags": [], "artifacts": artifacts}
         return WandbConfig(name=name, mode=mode, project=project, id=run_id, **values)
 
     return options
@@ -32,3 +33,20 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.chdir(home)
     yield home
     wandb.teardown()
+
+
+@pytest.fixture
+def server(machine, monkeypatch):
+    """A recording server, with a login that only a server could reject."""
+    server = WandbServer()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", server.url)
+    yield server
+    wandb.teardown()
+    server.stop()
+
+
+@pytest.fixture
+def trained(machine, recurrl_train, tiny, tmp_path):
+    """Trains with wandb in the directory ``run``."""
+    return lambda *overrides: recurrl_train(*tiny, "logger=wandb", "hydra.run.dir=run", *overrides, cwd=tmp_path)

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-REFUSED = {"errors": [{"message": "user is not logged in"}]}
+REJECTED = {"errors": [{"message": "user is not logged in"}]}
 
 
 @dataclass
@@ -24,16 +24,16 @@ class Artifact:
     """An artifact that a run logged.
 
     Attributes:
-        told: what wandb said of it: its name, type, run and metadata.
+        request: what wandb sent about it: its name, type, run and metadata.
         files: their contents by name.
     """
 
-    told: dict[str, Any]
+    request: dict[str, Any]
     files: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return json.loads(self.told["metadata"])
+        return json.loads(self.request["metadata"])
 
 
 class WandbServer:
@@ -44,16 +44,16 @@ class WandbServer:
         completed: exit codes reported for each run id.
         artifacts: those that were uploaded and committed, by name.
         views: workspaces that were saved.
-        refusal: why artifacts are refused; empty to take them.
+        rejection: why artifacts are rejected; empty to accept them.
     """
 
     def __init__(self, status: int = 200) -> None:
-        """Answers every request with ``status``; anything but 200 is a refusal."""
+        """Answers every request with ``status``; anything but 200 is an error."""
         self.history: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.completed: dict[str, list[int]] = defaultdict(list)
         self.artifacts: dict[str, Artifact] = {}
         self.views: list[dict[str, Any]] = []
-        self.refusal = ""
+        self.rejection = ""
         self.status = status
         self._begun: list[Artifact] = []
         self._connections: set[socket.socket] = set()
@@ -89,7 +89,7 @@ class WandbServer:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                answer = json.dumps(outer._answer(self.path, body) if outer.status == 200 else REFUSED).encode()
+                answer = json.dumps(outer._answer(self.path, body) if outer.status == 200 else REJECTED).encode()
                 self.send_response(outer.status)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(answer)))
@@ -105,10 +105,10 @@ class WandbServer:
 
     def _answer(self, path: str, body: bytes) -> dict[str, Any]:
         if path == "/graphql":
-            asked = json.loads(body)
-            named = re.search(r"(?:query|mutation)\s+(\w+)", asked["query"])
-            if self.refusal and named and named[1] == "CreateArtifact":
-                return {"errors": [{"message": self.refusal}]}
+            query = json.loads(body)
+            named = re.search(r"(?:query|mutation)\s+(\w+)", query["query"])
+            if self.rejection and named and named[1] == "CreateArtifact":
+                return {"errors": [{"message": self.rejection}]}
             answers = {
                 "Viewer": self._viewer,
                 "GetDefaultEntity": self._viewer,
@@ -125,7 +125,7 @@ class WandbServer:
                 "ArtifactByID": self._described,
             }
             make = answers.get(named[1] if named else "")
-            return {"data": make(asked.get("variables") or {}) if make else {}}
+            return {"data": make(query.get("variables") or {}) if make else {}}
         stream = re.fullmatch(r"/files/[^/]+/[^/]+/([^/]+)/file_stream", path)
         if stream:
             self._receive(stream[1], json.loads(body))
@@ -134,107 +134,77 @@ class WandbServer:
             self._begun[int(uploaded[1])].files[uploaded[2]] = body
         return {}
 
-    def _receive(self, run: str, told: dict[str, Any]) -> None:
-        rows = told.get("files", {}).get("wandb-history.jsonl")
+    def _receive(self, run: str, body: dict[str, Any]) -> None:
+        rows = body.get("files", {}).get("wandb-history.jsonl")
         if rows is not None:
             # Like the real server, data sent at an offset replaces what was there.
             self.history[run][rows["offset"] :] = [json.loads(row) for row in rows["content"]]
-        if told.get("complete"):
-            self.completed[run].append(told["exitcode"])
+        if body.get("complete"):
+            self.completed[run].append(body["exitcode"])
 
-    def _viewer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _viewer(self, query: dict[str, Any]) -> dict[str, Any]:
         viewer = {"id": "viewer", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
         return {"viewer": viewer}
 
-    def _view(self, asked: dict[str, Any]) -> dict[str, Any]:
-        self.views.append(asked)
-        return {"upsertView": {"view": {"id": "view", "name": asked["name"]}, "inserted": True}}
+    def _view(self, query: dict[str, Any]) -> dict[str, Any]:
+        self.views.append(query)
+        return {"upsertView": {"view": {"id": "view", "name": query["name"]}, "inserted": True}}
 
-    def _upserted(self, asked: dict[str, Any]) -> dict[str, Any]:
-        self.history[asked["name"]]
-        project = {"id": "project", "name": asked.get("project") or "p", "entity": {"id": "entity", "name": "me"}}
-        bucket = {"id": "bucket", "name": asked["name"], "displayName": asked.get("displayName"), "project": project}
+    def _upserted(self, query: dict[str, Any]) -> dict[str, Any]:
+        self.history[query["name"]]
+        project = {"id": "project", "name": query.get("project") or "p", "entity": {"id": "entity", "name": "me"}}
+        bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
         return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
 
-    def _resume_status(self, asked: dict[str, Any]) -> dict[str, Any]:
-        if asked["name"] not in self.history:
-            return {"model": {"id": "project", "name": "p", "entity": {"id": "entity", "name": "me"}, "bucket": None}}
-        rows = self.history[asked["name"]]
-        bucket = {
-            "id": "bucket",
-            "name": asked["name"],
-            "displayName": "",
-            "notes": None,
-            "tags": [],
-            "logLineCount": 0,
-            "eventsLineCount": 0,
-            "historyLineCount": len(rows),
-            "historyTail": json.dumps([json.dumps(row) for row in rows[-1:]]),
-            "eventsTail": "[]",
-            "summaryMetrics": json.dumps(rows[-1] if rows else {}),
-            "config": "{}",
-            "wandbConfig": '{"t": 1}',
-        }
-        return {"model": {"id": "project", "name": "p", "entity": {"id": "entity", "name": "me"}, "bucket": bucket}}
+    def _resume_status(self, query: dict[str, Any]) -> dict[str, Any]:
+        model = {"id": "project", "name": "p", "entity": {"id": "entity", "name": "me"}, "bucket": None}
+        if query["name"] not in self.history:
+            return {"model": model}
+        rows = self.history[query["name"]]
+        bucket = {"id": "bucket", "name": query["name"], "displayName": "", "notes": None, "tags": []}
+        bucket |= {"logLineCount": 0, "eventsLineCount": 0, "historyLineCount": len(rows), "eventsTail": "[]"}
+        bucket |= {"historyTail": json.dumps([json.dumps(row) for row in rows[-1:]])}
+        bucket |= {"summaryMetrics": json.dumps(rows[-1] if rows else {}), "config": "{}", "wandbConfig": '{"t": 1}'}
+        return {"model": {**model, "bucket": bucket}}
 
-    def _files(self, asked: dict[str, Any]) -> dict[str, Any]:
-        files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in asked["files"]]
+    def _files(self, query: dict[str, Any]) -> dict[str, Any]:
+        files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in query["files"]]
         return {"createRunFiles": {"runID": "bucket", "uploadHeaders": [], "files": files}}
 
-    def _artifact(self, asked: dict[str, Any]) -> dict[str, Any]:
-        self._begun.append(Artifact(asked["input"]))
+    def _artifact(self, query: dict[str, Any]) -> dict[str, Any]:
+        self._begun.append(Artifact(query["input"]))
         number = str(len(self._begun) - 1)
         artifact = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
         return {"createArtifact": {"artifact": artifact}}
 
-    def _manifest(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _manifest(self, query: dict[str, Any]) -> dict[str, Any]:
         file = {"id": "file", "uploadUrl": f"{self.url}/upload", "uploadHeaders": []}
         made = {"artifactManifest": {"id": "manifest", "file": file}}
         return {"createArtifactManifest": made, "updateArtifactManifest": made}
 
-    def _artifact_files(self, asked: dict[str, Any]) -> dict[str, Any]:
-        nodes = [
-            {
-                "storagePath": told["name"],
-                "uploadUrl": f"{self.url}/artifacts/{told['artifactID']}/{told['name']}",
-                "uploadHeaders": [],
-                "uploadMultipartUrls": None,
-                "artifact": {"id": told["artifactID"]},
-            }
-            for told in asked["input"]["artifactFiles"]
-        ]
-        return {"createArtifactFiles": {"files": {"edges": [{"node": node} for node in nodes]}}}
+    def _artifact_files(self, query: dict[str, Any]) -> dict[str, Any]:
+        edges = []
+        for file in query["input"]["artifactFiles"]:
+            number, name = file["artifactID"], file["name"]
+            node = {"storagePath": name, "uploadUrl": f"{self.url}/artifacts/{number}/{name}", "uploadHeaders": []}
+            edges.append({"node": {**node, "uploadMultipartUrls": None, "artifact": {"id": number}}})
+        return {"createArtifactFiles": {"files": {"edges": edges}}}
 
-    def _committed(self, asked: dict[str, Any]) -> dict[str, Any]:
-        artifact = self._begun[int(asked["artifactID"])]
+    def _committed(self, query: dict[str, Any]) -> dict[str, Any]:
+        artifact = self._begun[int(query["artifactID"])]
         self.artifacts[_name_of(artifact)] = artifact
-        return {"commitArtifact": {"artifact": {"id": asked["artifactID"], "digest": artifact.told["digest"]}}}
+        return {"commitArtifact": {"artifact": {"id": query["artifactID"], "digest": artifact.request["digest"]}}}
 
-    def _described(self, asked: dict[str, Any]) -> dict[str, Any]:
-        artifact = self._begun[int(asked["id"])]
+    def _described(self, query: dict[str, Any]) -> dict[str, Any]:
+        artifact = self._begun[int(query["id"])]
         project = {"id": "project", "internalId": "project", "name": "p", "entity": {"name": "me"}}
         sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": project}
-        described = {
-            "__typename": "Artifact",
-            "id": asked["id"],
-            "artifactSequence": sequence,
-            "versionIndex": 0,
-            "artifactType": {"name": artifact.told["artifactTypeName"]},
-            "description": None,
-            "metadata": artifact.told["metadata"],
-            "ttlDurationSeconds": -2,
-            "ttlIsInherited": True,
-            "tags": [],
-            "historyStep": None,
-            "state": "COMMITTED",
-            "size": 0,
-            "digest": artifact.told["digest"],
-            "commitHash": "c",
-            "fileCount": len(artifact.files),
-            "createdAt": "2026-01-01T00:00:00",
-            "updatedAt": None,
-            "aliases": [],
-        }
+        described = {"__typename": "Artifact", "id": query["id"], "artifactSequence": sequence, "versionIndex": 0}
+        described |= {"artifactType": {"name": artifact.request["artifactTypeName"]}, "description": None}
+        described |= {"metadata": artifact.request["metadata"], "digest": artifact.request["digest"], "tags": []}
+        described |= {"ttlDurationSeconds": -2, "ttlIsInherited": True, "historyStep": None, "state": "COMMITTED"}
+        described |= {"size": 0, "commitHash": "c", "fileCount": len(artifact.files), "aliases": []}
+        described |= {"createdAt": "2026-01-01T00:00:00", "updatedAt": None}
         return {"artifact": described}
 
 
@@ -246,4 +216,4 @@ def sync(run_dir: Path, server: WandbServer) -> None:
 
 
 def _name_of(artifact: Artifact) -> str:
-    return artifact.told.get("artifactCollectionName") or artifact.told["artifactCollectionNames"][0]
+    return artifact.request.get("artifactCollectionName") or artifact.request["artifactCollectionNames"][0]

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from recurrl.runtime.atomic import replacing
-from recurrl.runtime.cache import cache_folder
 
 CELLS = ("gru", "lstm")
 """In the order of the kernel."""
@@ -52,13 +51,19 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | str:
         return str(error)
 
 
+def _cache_folder() -> Path:
+    """``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``; it need not exist."""
+    explicit = os.environ.get("RECURRL_CACHE_DIR")
+    return Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrl"
+
+
 def _load(dtype: torch.dtype) -> ctypes.CDLL:
     if os.name != "posix":
         raise NoKernelError("backend=native needs Linux or macOS. Choose backend=scan.")
     compiler, flags = _compiler(), (*_FLAGS, *(["-DDOUBLE"] if dtype == torch.float64 else []))
     source = _SOURCE.read_bytes()
     name = f"kernel-{_digest(source, compiler, flags)}.so"
-    folder = cache_folder() / "native"
+    folder = _cache_folder() / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_private(folder)

@@ -1,0 +1,221 @@
+"""wandb with its server unreachable or lost or its process killed; and resumed runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from disks import with_a_disk_of_its_own
+from wandb_server import WandbServer, sync
+
+from recurrl.tracking import Resumed, Trackers, make_trackers
+
+
+@pytest.fixture
+def online(logger_options):
+    return logger_options("wandb", mode="online")
+
+
+def trackers_of(options, run_dir: Path, resumed: Resumed | None = None):
+    run_dir.mkdir(exist_ok=True)
+    settings = {"seed": 0, "resume": None if resumed is None else str(run_dir)}
+    return make_trackers(options, run_dir, settings, resumed)
+
+
+def log(trackers, *frames: int) -> None:
+    for count in frames:
+        trackers.log(count, {"loss/critic": count / 10})
+
+
+def recorded(server: WandbServer, run_id: str) -> list[tuple[int, int]]:
+    return [(row["frames"], row["_step"]) for row in server.history[run_id]]
+
+
+def frames_in(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row["frames"] for row in csv.DictReader(file)]
+
+
+# Resumed runs
+
+
+@pytest.mark.parametrize("arrived", [3, 1], ids=["everything arrived", "the server lacks metrics after a kill"])
+def test_a_resumed_run_is_one_server_run_with_increasing_steps(server, online, tmp_path, arrived):
+    first = trackers_of(online, tmp_path / "run")
+    log(first, 32, 64, 96)
+    # Like a killed run, which never reports its end.
+    first.close(exit_code=1)
+    [(run_id, rows)] = server.history.items()
+    assert first.ids == {"wandb": run_id}
+    del rows[arrived:]
+    second = trackers_of(online, tmp_path / "run", Resumed(32 * min(arrived, 2), first.ids))
+    assert second.ids == first.ids
+    log(second, *(64, 96, 128)[min(arrived, 2) - 1 :])
+    second.close()
+    assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96), (128, 128)]
+
+
+def test_a_second_branch_of_a_run_needs_a_new_id(server, online, tmp_path):
+    first = trackers_of(online, tmp_path / "first")
+    log(first, 32, 64, 96)
+    first.close()
+    with pytest.raises(ValueError, match=r"up to 96 frames, but this run begins at 32: .* Set logger.id=\.\.\."):
+        trackers_of(online, tmp_path / "other", Resumed(32, first.ids))
+    online.id = "mine"
+    second = trackers_of(online, tmp_path / "third", Resumed(32, first.ids))
+    log(second, 64)
+    second.close()
+    assert recorded(server, "mine") == [(64, 64)]
+    assert [frames for frames, _ in recorded(server, first.ids["wandb"])] == [32, 64, 96]
+
+
+def test_a_resumed_run_without_a_wandb_run_starts_one(server, online, tmp_path):
+    trackers = trackers_of(online, tmp_path / "run", Resumed(64, {}))
+    log(trackers, 96)
+    trackers.close()
+    assert recorded(server, trackers.ids["wandb"]) == [(96, 96)]
+
+
+def test_the_wandb_id_survives_a_part_logged_elsewhere(logger_options, tmp_path):
+    trackers = make_trackers(logger_options("csv"), tmp_path, {}, Resumed(64, {"wandb": "abc"}))
+    trackers.close()
+    assert trackers.ids == {"wandb": "abc"}
+
+
+def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(trained, tmp_path):
+    ours = ("logger.mode=offline", "checkpoint.every_frames=32")
+    assert trained(*ours, "total_frames=96").code == 0
+    # As if killed before its last checkpoint: the third iteration is repeated.
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "frames_000000000096")
+    outcome = trained(*ours, "total_frames=128", "resume=auto")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("wandb: WARNING") == 0
+    assert re.findall(r"wandb sync (\S+)", outcome.out) == [str(tmp_path / "run" / "wandb")]
+    server = WandbServer()
+    sync(tmp_path / "run", server)
+    server.stop()
+    [run_id] = server.history
+    assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96), (128, 128)]
+
+
+# wandb cannot start
+
+
+@contextmanager
+def server_that(behaves: str) -> Iterator[str]:
+    """The address of a server."""
+    if behaves == "rejects the key":
+        server = WandbServer(status=401)
+        yield server.url
+        server.stop()
+    elif behaves == "is silent":
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            yield f"http://127.0.0.1:{silent.getsockname()[1]}"
+    else:
+        yield "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("behaves", "reason"),
+    [
+        ("is unreachable", "connection refused"),
+        ("is silent", "WANDB_INIT_TIMEOUT"),
+        ("rejects the key", "user is not logged in"),
+        *[("WANDB_MODE=sometimes", "mode"), ("WANDB_INIT_TIMEOUT=soon", "init_timeout")],
+        ("WANDB_BASE_URL=nowhere", "base_url"),
+    ],
+)
+def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, tmp_path, monkeypatch, behaves, reason):
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1.5")
+    with server_that(behaves) as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        if "=" in behaves:
+            monkeypatch.setenv(*behaves.split("="))
+        began = time.monotonic()
+        outcome = trained("logger.mode=online")
+        seconds = time.monotonic() - began
+    assert (outcome.code, "Traceback" in outcome.err) == (1, False)
+    assert seconds < 10
+    assert outcome.error.startswith("logger=wandb could not start a run with logger.mode=online: ")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["status"], summary["frames"]) == ("failed", 0)
+    assert reason in summary["error"]
+    for text in (reason, "logger.mode=offline", "logger=csv"):
+        assert text in outcome.error
+
+
+# wandb fails
+
+
+def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
+    server, online, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "1.5")
+    trackers = trackers_of(online, tmp_path / "run")
+    log(trackers, 32)
+    server.stop()
+    log(trackers, 64, 96)
+    began = time.monotonic()
+    trackers.close()
+    assert time.monotonic() - began < 10
+    [message] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "is incomplete: no answer within 1.5 s (WANDB_FINISH_TIMEOUT). All metrics are in" in message
+    assert message.endswith(f"wandb sync --include-online {tmp_path / 'run' / 'wandb'}")
+    assert frames_in(tmp_path / "run" / "metrics.csv") == ["32", "64", "96"]
+
+
+def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained, tmp_path, monkeypatch):
+    log, killed = Trackers.log, []
+
+    def killing(*arguments):
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        for child in [] if killed else children:
+            if "wandb-core" in Path(f"/proc/{child}/cmdline").read_text():
+                os.kill(int(child), signal.SIGKILL)
+                killed.append(child)
+        log(*arguments)
+
+    monkeypatch.setattr(Trackers, "log", killing)
+    outcome = trained("logger.mode=offline", "total_frames=128")
+    assert killed
+    assert outcome.code == 0, outcome.err
+    assert len(re.findall(r"wandb run \w+ is incomplete", outcome.out)) == 1
+    assert "Traceback" not in outcome.err
+    assert frames_in(tmp_path / "run" / "metrics.csv") == ["32", "64", "96", "128"]
+    # The next run in this process is recorded.
+    outcome = trained("logger.mode=offline", "hydra.run.dir=next")
+    assert outcome.code == 0, outcome.err
+    assert "is incomplete" not in outcome.out
+    assert len(list((tmp_path / "next").glob("wandb/offline-run-*/*.wandb"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not with_a_disk_of_its_own("/dev/shm", "1m"), reason="a disk of its own cannot be had here")
+def test_training_continues_when_wandbs_disk_is_full_and_the_next_run_is_recorded(machine, tiny, tmp_path):
+    folder = tmp_path / "0" / "wandb"
+    folder.mkdir(parents=True)
+    train = [*with_a_disk_of_its_own(str(folder), "20k"), str(Path(sys.executable).parent / "recurrl-train")]
+    sweep = ["--multirun", "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir=${hydra.job.num}"]
+    ours = [*tiny, "logger=wandb", "logger.mode=offline", "total_frames=3200"]
+    outcome = subprocess.run([*train, *sweep, *ours], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert outcome.returncode == 0, outcome.stderr
+    assert len(re.findall(r"wandb run \w+ is incomplete: .*No space left on device", outcome.stdout)) == 1
+    for job in ("0", "1"):
+        assert frames_in(tmp_path / job / "metrics.csv")[-1] == "3200"
+        assert json.loads((tmp_path / job / "summary.json").read_text(encoding="utf-8"))["status"] == "completed"
+    [recorded] = (tmp_path / "1").glob("wandb/offline-run-*/*.wandb")
+    assert recorded.stat().st_size > 50_000
