@@ -22,11 +22,13 @@ def logger_options():
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A home without wandb files, and wandb's state as in a new process."""
+    """A home without wandb files, a server that does not answer, and wandb's state as in a new process."""
     wandb.teardown()
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.delenv("NETRC", raising=False)
+    # Refuses connections at once; wandb's telemetry would wait for its own server.
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

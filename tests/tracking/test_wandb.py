@@ -134,7 +134,7 @@ def test_auto_is_online_with_a_login_and_offline_without(machine, monkeypatch, l
     if login == "key":
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     elif login == "netrc":
-        (machine / ".netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {'0' * 40}\n")
+        (machine / ".netrc").write_text(f"machine 127.0.0.1:9\n  login user\n  password {'0' * 40}\n")
         (machine / ".netrc").chmod(0o600)
     assert choose_mode("auto")[0] == ("offline" if login == "none" else "online")
 
