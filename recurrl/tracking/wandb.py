@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 
 from recurrl.config import WandbConfig
-from recurrl.errors import ConfigError, RunError, require
+from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.run_directory import CHECKPOINTS, METRICS
 from recurrl.tracking.csv import last_frames
 from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed, Tracker
@@ -125,6 +125,8 @@ def choose_mode(mode: str) -> tuple[str, str]:
     configured = os.environ.get("WANDB_MODE") or wandb.setup().settings.mode
     if configured != "online" or "WANDB_MODE" in os.environ:
         return configured, "wandb's settings or WANDB_MODE"
+    if wandb.run is not None:  # wandb.login then does nothing
+        return str(wandb.run.settings.mode), "as the process's wandb run"
     if wandb.login(prompt=False, verify=False):
         return "online", "a login was found"
     return "offline", "no login was found; `wandb login` makes one"
@@ -186,9 +188,9 @@ def upload(
     """
     with ExitStack() as resources:
         run = _start(options, run_id, run_dir, settings, resources)
-        require(
-            not run.disabled, "wandb is disabled (WANDB_MODE or `wandb disabled`). Set WANDB_MODE=online or offline."
-        )
+        if run.disabled:
+            run.finish()
+            raise ConfigError("wandb is disabled (WANDB_MODE or `wandb disabled`). Set WANDB_MODE=online or offline.")
         try:
             for kind, (folder, metadata) in artifacts.items():
                 log_artifact(run, kind, folder, metadata)

@@ -130,13 +130,15 @@ def test_auto_respects_wandb_offline(machine, monkeypatch):
 
 
 @pytest.mark.parametrize("login", ["none", "key", "netrc"])
-def test_auto_is_online_with_a_login_and_offline_without(machine, monkeypatch, login):
-    if login == "key":
-        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    elif login == "netrc":
-        (machine / ".netrc").write_text(f"machine 127.0.0.1:9\n  login user\n  password {'0' * 40}\n")
+def test_auto_is_online_with_a_login_and_offline_without(server, machine, monkeypatch, login):
+    if login != "key":
+        monkeypatch.delenv("WANDB_API_KEY")
+    if login == "netrc":
+        host = server.url.removeprefix("http://")
+        (machine / ".netrc").write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
         (machine / ".netrc").chmod(0o600)
-    assert choose_mode("auto")[0] == ("offline" if login == "none" else "online")
+    mode, reason = choose_mode("auto")
+    assert mode == ("offline" if login == "none" else "online"), reason
 
 
 @pytest.mark.parametrize(("mode", "required"), [("online", True), ("offline", False)])
