@@ -17,9 +17,7 @@ class WandbConfig(LoggerConfig):
     """Weights & Biases."""
 
     project: str = option("wandb's project")
-    mode: str = option(
-        "auto is online with a login, else offline", choices=("auto", "online", "offline", "disabled")
-    )
+    mode: str = option("auto is online with a login, else offline", choices=("auto", "online", "offline", "disabled"))
     group: str | None = option("wandb's group; null: a sweep's runs have its folder, other runs none")
     tags: list[str] = option("wandb's tags")
     artifacts: bool = option("record the best checkpoint as an artifact of the wandb run, once the run is complete")
