@@ -110,12 +110,6 @@ def test_it_draws_at_most_about_ten_times_a_second_and_the_last_state_always(ter
     assert "1,000/1,000 frames" in lines(shown.text())[-1]
 
 
-def test_closing_before_anything_was_drawn_writes_nothing(terminal):
-    shown = terminal()
-    Progress(1000, shown.stream).close()
-    assert shown.text() == ""
-
-
 @pytest.mark.parametrize("columns", [20, 60])
 def test_the_line_is_not_longer_than_the_terminal_is_wide(terminal, columns):
     shown = terminal(columns)
@@ -163,18 +157,11 @@ def test_without_a_speed_there_is_no_time_left(speed):
     assert described(100, 1000, speed) == "100/1,000 frames"
 
 
-def test_a_stream_that_is_not_a_terminal_gets_nothing():
-    stream = io.StringIO()
-    bar = Progress(1000, stream)
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_nothing_is_drawn_in_a_file_or_where_another_process_draws(terminal, monkeypatch, switch):
+    shown, file = terminal(), io.StringIO()
+    monkeypatch.setenv(SWITCH, switch)
+    bar = Progress(1000, shown.stream if switch == "off" else file)
     bar.update(100, METRICS)
     bar.close()
-    assert stream.getvalue() == ""
-
-
-def test_nothing_is_drawn_where_another_process_draws(terminal, monkeypatch):
-    shown = terminal()
-    monkeypatch.setenv(SWITCH, "off")
-    bar = Progress(1000, shown.stream)
-    bar.update(100, METRICS)
-    bar.close()
-    assert shown.text() == ""
+    assert shown.text() + file.getvalue() == ""
