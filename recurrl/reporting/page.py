@@ -129,9 +129,9 @@ def _of_group(group: Group) -> tuple[str, ...]:
     means = {key: fmean(found) for key in ("frames", "frames_per_s", "wall_time_s") if (found := group.numbers(key))}
     returns = ("", "", "")
     if group.numbers("eval_return_mean"):
-        found = group.statistics()
-        interval = " to ".join(f"{end:.2f}" for end in found["interval_95"]) if found["episodes"] > 1 else ""
-        returns = (f"{found['mean']:.2f}", interval, f"{found['interquartile_mean']:.2f}")
+        over_seeds = group.statistics()
+        interval = " to ".join(f"{end:.2f}" for end in over_seeds["interval_95"]) if over_seeds["episodes"] > 1 else ""
+        returns = (f"{over_seeds['mean']:.2f}", interval, f"{over_seeds['interquartile_mean']:.2f}")
     numbers = (_number(means.get(key), ",.0f") for key in ("frames", "frames_per_s"))
     return (group.name, str(len(group.runs)), *returns, *numbers, _duration(means.get("wall_time_s")))
 

@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar for a run, or one for each running job of a sweep."""
+"""The progress of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
         """The stream defaults to standard error."""
         self._total_frames = total_frames
         self._stream = sys.stderr if stream is None else stream
-        self._visible = is_shown(self._stream)
+        self._visible = self._stream.isatty() and os.environ.get(SWITCH) != "off"
         self._latest: dict[str, float] = {}
         self._bars: Bars | None = None
         self._open = ExitStack()
@@ -44,7 +44,7 @@ class Progress:
         if not self._visible:
             return
         if self._bars is None:
-            self._bars = self._open.enter_context(bars(self._stream))
+            self._bars = self._open.enter_context(_bars(self._stream))
             self._bars.add_task("", total=self._total_frames)
         self._latest.update({name: value for name, value in metrics.items() if math.isfinite(value)})
         text = " · ".join(filter(None, [described(frames, self._total_frames, self._latest), warning]))
@@ -57,11 +57,6 @@ class Progress:
         """Draws the final state and leaves it on the terminal."""
         self._open.close()
         self._visible = False
-
-
-def is_shown(stream: TextIO) -> bool:
-    """True for a terminal, unless the environment turns bars off."""
-    return stream.isatty() and os.environ.get(SWITCH) != "off"
 
 
 def described(frames: int, total_frames: int, latest: Mapping[str, float]) -> str:
@@ -78,8 +73,8 @@ def described(frames: int, total_frames: int, latest: Mapping[str, float]) -> st
 
 
 @contextmanager
-def bars(stream: TextIO) -> Iterator[Bars]:
-    """Bars that stay below what is printed and logged while the block runs."""
+def _bars(stream: TextIO) -> Iterator[Bars]:
+    """A bar that stays below what is printed and logged while the block runs."""
     # Only for terminals: others need not wait for its import.
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
