@@ -11,7 +11,7 @@ from typing import Any
 
 from recurrl.config import LoggerConfig
 from recurrl.config.options import option
-from recurrl.tracking import Resumed
+from recurrl.tracking import Resumed, Tracker
 
 
 @dataclass
@@ -21,10 +21,8 @@ class JsonLinesConfig(LoggerConfig):
     only: list[str] = option("beginnings of the metrics to log, such as [train/,eval/]; []: all", default=[])
 
 
-class JsonLines:
+class JsonLines(Tracker):
     """Appends to ``metrics.jsonl``."""
-
-    id = None  # of the run in a web service
 
     def __init__(self, options: JsonLinesConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None):
         self._only = tuple(options.only)
