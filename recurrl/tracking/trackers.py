@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from recurrl.config import LoggerConfig
 from recurrl.config.plugins import factory
+from recurrl.errors import ConfigError
 
 FRAMES = "frames"
 """The x-axis of all metrics: environment steps summed over environments."""
@@ -118,9 +119,15 @@ def make_trackers(
     trackers: list[Tracker] = []
     with ExitStack() as opened:
         for options in (logger,) if logger.name == ALWAYS_ON else (LoggerConfig(name=ALWAYS_ON), logger):
-            trackers.append(factory("logger", options.name)(options, run_dir, settings, resumed))
-            opened.callback(trackers[-1].close, 1)
-            if trackers[-1].id is not None:
-                ids[options.name] = trackers[-1].id
+            tracker = factory("logger", options.name)(options, run_dir, settings, resumed)
+            if not isinstance(tracker, Tracker):
+                kind = type(tracker).__name__
+                raise ConfigError(
+                    f"logger={options.name} must be a recurrl.tracking.Tracker (got {kind}). Derive from it."
+                )
+            opened.callback(tracker.close, 1)
+            trackers.append(tracker)
+            if tracker.id is not None:
+                ids[options.name] = tracker.id
         opened.pop_all()
     return Trackers(trackers, ids)

@@ -14,6 +14,7 @@ LOGGER = """
 from dataclasses import dataclass
 from pathlib import Path
 from recurrl.config import LoggerConfig
+from recurrl.tracking import Tracker
 from recurrl.config.options import FRACTION, option
 
 Path(__file__).with_name("imported").touch()
@@ -24,9 +25,7 @@ class NotesConfig(LoggerConfig):
     title: str = option("heading", default="notes")
     nested: dict[str, int] = option("anything", default={})
 
-class Notes:
-    id = None
-
+class Notes(Tracker):
     def __init__(self, options: NotesConfig, run_dir, settings, resumed):
         self.path = run_dir / "notes.txt"
         self.path.write_text(f"{options.title} {options.share} {options.nested}")

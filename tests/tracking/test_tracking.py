@@ -6,12 +6,10 @@ import pytest
 import recurrl.tracking
 import recurrl.tracking.csv
 import recurrl.tracking.tensorboard
-from recurrl.tracking import Resumed, Trackers, make_trackers
+from recurrl.tracking import Resumed, Tracker, Trackers, make_trackers
 
 
-class Recorder:
-    id = None
-
+class Recorder(Tracker):
     def __init__(self, events=None, name="", failure=None):
         self.events = [] if events is None else events
         self.name = name
@@ -89,3 +87,9 @@ print(sorted({"wandb", "tensorboard", "torch", "matplotlib", "hydra", "omegaconf
 """
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_logger_that_is_no_tracker_is_an_error_before_training(logger_options, tmp_path, monkeypatch):
+    monkeypatch.setattr(recurrl.tracking.tensorboard, "make", lambda *_: object())
+    with pytest.raises(ValueError, match=r"logger=tensorboard must be a recurrl.tracking.Tracker \(got object\)"):
+        make_trackers(logger_options("tensorboard"), tmp_path, {})
