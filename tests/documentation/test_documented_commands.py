@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -131,7 +132,9 @@ def test_a_snippet_runs(
         shutil.copytree(finished_run, "outputs/mine")
     short = code.replace('["cell=lstm", "seed=1"]', repr([*tiny, "cell=lstm", "seed=1"]))
     assert ("recurrl.train(" in code) == (short != code)
-    exec(compile(short, page, "exec"), {"__name__": "snippet"})
+    module = ModuleType("snippet")
+    monkeypatch.setitem(sys.modules, "snippet", module)
+    exec(compile(short, page, "exec"), vars(module))
 
 
 def _single(word: str) -> str:
