@@ -34,6 +34,7 @@ from recurrl.errors import naming, require
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION
 from recurrl.policy import Policy, make_policy
 from recurrl.policy.build import kinds
+from recurrl.policy.heads import GaussianParameters
 from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
 from recurrl.runtime.ranks import World, world
@@ -203,7 +204,7 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
 
 def make_diagnosis(config: TrainConfig, policy: Policy) -> Diagnosis:
     """The diagnosis of a run that does not learn."""
-    continuous = sum(getattr(module, "noise_size", 0) for module in policy.modules())
+    continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     return Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
 
 
