@@ -19,8 +19,7 @@ from recurrl.envs.batched import BatchedEnv, Tensors, observation_in
 from recurrl.envs.making import random_action
 from recurrl.keys import HIDDEN
 from recurrl.policy import Policy
-from recurrl.policy.policy import StepOutput
-from recurrl.policy.trunk import State
+from recurrl.policy.policy import State, StepOutput
 from recurrl.runtime.seeds import seeds
 
 # Added to the run's seed, so that evaluation does not repeat the episodes of training.

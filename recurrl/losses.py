@@ -19,6 +19,7 @@ from torchrl.objectives.llm import grpo
 from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS
 from recurrl.algorithms.grpo_loss import REF_LOG_PROB, GRPOTerms
 from recurrl.algorithms.importance import masked_mean, ratio_metrics
+from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
 
 __all__ = ["GRPOLoss", "GRPOLossOutput"]
@@ -43,13 +44,13 @@ class GRPOLoss(LossModule):
     Args:
         actor_network: the policy: a TensorDict module with ``get_dist``.
         clip_epsilon: as for ``GRPOTerms``, like ``entropy_bonus``, ``samples_mc_entropy`` and ``entropy_coeff``.
-        kl_mask_threshold: as for ``GRPOTerms``; 0 for None.
-        aggregation: as for ``GRPOTerms``; None for ``token_mean``.
+        kl_mask_threshold: must be None or 0: no step is masked by its ratio.
+        aggregation: as for ``GRPOTerms``; ``token_mean`` and None are ``step``.
         gamma: no effect, as in TorchRL.
-        reduction: as for ``GRPOTerms``; None for ``mean``.
+        reduction: must be ``mean`` or None.
         clip_value: no effect, as in TorchRL: there is no value to clip.
         kl_to_ref_coeff: as for ``GRPOTerms``; None for 0.
-        kl_to_inference_coeff: as for ``GRPOTerms``; None for 0.
+        kl_to_inference_coeff: must be None or 0: the policy that collects is the one that learns.
         device: of the coefficients.
         advantage_key: key of the advantages ``[B, T, 1]``. ``set_keys`` sets this and the others: ``action``,
             ``sample_log_prob``, ``ref_log_probs``, ``loss_mask`` (optional: all steps count without it),
@@ -95,22 +96,24 @@ class GRPOLoss(LossModule):
         functional: bool | None = None,
     ) -> None:
         super().__init__()
+        require(reduction in (None, "mean"), f"reduction must be mean (got {reduction!r}).")
+        for name, value in (
+            ("kl_mask_threshold", kl_mask_threshold),
+            ("kl_to_inference_coeff", kl_to_inference_coeff),
+        ):
+            require(not value, f"{name} must be None (got {value}). Use torchrl.objectives.llm.GRPOLoss.")
         self.actor_network = actor_network
         self.terms = GRPOTerms(
             clip_epsilon=clip_epsilon,
-            kl_mask_threshold=kl_mask_threshold or None,
-            aggregation=aggregation or "token_mean",
+            aggregation="step" if aggregation in (None, "token_mean") else aggregation,
             entropy_bonus=entropy_bonus,
             samples_mc_entropy=samples_mc_entropy,
             entropy_coeff=entropy_coeff,
-            reduction=reduction or "mean",
             kl_to_ref_coeff=kl_to_ref_coeff or 0.0,
-            kl_to_inference_coeff=kl_to_inference_coeff or 0.0,
         ).to(device)
         self.out_keys = ["loss_objective", "clip_fraction", "kl_approx", "kl", "ESS"]
         self.out_keys += ["loss_entropy", "entropy"] if entropy_bonus else []
-        for name, coeff in (("kl_to_ref", kl_to_ref_coeff), ("kl_to_inference", kl_to_inference_coeff)):
-            self.out_keys += [f"loss_{name}", name] if coeff else []
+        self.out_keys += ["loss_kl_to_ref", "kl_to_ref"] if kl_to_ref_coeff else []
         self.set_keys(advantage=advantage_key)
 
     def _forward_value_estimator_keys(self, **kwargs: Any) -> None:

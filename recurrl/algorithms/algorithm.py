@@ -18,13 +18,13 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from recurrl.algorithms.compiling import compiled
 from recurrl.algorithms.importance import ratio_metrics
-from recurrl.algorithms.reward_scale import RewardScaler
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, NonFiniteError, RunError, require
 from recurrl.keys import LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
+from recurrl.policy.normalization import RewardScaler
 from recurrl.policy.policy import SequenceOutput
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.ranks import world
@@ -99,7 +99,7 @@ class Algorithm(nn.Module):
         compile_time_s: seconds of the first compiled gradient; None before it, and without ``compile=true``.
     """
 
-    log_clip_range: tuple[Tensor, Tensor] | None = None
+    log_clip_range: tuple[float, float] | None = None
     """The log-ratios that a clipped objective clips to; None if the algorithm has none."""
 
     def __init__(self, options: AlgorithmConfig, policy: Policy, config: TrainConfig) -> None:

@@ -31,25 +31,16 @@ class GRPO(Algorithm):
             entropy_coeff=options.entropy_coeff,
             aggregation=options.aggregation,
             kl_to_ref_coeff=options.kl_to_ref_coeff,
-            kl_to_inference_coeff=options.kl_to_inference_coeff,
-            kl_mask_threshold=options.kl_mask_threshold,
             dtype=next(policy.parameters()).dtype,
         )
+        self.log_clip_range = self.terms.surrogate.log_range
         self.reference = deepcopy(policy).requires_grad_(False) if options.kl_to_ref_coeff else None
         self.iterations = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
-    @property
-    def log_clip_range(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The log-ratios that are clipped to."""
-        return self.terms.surrogate.log_range
-
     def begin_iteration(self) -> None:
-        """Sets what follows a schedule, and copies the policy to the reference when that is due."""
-        options, terms = self.options, self.terms
-        low, high = options.clip_range
-        fraction = self.annealed(1.0, options.clip_final_fraction)
-        terms.surrogate.set_range(fraction * low, fraction * high)
-        terms.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
+        """Anneals the entropy bonus, and copies the policy to the reference when that is due."""
+        options = self.options
+        self.terms.entropy_coeff.fill_(self.annealed(options.entropy_coeff, options.entropy_final_fraction))
         every = options.ref_refresh_updates
         if self.reference is not None and every is not None and int(self.iterations) % every == 0:
             self.reference.load_state_dict(self.policy.state_dict())

@@ -17,34 +17,24 @@ class ClippedSurrogate(nn.Module):
     """PPO's surrogate, min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A).
 
     Schulman et al. 2017, https://arxiv.org/abs/1707.06347, equation 7; with two bounds, Yu et al. 2025,
-    https://arxiv.org/abs/2503.14476. The bounds are tensors, so that they may change in a compiled loss.
+    https://arxiv.org/abs/2503.14476.
 
     Args:
         low: ε_low.
         high: ε_high.
-        dtype: of the policy.
+
+    Attributes:
+        log_range: the log-ratios that are clipped to.
 
     Raises:
         ConfigError: ``low`` is not in [0, 1), or ``high`` is below 0.
     """
 
-    def __init__(self, low: float, high: float, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, low: float, high: float) -> None:
         super().__init__()
         require(0 <= low < 1, f"clip_epsilon must be at least 0 and below 1 (got {low}).")
         require(high >= 0, f"The upper clip_epsilon must be at least 0 (got {high}).")
-        self.log_low = nn.Buffer(torch.zeros((), dtype=dtype), persistent=False)
-        self.log_high = nn.Buffer(torch.zeros((), dtype=dtype), persistent=False)
-        self.set_range(low, high)
-
-    def set_range(self, low: float, high: float) -> None:
-        """Sets ε_low and ε_high."""
-        self.log_low.fill_(math.log1p(-low))
-        self.log_high.fill_(math.log1p(high))
-
-    @property
-    def log_range(self) -> tuple[Tensor, Tensor]:
-        """The log-ratios that are clipped to."""
-        return self.log_low, self.log_high
+        self.log_range = math.log1p(-low), math.log1p(high)
 
     def forward(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
         """The surrogate of each step.
@@ -52,10 +42,10 @@ class ClippedSurrogate(nn.Module):
         Where A > 0 the minimum is min(ρ, 1 + ε_high) A, else max(ρ, 1 − ε_low) A. Clipping log ρ rather than ρ keeps
         ratios from overflowing.
         """
-        gains = advantage > 0
-        lowest = torch.where(gains, -torch.inf, self.log_low)
-        highest = torch.where(gains, self.log_high, torch.inf)
-        return log_ratio.clamp(lowest, highest).exp() * advantage
+        low, high = self.log_range
+        outside = torch.where(advantage > 0, log_ratio > high, log_ratio < low)
+        bounded = torch.where(outside, log_ratio.detach().clamp(low, high), log_ratio)
+        return bounded.exp() * advantage
 
 
 def check_one_a_step(log_ratio: Tensor, advantage: Tensor) -> None:
@@ -81,7 +71,7 @@ def kl_from_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def ratio_metrics(
-    log_ratio_MSK: Tensor, mask_MSK: Tensor | None = None, log_clip_range: tuple[Tensor, Tensor] | None = None
+    log_ratio_MSK: Tensor, mask_MSK: Tensor | None = None, log_clip_range: tuple[float, float] | None = None
 ) -> dict[str, Tensor]:
     """Metrics ``[M]`` of the ratios of minibatches.
 

@@ -18,8 +18,6 @@ from recurrl.policy.normalization import RunningScale
 from recurrl.policy.policy import SequenceOutput
 from recurrl.runtime.statistics import summary, variance
 
-DISTANCES = {"l2": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
-
 
 class PPO(Algorithm):
     """The clipped surrogate, a value loss and an entropy bonus, with generalised advantages or V-trace.
@@ -27,13 +25,13 @@ class PPO(Algorithm):
     For a step with advantage A, ratio ρ = π(a) / π_behaviour(a), value V and value target R, the loss is the mean of::
 
         objective  = −min(ρ A, clip(ρ, 1 − ε_low, 1 + ε_high) A)
-        critic     = critic_coeff · d(V, R)
+        critic     = critic_coeff · (V − R)²
         entropy    = −entropy_coeff · H(π)
 
-    ``critic_loss`` chooses d. With ``clip_value`` c, d is the larger of d(V, R) and the distance of V clipped to within
-    c of the stored value. ``entropy_coeff`` is in units of the advantages' running root mean square: a constant weight
-    that keeps exploring where advantages are large would drown them where they are small, and the bonus vanishes with
-    them once nothing is left to gain.
+    With ``clip_value`` c, the squared error is the larger one of V and of V clipped to within c of the stored value.
+    ``entropy_coeff`` is in units of the advantages' running root mean square: a constant weight that keeps exploring
+    where advantages are large would drown them where they are small, and the bonus vanishes with them once nothing is
+    left to gain.
     """
 
     options: PPOConfig
@@ -41,21 +39,11 @@ class PPO(Algorithm):
     def __init__(self, options: PPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
         dtype = next(policy.parameters()).dtype
-        self.surrogate = ClippedSurrogate(*options.clip_range, dtype)
+        self.surrogate = ClippedSurrogate(*options.clip_range)
+        self.log_clip_range = self.surrogate.log_range
         self.advantage_scale = RunningScale()
         # A tensor, because a compiled loss is compiled for the numbers in it.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
-
-    @property
-    def log_clip_range(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The log-ratios that are clipped to."""
-        return self.surrogate.log_range
-
-    def begin_iteration(self) -> None:
-        """Sets the clip range."""
-        low, high = self.options.clip_range
-        fraction = self.annealed(1.0, self.options.clip_final_fraction)
-        self.surrogate.set_range(fraction * low, fraction * high)
 
     def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         """Writes advantages and value targets, and scales the entropy bonus by the size of the advantages."""
@@ -106,15 +94,13 @@ class PPO(Algorithm):
         )
 
     def _critic_loss(self, value: Tensor, slices_SK: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        distance, target, limit = DISTANCES[self.options.critic_loss], slices_SK[VALUE_TARGET], self.options.clip_value
+        target, limit = slices_SK[VALUE_TARGET], self.options.clip_value
         if limit is None:
-            return distance(value, target), {}
+            return functional.mse_loss(value, target), {}
         stored = slices_SK[VALUE]
         moved = value - stored
         clipped = moved.clamp(-limit, limit)
-        larger = torch.maximum(
-            distance(value, target, reduction="none"), distance(stored + clipped, target, reduction="none")
-        )
+        larger = torch.maximum((value - target).square(), (stored + clipped - target).square())
         return larger.mean(), {"value/clip_fraction": (clipped != moved).to(value.dtype).mean()}
 
 

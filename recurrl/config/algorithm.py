@@ -63,7 +63,6 @@ class ClippedConfig(AlgorithmConfig):
 
     clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
     clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE)
-    clip_final_fraction: float = option("fraction of the clip range at the end; 1: constant", FRACTION)
     entropy_coeff: float = option("weight of the entropy bonus", WEIGHT)
     entropy_final_fraction: float = option(
         "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=ENTROPY_BONUS
@@ -76,8 +75,8 @@ class ClippedConfig(AlgorithmConfig):
 
     @property
     def follows_schedule(self) -> bool:
-        """True if the clip range or the entropy bonus does."""
-        return self.clip_final_fraction != 1 or (self.entropy_coeff > 0 and self.entropy_final_fraction != 1)
+        """True if the entropy bonus does."""
+        return self.entropy_coeff > 0 and self.entropy_final_fraction != 1
 
 
 @dataclass
@@ -105,7 +104,6 @@ class PPOConfig(ClippedConfig):
     )
     lmbda: float = option("λ of the advantages", FRACTION, only_with=DISCOUNT)
     critic_coeff: float = option("weight of the value loss", WEIGHT)
-    critic_loss: str = option("l2 or smooth_l1", choices=("l2", "smooth_l1"), only_with=VALUE_LOSS)
     clip_value: float | None = option(
         "how far the value may move from the stored one in the value loss; null: any distance",
         POSITIVE,
@@ -158,10 +156,6 @@ class GRPOConfig(ClippedConfig):
         "iterations between updates of the reference to the policy; null: the first policy remains",
         STEPS,
         only_with=REFERENCE,
-    )
-    kl_to_inference_coeff: float = option("weight of the KL from the behaviour policy", WEIGHT)
-    kl_mask_threshold: float | None = option(
-        "steps whose squared log-ratio exceeds twice this are masked out; null: none", POSITIVE
     )
 
     @property

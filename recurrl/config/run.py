@@ -50,8 +50,6 @@ SCHEDULES = Condition(
 class PolicyConfig:
     """The network around the cell."""
 
-    layer_norm: bool = option("normalise the cell's output")
-    residual: bool = option("add the cell's input to its output")
     initial_std: float = option("initial σ of continuous actions, in half action ranges", SCALE, only_with=CONTINUOUS)
     noise_correlation: float = option(
         "correlation of the noise of successive actions: explores further",

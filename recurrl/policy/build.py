@@ -16,9 +16,8 @@ from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.noise import CorrelatedNoise
-from recurrl.policy.policy import Policy
+from recurrl.policy.policy import Policy, Trunk
 from recurrl.policy.preprocessing import make_preprocessing
-from recurrl.policy.trunk import AddNorm, Trunk
 from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import Backend
 from recurrl.recurrent.cell import Cell
@@ -125,11 +124,8 @@ def _make_trunk(config: TrainConfig, observation: TensorSpec, cell: Cell | None,
     """
     preprocess, preprocessed = make_preprocessing(observation, config.env.normalize_observation)
     encoder, width = make_encoder(config.encoder, preprocessed)
-    combine = None
-    if config.policy.residual or config.policy.layer_norm:
-        combine = AddNorm(width, config.cell.hidden_size, config.policy.residual, config.policy.layer_norm)
     core = _feedforward(config.cell, width) if cell is None else _recurrent(config, width, cell, prefix)
-    return Trunk(encoder, core, combine, preprocess)
+    return Trunk(encoder, core, preprocess)
 
 
 def _feedforward(options: CellConfig, width: int) -> nn.Module:

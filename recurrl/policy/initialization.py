@@ -9,12 +9,11 @@ HEAD_GAIN = 0.01
 """Small, so that the first policy is nearly uniform and the first values are nearly zero for all features."""
 
 
-def linear(width: int, size: int, gain: float, bias: bool = True) -> nn.Linear:
+def linear(width: int, size: int, gain: float) -> nn.Linear:
     """A linear layer from ``width`` to ``size`` features."""
-    layer = nn.Linear(width, size, bias=bias)
+    layer = nn.Linear(width, size)
     nn.init.orthogonal_(layer.weight, gain)
-    if bias:
-        nn.init.zeros_(layer.bias)
+    nn.init.zeros_(layer.bias)
     return layer
 
 

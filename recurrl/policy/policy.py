@@ -1,5 +1,8 @@
 """The policy and its critic on tensors: one step, or sequences.
 
+A trunk maps observations to features: an encoder, followed by a recurrent cell or a feed-forward network. Heads map
+features to the distribution of actions and to the value.
+
 Shape legend: B rows, T steps, F features, Z normal numbers of an action.
 """
 
@@ -10,16 +13,69 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 from recurrl.keys import OBSERVATION
 from recurrl.policy.distributions import most_probable
 from recurrl.policy.noise import NOISE, CorrelatedNoise
-from recurrl.policy.trunk import NewState, State, Trunk
+from recurrl.policy.normalization import observe
 from recurrl.recurrent import RecurrentModule
-from recurrl.recurrent.layer import reset_states
+from recurrl.recurrent.layer import reset_states, state_shapes
 from recurrl.recurrent.module.keys import IS_INIT
+
+State = Mapping[NestedKey, Tensor]
+NewState = dict[NestedKey, Tensor]
+
+
+class Trunk(nn.Module):
+    """Observations to features, with the states of a recurrent cell if there is one.
+
+    Args:
+        encoder: observations ``[B, ...]`` to vectors ``[B, width]``: any module. Sequences are flattened to one batch
+            dimension for it. If it has a method ``observe``, that is called with each batch after learning from it,
+            for running statistics.
+        core: from there to the features: a :class:`RecurrentModule`, or any module, which then has no states.
+        preprocess: applied to observations before the encoder; None for nothing.
+    """
+
+    def __init__(self, encoder: nn.Module, core: nn.Module | None = None, preprocess: nn.Module | None = None) -> None:
+        super().__init__()
+        self.preprocess = nn.Identity() if preprocess is None else preprocess
+        self.encoder = encoder
+        self.core = nn.Identity() if core is None else core
+        self.state_keys: list[NestedKey] = core.state_keys if isinstance(core, RecurrentModule) else []
+
+    @property
+    def state_shapes(self) -> dict[NestedKey, tuple[int, ...]]:
+        """The shape ``[layers, ...]`` of each state, by its name."""
+        core = self.core
+        if not isinstance(core, RecurrentModule):
+            return {}
+        return dict(zip(self.state_keys, state_shapes(core.cell, core.layers), strict=True))
+
+    def step(self, observation: Any, state: State) -> tuple[Tensor, NewState]:
+        """Features and new states of one step; see :meth:`recurrl.policy.Policy.step`."""
+        return self._features(self.encoder(self.preprocess(observation)), state, None, sequence=False)
+
+    def sequence(self, observation: Any, state: State, is_init_BT: Tensor | None) -> tuple[Tensor, NewState]:
+        """Features and new states of sequences; see :meth:`recurrl.policy.Policy.sequence`."""
+        flat, batch = _flatten(self.preprocess(observation))
+        return self._features(self.encoder(flat).unflatten(0, batch), state, is_init_BT, sequence=True)
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations ``[B, T, ...]`` to the running statistics, if there are any."""
+        observe(self.preprocess, observation)
+        observe(self.encoder, _flatten(self.preprocess(observation))[0])
+
+    def _features(
+        self, encoded: Tensor, state: State, is_init: Tensor | None, sequence: bool
+    ) -> tuple[Tensor, NewState]:
+        if not isinstance(self.core, RecurrentModule):
+            return self.core(encoded), {}
+        entering = tuple([state[key] for key in self.state_keys])
+        features, new_state = self.core.run(encoded, is_init, entering, sequence)
+        return features, dict(zip(self.state_keys, new_state, strict=True))
 
 
 class StepOutput(NamedTuple):
@@ -223,3 +279,11 @@ class Policy(nn.Module):
 
 def _trunk(module: nn.Module) -> Trunk:
     return module if isinstance(module, Trunk) else Trunk(module)
+
+
+def _flatten(observation: Any) -> tuple[Any, Size]:
+    """Observations ``[B, T, ...]`` as ``[B · T, ...]``, and ``(B, T)``."""
+    if isinstance(observation, Tensor):
+        return observation.flatten(0, 1), observation.shape[:2]
+    flat = {name: _flatten(entry) for name, entry in observation.items()}
+    return {name: entry for name, (entry, _) in flat.items()}, next(iter(flat.values()))[1]

@@ -92,15 +92,14 @@ GOLDEN: dict[tuple[str, ...], dict[str, float]] = {
     },
     (
         "discrete",
-        "algorithm.critic_loss=smooth_l1",
         "algorithm.clip_value=0.25",
         "algorithm.normalize_advantage=minibatch",
         "algorithm.entropy_coeff=0",
     ): {
         "loss_objective": -0.0357449677414,
         "loss_entropy": 0.0,
-        "loss_critic": 0.130317714809,
-        "gradient": 0.485394191799,
+        "loss_critic": 0.271290620912,
+        "gradient": 0.567872003572,
     },
     ("continuous", "algorithm.entropy_coeff=0.25"): {
         "loss_objective": 0.360420246554,
@@ -113,26 +112,17 @@ GOLDEN: dict[tuple[str, ...], dict[str, float]] = {
         "loss_entropy": -0.146862112782,
         "gradient": 0.301680164441,
     },
-    (
-        "discrete",
-        "algorithm=grpo",
-        "algorithm.aggregation=episode",
-        "algorithm.kl_mask_threshold=0.05",
-        "algorithm.kl_to_ref_coeff=0.5",
-        "algorithm.kl_to_inference_coeff=0.25",
-    ): {
-        "loss_objective": -0.554872889137,
+    ("discrete", "algorithm=grpo", "algorithm.aggregation=episode", "algorithm.kl_to_ref_coeff=0.5"): {
+        "loss_objective": -0.561973242493,
         "loss_entropy": 0.0,
-        "loss_kl_to_ref": 0.0105007379819,
-        "loss_kl_to_inference": 0.00293034629699,
-        "gradient": 0.368107054418,
+        "loss_kl_to_ref": 0.0362308245939,
+        "gradient": 0.468821364817,
     },
-    ("continuous", "algorithm=grpo", "algorithm.kl_to_ref_coeff=0.5", "algorithm.kl_to_inference_coeff=0.25"): {
+    ("continuous", "algorithm=grpo", "algorithm.kl_to_ref_coeff=0.5"): {
         "loss_objective": 0.0249499250616,
         "loss_entropy": 0.0,
         "loss_kl_to_ref": 0.385827809131,
-        "loss_kl_to_inference": 0.206150534263,
-        "gradient": 3.64772310146,
+        "gradient": 2.56627858161,
     },
 }
 

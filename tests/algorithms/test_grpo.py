@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from itertools import product
 from typing import Any
@@ -70,18 +69,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no entropy": {"entropy_bonus": False},
     "entropy": {"entropy_coeff": 0.25},
     "to reference": {"kl_to_ref_coeff": 0.25},
-    "to inference": {"kl_to_inference_coeff": 0.25},
-    "masked by kl": {"kl_mask_threshold": 0.03},
     "by episode": {"aggregation": "episode"},
-    "sum": {"reduction": "sum", "kl_to_ref_coeff": 0.25},
-    "sum by episode": {"reduction": "sum", "aggregation": "episode"},
-    "each": {"reduction": "none", "kl_to_inference_coeff": 0.25},
     "all": {
         "clip_epsilon": (0.125, 0.5),
         "entropy_coeff": 0.25,
         "kl_to_ref_coeff": 0.5,
-        "kl_to_inference_coeff": 0.25,
-        "kl_mask_threshold": 0.03,
         "aggregation": "episode",
     },
 }
@@ -104,9 +96,6 @@ def of_a_step(
         found |= {"loss_entropy": -options.get("entropy_coeff", 0.01) * entropy, "entropy": entropy}
     if coeff := options.get("kl_to_ref_coeff"):
         found |= {"loss_kl_to_ref": coeff * (q - 1 - q.log()), "kl_to_ref": q - 1 - q.log()}
-    if coeff := options.get("kl_to_inference_coeff"):
-        kl = 1 / ratio - 1 + ratio.log()
-        found |= {"loss_kl_to_inference": coeff * kl, "kl_to_inference": kl}
     return found
 
 
@@ -121,32 +110,21 @@ def by_formula(log_prob: Tensor, entropy: Tensor, batch: TensorDict, options: di
         old = batch["action_log_prob"][place]
         log_ratio = log_prob[place] - old
         ratios.append(log_ratio.detach().exp())
-        kept = log_ratio**2 / 2 <= options.get("kl_mask_threshold", math.inf)
-        if kept:
-            weights[place] = 1 / float(batch["episode_loss_steps"][place]) if "aggregation" in options else 1.0
+        weights[place] = 1 / float(batch["episode_loss_steps"][place]) if "aggregation" in options else 1.0
         step = of_a_step(
             log_prob[place], old, batch["ref_log_prob"][place], entropy[place], batch["advantage"][place][0], options
         )
         for name, value in step.items():
-            if not name.startswith("loss_"):
-                diagnostics[name].append(value.detach())
-            elif kept:
+            if name.startswith("loss_"):
                 losses[name][place] = value
+            else:
+                diagnostics[name].append(value.detach())
     expected = {name: torch.stack(values).mean() for name, values in diagnostics.items()}
     expected["ESS"] = sum(ratios) ** 2 / sum(ratio**2 for ratio in ratios) / len(ratios)
     for name, values in losses.items():
-        expected[name] = reduced(values, weights, options.get("reduction", "mean"))
+        weighted = torch.stack([weights[place] * value for place, value in values.items()])
+        expected[name] = weighted.sum() / sum(weights.values())
     return expected
-
-
-def reduced(values: dict[tuple[int, int], Tensor], weights: dict[tuple[int, int], float], reduction: str) -> Tensor:
-    if reduction == "none":
-        each = torch.zeros(B, T, 1, dtype=torch.float64)
-        for place, value in values.items():
-            each[place] = value
-        return each
-    total = torch.stack([weights[place] * value for place, value in values.items()]).sum()
-    return total / sum(weights.values()) if reduction == "mean" else total
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
@@ -252,8 +230,8 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> No
     [
         ({"clip_epsilon": 1.5}, "clip_epsilon must be at least 0 and below 1"),
         ({"clip_epsilon": (0.2, -0.1)}, "clip_epsilon must be at least 0"),
-        ({"reduction": "median"}, "reduction must be none, mean or sum"),
-        ({"aggregation": "token"}, "aggregation must be one of step, token_mean, prompt_mean, episode, none"),
+        ({"reduction": "median"}, "reduction must be mean"),
+        ({"aggregation": "token"}, "aggregation must be one of step, episode"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -43,20 +43,17 @@ def test_a_schedule_is_linear_from_the_start_to_the_final_fraction(progress: flo
     assert annealed(2.0, 0.1, progress) == pytest.approx(expected)
 
 
-def test_learning_rate_clip_range_and_entropy_follow_their_schedules(small: Compose) -> None:
+def test_learning_rate_and_entropy_bonus_follow_their_schedules(small: Compose) -> None:
     algorithm, metrics = learn(
         small,
         "lr=0.01",
         "lr_final_fraction=0",
-        "algorithm.clip_epsilon=0.4",
-        "algorithm.clip_final_fraction=0.5",
         "algorithm.entropy_coeff=0.1",
         "algorithm.normalize_advantage=minibatch",  # then the unit of the entropy bonus is 1
         "algorithm.entropy_final_fraction=0",
         progress=0.5,
     )
     assert metrics["optim/lr"] == pytest.approx(0.005)
-    assert [bound.exp().item() for bound in algorithm.surrogate.log_range] == pytest.approx([0.7, 1.3])
     assert algorithm.entropy_coeff.item() == pytest.approx(0.05)
 
 

@@ -21,7 +21,7 @@ BY_THE_CONFIGURATION = [
     ((), "env.name=mine", "a custom yaml in a folder env"),
     (("lr_schedule=adaptive",), "lr_final_fraction=0.5", "lr_schedule=linear"),
     (("algorithm.entropy_coeff=0",), "algorithm.entropy_final_fraction=0.5", "algorithm.entropy_coeff above 0"),
-    (("algorithm.critic_coeff=0",), "algorithm.critic_loss=smooth_l1", "algorithm.critic_coeff above 0"),
+    (("algorithm.critic_coeff=0",), "algorithm.clip_value=0.2", "algorithm.critic_coeff above 0"),
     (("algorithm.gamma=0",), "algorithm.lmbda=0.5", "algorithm.gamma above 0"),
     (("lr_final_fraction=1", "algorithm.entropy_coeff=0"), "schedule_frames=50_000", FALLING),
     (GRPO, "desired_kl=0.02", "lr_schedule=adaptive"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recurrl.algorithms.reward_scale import RewardScaler
 from recurrl.errors import NonFiniteError
-from recurrl.policy.normalization import ObservationNormalizer, RunningMoments, RunningScale
+from recurrl.policy.normalization import ObservationNormalizer, RewardScaler, RunningMoments, RunningScale
 
 
 def test_moments_of_parts_equal_those_of_the_whole() -> None:
