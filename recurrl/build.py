@@ -187,7 +187,9 @@ def warm_start(config: TrainConfig, policy: Policy, explicit_keys: Collection[st
             logger.info(line)
     if config.pretrain.folder is None:
         return None
-    return pretrain(policy, config.env, config.pretrain, config.slice_len, config.minibatch_slices)["log_likelihood"]
+    return pretrain(policy, config.env, config.pretrain, config.lr, config.slice_len, config.minibatch_slices)[
+        "log_likelihood"
+    ]
 
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:

@@ -43,7 +43,9 @@ _UNREADABLE = (
 """What numpy and zipfile raise for files of other kinds; NotImplementedError and RecursionError are RuntimeErrors."""
 
 
-def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len: int, rows: int) -> dict[str, float]:
+def pretrain(
+    policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float, slice_len: int, rows: int
+) -> dict[str, float]:
     """Maximises the likelihood of recorded actions, and returns their mean in the last epoch, in nats per step.
 
     Episodes lie end to end in rows, which are learned slice by slice: gradients reach back to the beginning of a slice,
@@ -53,7 +55,8 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len:
     Args:
         policy: improved in place.
         env: options of the environment.
-        options: the folder, and how to learn.
+        options: the folder, and how often to learn from it.
+        lr: the learning rate.
         slice_len: K.
         rows: R, so that a gradient step takes R slices.
 
@@ -69,7 +72,7 @@ def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, slice_len:
     logger.info("pretraining: %d steps in %d episodes of %s", whole.numel(), len(episodes), options.folder)
     fixed = {id(module.log_std) for module in policy.modules() if isinstance(module, GaussianParameters)}
     learned = [p for part in (policy.trunk, policy.actor_head) for p in part.parameters() if id(p) not in fixed]
-    optimizer = torch.optim.Adam(learned, lr=options.lr, eps=1e-5)
+    optimizer = torch.optim.Adam(learned, lr=lr, eps=1e-5)
     log_likelihood = 0.0
     for epoch in range(options.epochs):
         rows_RT = _in_rows(episodes, min(rows, len(episodes)), slice_len).to(policy.device)
@@ -115,7 +118,7 @@ def _epoch(
         log_prob = distribution.log_prob(slices_RK[ACTION])[recorded_RK]
         require(
             bool(log_prob.isfinite().all()),
-            "pretraining: the log-likelihood of recorded actions is not finite. Give a smaller pretrain.lr, or leave "
+            "pretraining: the log-likelihood of recorded actions is not finite. Give a smaller lr, or leave "
             "out episodes with actions that their mask forbids.",
         )
         optimizer.zero_grad()

@@ -7,7 +7,6 @@ machine, is here: a function for each subject.
 import json
 import math
 import os
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -17,14 +16,14 @@ import torch
 from recurrl.algorithms import compiling
 from recurrl.config import PPOConfig, TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
-from recurrl.config.collector import MultiAsyncConfig, RayConfig
+from recurrl.config.collector import MultiAsyncConfig, ReplayConfig
 from recurrl.config.keys import WRAPPERS
 from recurrl.config.options import Condition, Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, check_name, factory, is_custom
 from recurrl.config.run import BURN_IN, STORED
 from recurrl.envs.making import check_rows
 from recurrl.envs.source import source_of
-from recurrl.errors import ConfigError, require
+from recurrl.errors import require
 from recurrl.policy.build import make_backend, make_cell
 from recurrl.recurrent.backends import AUTO, Options, unsupported_reason, uses_torch_precision
 from recurrl.recurrent.cell import Cell, ParallelCell
@@ -136,18 +135,12 @@ def _groups(config: TrainConfig) -> None:
 
 
 def _device(config: TrainConfig) -> None:
-    """The device is known to torch, present, and supported."""
-    advice = "Choose auto, cpu, cuda or cuda:0."
-    try:
-        device = torch.device(config.device)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be known to torch (got {config.device}). {advice}") from error
-    _must(device.type in ("cpu", "cuda"), "device", "a CPU or a CUDA device", config.device, advice)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        advice = "Choose device=cpu, or install a CUDA build of torch on a machine with a GPU."
-        found = f"one of the {count} CUDA devices that torch {torch.__version__} finds"
-        _must((device.index or 0) < count, "device", found, config.device, advice)
+    """The device is present and supported."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = ["cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
+    condition = f"auto, cpu or one of the {count} CUDA devices that torch {torch.__version__} finds, such as cuda:0"
+    advice = "Choose device=cpu, or install a CUDA build of torch on a machine with a GPU."
+    _must(config.device in found, "device", condition, config.device, advice)
 
 
 def _recurrence(config: TrainConfig) -> None:
@@ -211,13 +204,12 @@ def _normalization(config: TrainConfig) -> None:
 def _off_policy(config: TrainConfig) -> None:
     """What older weights collected is corrected for, and the buffer fits an iteration."""
     buffer = config.buffer.name
-    config.buffer.check(config.frames_per_batch)
-    require(
-        config.algorithm.is_off_policy or not config.buffer.replays,
-        f"buffer must be on_policy with algorithm={config.algorithm.name} as configured (got {buffer}), because its "
-        "advantages are not corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or "
-        "buffer=on_policy.",
-    )
+    kept, frames = config.buffer.frames if isinstance(config.buffer, ReplayConfig) else None, config.frames_per_batch
+    condition, advice = f"at least frames_per_batch={frames}", f"Give buffer.frames={16 * frames}, for example."
+    _must(kept is None or kept >= frames, "buffer.frames", condition, kept, advice)
+    condition = f"on_policy with algorithm={config.algorithm.name}, which does not correct for older weights"
+    advice = "Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
+    _must(config.algorithm.is_off_policy or not config.buffer.replays, "buffer", condition, buffer, advice)
     asynchronous = config.buffer.replays and isinstance(config.collector, MultiAsyncConfig)
     condition = f"single or multi_sync with buffer={buffer}, which keeps each environment's steps in their order"
     _must(not asynchronous, "collector", condition, config.collector.name, "Choose one, or buffer=on_policy.")
@@ -227,26 +219,17 @@ def _states(config: TrainConfig) -> None:
     """There are states for the state policy, and steps for burn-in."""
     advice = "Leave state out, or choose a cell."
     _must(config.cell.name != NO_CELL or config.state == STORED, "state", "stored with cell=none", config.state, advice)
-    if config.state != BURN_IN:
-        return
-    steps, half = config.burn_in_len, max(1, config.slice_len // 2)
-    condition = f"at least 1 and less than slice_len={config.slice_len} with state=burn_in"
-    shorter = steps is not None and steps < config.slice_len
-    _must(shorter, "burn_in_len", condition, steps, f"Give burn_in_len={half}, or a larger slice_len.")
-    condition = f"less than the {config.steps_per_row} steps of a row with state=burn_in"
-    advice = "Give a smaller slice_len, so that slices have steps before them, or a larger frames_per_batch."
-    _must(config.slice_len < config.steps_per_row, "slice_len", condition, config.slice_len, advice)
+    length, steps = config.slice_len, config.steps_per_row
+    condition = f"at least 2 and less than the {steps} steps of a row with state=burn_in"
+    advice = "Give one between, or a larger frames_per_batch."
+    _must(config.state != BURN_IN or 2 <= length < steps, "slice_len", condition, length, advice)
 
 
 def _workers(config: TrainConfig) -> None:
-    """Workers share the environments evenly, and a cluster's address is one."""
-    if not isinstance(config.collector, WorkersConfig):
-        return
-    workers = config.collector.num_workers
-    _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")
-    address = config.collector.address if isinstance(config.collector, RayConfig) else None
-    known = address in (None, "auto") or re.fullmatch(r"(ray://)?[^\s/]+:\d+", str(address)) is not None
-    _must(known, "collector.address", "auto, host:port, ray://host:port or null", address)
+    """Workers share the environments evenly."""
+    if isinstance(config.collector, WorkersConfig):
+        workers = config.collector.num_workers
+        _check_multiple("env.num_envs", config.env.num_envs, workers, f"collector.num_workers={workers}")
 
 
 def _ranks(config: TrainConfig) -> None:
@@ -262,11 +245,9 @@ def _ranks(config: TrainConfig) -> None:
     minibatches = config.compile and getattr(config.algorithm, "normalize_advantage", None) == "minibatch"
     condition = "false with algorithm.normalize_advantage=minibatch and several ranks"
     _must(not minibatches, "compile", condition, "true", "Leave one of them out.")
-    require(
-        config.pretrain.folder is None,
-        f"pretrain.folder must be null with several ranks (got {config.pretrain.folder}). Pretrain in a run of one "
-        "process, with a small total_frames, and start this one with init_from=... of it.",
-    )
+    folder, condition = config.pretrain.folder, "null with several ranks"
+    advice = "Pretrain in a run of one process, with a small total_frames, and start this one with init_from=... of it."
+    _must(folder is None, "pretrain.folder", condition, folder, advice)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if config.device == "cuda":
         advice = "Give torchrun a smaller --nproc-per-node, or device=cuda:0 for all ranks."

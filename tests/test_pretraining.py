@@ -63,8 +63,8 @@ def record(agent: Agent, folder: Path, episodes: int, last: bool = False, seed: 
         np.savez_compressed(folder / f"{episode:04d}.npz", **arrays, rewards=rewards, action_masks=masks)
 
 
-def options(folder: Path, epochs: int = 1, lr: float = 2e-3) -> PretrainConfig:
-    return PretrainConfig(folder=str(folder), epochs=epochs, lr=lr)
+def options(folder: Path, epochs: int = 1) -> PretrainConfig:
+    return PretrainConfig(folder=str(folder), epochs=epochs)
 
 
 KINDS = [
@@ -127,8 +127,8 @@ def test_a_policy_learns_what_was_done(cell: str, env: tuple[str, str], agent_of
     _, config = agent_of(env[0], env[1], f"cell={cell}", "algorithm.critic=feedforward")
     policy = make_policy_for(config)
     before = {name: value.clone() for name, value in policy.state_dict().items()}
-    first = pretrain(policy, config.env, options(tmp_path), 8, 4)
-    last = pretrain(policy, config.env, options(tmp_path, epochs=30, lr=1e-2), 8, 4)
+    first = pretrain(policy, config.env, options(tmp_path), 2e-3, 8, 4)
+    last = pretrain(policy, config.env, options(tmp_path, epochs=30), 1e-2, 8, 4)
     assert last["log_likelihood"] > first["log_likelihood"]
     after = policy.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in after if name.startswith("critic_head"))
@@ -156,7 +156,7 @@ def test_states_are_carried_from_slice_to_slice(cell: str, learns: bool, small: 
     config = small("env=gym", "env.id=CartPole-v1", f"cell={cell}", "encoder.sizes=[8]", "cell.hidden_size=16")
     set_process_state(config)
     # In slices of 4 steps only the first of six has the sign; the others have it in their state.
-    found = pretrain(make_policy_for(config), config.env, options(tmp_path, epochs=40, lr=1e-2), 4, 8)
+    found = pretrain(make_policy_for(config), config.env, options(tmp_path, epochs=40), 1e-2, 4, 8)
     assert (found["log_likelihood"] > -0.1) == learns
 
 
@@ -165,7 +165,7 @@ def test_a_critic_that_sees_more_is_left_alone(small: Any, tmp_path: Path) -> No
     config = small(*shown)
     policy = make_policy_for(config)
     record(Agent(policy, config.env), tmp_path, episodes=2)
-    pretrain(policy, config.env, options(tmp_path), 8, 4)
+    pretrain(policy, config.env, options(tmp_path), 2e-3, 8, 4)
     counts = {name: float(value) for name, value in policy.named_buffers() if name.endswith("moments.count")}
     assert {value > 0 for name, value in counts.items() if name.startswith("trunk")} == {True}
     assert {value for name, value in counts.items() if name.startswith("critic_trunk")} == {0.0}
@@ -179,7 +179,9 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose: Any, tmp_
     set_process_state(config)
     policy = make_policy_for(config)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) < 50
-    pretrain(policy, config.env, options(tmp_path / "episodes", epochs=20), config.slice_len, config.minibatch_slices)
+    pretrain(
+        policy, config.env, options(tmp_path / "episodes", epochs=20), 2e-3, config.slice_len, config.minibatch_slices
+    )
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
 
 

@@ -33,6 +33,8 @@ KL, SKIPPED, GRAD_NORM = "policy/kl", "optim/skipped_steps", "optim/grad_norm"
 
 OPTIMIZERS = {"adam": Adam, "adamw": AdamW}
 EPS = 1e-5
+MAX_SKIPPED_STEPS = 10
+"""Gradient steps with NaN or Inf are skipped; this many in a row end the run."""
 # An adaptive learning rate changes by this factor when the KL of a step is twice or half the desired one, within these
 # bounds (Schulman's rule, with the values of Rudin et al. 2022, https://arxiv.org/abs/2109.11978).
 LR_FACTOR, LR_BOUNDS = 1.5, (1e-5, 1e-2)
@@ -110,7 +112,7 @@ class Algorithm(nn.Module):
         )
         self.skipped_in_a_row = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.buffer = factory("buffer", config.buffer.name)(config.buffer, config.slice_len, config.minibatch_slices)
-        self.states = SliceStates(policy, config.state, config.slice_len, config.burn_in_len)
+        self.states = SliceStates(policy, config.state, config.slice_len)
         self.progress = 0.0
         self.rows: TensorDictBase | None = None
         self.compile_time_s: float | None = None
@@ -319,7 +321,7 @@ class Algorithm(nn.Module):
         for skipped in torch.stack([step.skipped for step in steps]).tolist():
             in_a_row = in_a_row + 1 if skipped else 0
         self.skipped_in_a_row.fill_(in_a_row)
-        if in_a_row >= self.config.max_skipped_steps:
+        if in_a_row >= MAX_SKIPPED_STEPS:
             raise NonFiniteError(
                 f"Training produced NaN or Inf: the last {in_a_row} gradient steps had a non-finite loss or gradient "
                 "and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped "

@@ -24,7 +24,7 @@ class SliceStates:
 
     - ``stored``: those of the rollout.
     - ``zero``: zeros.
-    - ``burn_in``: recomputed with the current weights from the ``burn_in_len`` steps before the slice in its row,
+    - ``burn_in``: recomputed with the current weights from the half slice before the slice in its row,
       starting from the state stored there (Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX). Those
       steps contribute neither loss nor gradient here, so every frame still counts once per epoch. The first slice of a
       row starts from its stored state.
@@ -38,11 +38,10 @@ class SliceStates:
         policy: whose states they are; for a feed-forward policy nothing is done.
         mode: one of these four.
         slice_len: steps per slice.
-        burn_in_len: for ``burn_in``.
     """
 
-    def __init__(self, policy: Policy, mode: str, slice_len: int, burn_in_len: int | None = None) -> None:
-        self._mode, self._slice_len, self._burn_in_len = mode, slice_len, burn_in_len or 0
+    def __init__(self, policy: Policy, mode: str, slice_len: int) -> None:
+        self._mode, self._slice_len, self._burn_in_len = mode, slice_len, slice_len // 2
         self._policy, self._keys = policy, policy.state_keys
         self._read = [OBSERVATION, IS_INIT, *self._keys] if self._keys else [OBSERVATION]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.overrides import TRUST, compose, explicit_keys
+from recurrl.cli.overrides import TRUST, compose, overridden_keys
 from recurrl.config.composed import as_schema, resolved
 from recurrl.errors import ConfigError
 
@@ -45,8 +45,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     Raises:
         ConfigError: the run would be rejected, or the check fails.
     """
-    composed = compose(overrides, config_dir)
-    config, explicit = as_schema(composed), explicit_keys(composed, overrides)
+    config, explicit = as_schema(compose(overrides, config_dir)), overridden_keys(overrides)
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.

@@ -32,7 +32,7 @@ def export_main() -> None:
         help="write a new folder for a model hub instead: a model card with the return of an evaluation, the "
         "configuration, the checkpoint, the files above, and a video if the environment can be drawn",
     )
-    parser.add_argument("--license", metavar="ID|FILE", help="of the hub folder: mit, apache-2.0, ..., or a file")
+    parser.add_argument("--license", metavar="ID", help="of the hub folder: mit, apache-2.0, ...")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
     with errors_as_messages():

@@ -1,19 +1,17 @@
 """A run's policy as a folder for a model hub, written without a network."""
 
 import re
-import shlex
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 from statistics import fmean
 
-import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
 from recurrl import __version__, checkpoint
 from recurrl.agent import Agent
 from recurrl.cli.evaluate import evaluate_run
-from recurrl.cli.load_run import OpenedRun, open_run
+from recurrl.cli.load_run import open_run
 from recurrl.cli.saved_config import code_named
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
@@ -23,12 +21,10 @@ from recurrl.export.export import FORMATS, export
 from recurrl.returns import summarized
 from recurrl.runtime.atomic import unfinished
 from recurrl.runtime.resources import resource_errors_as_messages
-from recurrl.runtime.run_directory import CONFIG_FILE, UnreadableError, read_text, run_directory_of
+from recurrl.runtime.run_directory import CONFIG_FILE
 from recurrl.video.writing import files_of
 
-LICENSE = "LICENSE"
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.-]*")
-_MOST_BYTES = 2**20
 
 
 @resource_errors_as_messages()
@@ -53,19 +49,18 @@ def write_hub_folder(
         which: of a run directory: the ``best`` checkpoint, or the ``last``.
         formats: of the exports; default: all.
         trust_packages: import the packages that the run's configuration names.
-        license: an identifier such as ``mit``, or a file with the text of a license.
+        license: an identifier such as ``mit``.
 
     Raises:
-        ConfigError: the folder is not empty, the license is neither, or as :func:`recurrl.cli.export.export_run`.
+        ConfigError: the folder is not empty, the license is none, or as :func:`recurrl.cli.export.export_run`.
     """
     require(
         not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
         f"--hub-folder {folder} is not empty. Give a new folder, or empty it.",
     )
-    is_file = license is not None and Path(license).is_file()
     require(
-        license is None or is_file or _IDENTIFIER.fullmatch(license) is not None,
-        f"--license must be a file or the identifier of a license, such as mit or apache-2.0 (got {license}).",
+        license is None or _IDENTIFIER.fullmatch(license) is not None,
+        f"--license must be the identifier of a license, such as mit or apache-2.0 (got {license}).",
     )
     opened = open_run(run, which, "cpu", trust_packages)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -79,13 +74,25 @@ def write_hub_folder(
         path = checkpoint.save(stage, saved.frames, saved.metrics, of, settings=plain(opened.settings))
         facts = opened.described(run.resolve().name)
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
-        if is_file:
-            shutil.copyfile(str(license), stage / LICENSE)
-        seed = opened.config.seed + 1
+        config, seed = opened.config, opened.config.seed + 1
         returns, without_video = _evaluated(stage, seed, trust_packages)
         checkpoint.add_evaluation(path, saved.evaluation or {checkpoint.RETURN_MEAN: fmean(returns)})
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
-        card = _card(opened, run, seed, returns, "other" if is_file else license, files)
+        card = Card(
+            env=config.env.id,
+            mask=config.env.mask,
+            cell=config.cell.name,
+            hidden_size=config.cell.hidden_size,
+            algorithm=config.algorithm.name,
+            frames=saved.frames,
+            seed=config.seed,
+            found=summarized(returns),
+            evaluation_seed=seed,
+            version=saved.version or __version__,
+            license=license,
+            files=files,
+            needs_trust=bool(code_named(opened.settings, run)),
+        )
         (stage / "README.md").write_text(card.text(), encoding="utf-8")
         stage.replace(folder)
     finally:
@@ -101,37 +108,3 @@ def _evaluated(stage: Path, seed: int, trust_packages: bool) -> tuple[list[float
     except ConfigError as error:
         # Whatever else is wrong is raised again.
         return evaluate_run(stage, None, seed, "cpu", trust_packages=trust_packages)[KEPT], str(error)
-
-
-def _card(
-    opened: OpenedRun, run: Path, seed: int, returns: list[float], license_name: str | None, files: list[str]
-) -> Card:
-    config = opened.config
-    return Card(
-        env=config.env.id,
-        mask=config.env.mask,
-        cell=config.cell.name,
-        hidden_size=config.cell.hidden_size,
-        algorithm=config.algorithm.name,
-        frames=opened.saved.frames,
-        seed=config.seed,
-        found=summarized(returns),
-        evaluation_seed=seed,
-        command=_command(run),
-        version=opened.saved.version or __version__,
-        license=license_name,
-        files=files,
-        needs_trust=bool(code_named(opened.settings, run)),
-    )
-
-
-def _command(run: Path) -> str | None:
-    """The command of the run; None if it resumed another one, or did not note it."""
-    try:
-        text = read_text(run_directory_of(run) / ".hydra" / "overrides.yaml", _MOST_BYTES)
-        overrides = yaml.safe_load(text)
-    except (UnreadableError, yaml.YAMLError, RecursionError):
-        return None
-    if not isinstance(overrides, list) or any(str(each).startswith("resume=") for each in overrides):
-        return None
-    return shlex.join(["recurrl-train", *map(str, overrides)])

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback
-from recurrl.cli.overrides import explicit_keys, job_overrides, overridden_keys
+from recurrl.cli.overrides import job_overrides, overridden_keys
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, resolved, typed
 from recurrl.config.plugins import factory
@@ -63,8 +63,7 @@ def run(
                 composed, config, start = with_resumed(composed, job_overrides(), run_dir)
             config = resolved(config)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
-            # A resumed run's configuration has all values, whoever set them.
-            explicit = explicit_keys(composed, overrides) if start is None else overridden_keys(overrides)
+            explicit = overridden_keys(overrides)
             check_config(config, explicit)
             factory("collector", config.collector.name)  # imports the package that it needs
             if start is not None and start.is_complete(config.total_frames, config.frames_per_batch):

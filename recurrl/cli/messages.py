@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 
 from hydra.errors import HydraException, MissingConfigException
@@ -20,11 +19,6 @@ def errors_as_messages() -> Iterator[None]:
         yield
     except (ConfigError, RunError, OSError) as error:
         sys.exit(f"error: {message(error)}")
-
-
-def has_lost_jobs(error: RuntimeError) -> bool:
-    """True for an error of a launcher whose process that ran a job was killed."""
-    return isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit.")
 
 
 def message(error: Exception) -> str:

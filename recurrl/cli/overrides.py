@@ -16,8 +16,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recurrl.cli.messages import message
-from recurrl.config.composed import value_of
-from recurrl.config.keys import check_key, flat, packaged_keys
+from recurrl.config.keys import check_key, packaged_keys
 from recurrl.config.plugins import (
     GROUPS,
     PACKAGES,
@@ -25,8 +24,6 @@ from recurrl.config.plugins import (
     custom_values,
     is_custom,
     key_of,
-    top_values,
-    values,
     yaml_names,
 )
 from recurrl.errors import ConfigError
@@ -154,41 +151,10 @@ def job_overrides() -> list[str]:
     return [str(override) for override in found]
 
 
-def explicit_keys(composed: DictConfig, overrides: Sequence[str]) -> set[str]:
-    """The keys whose values the user set, on the command line or in a yaml.
-
-    Of the latter, those whose values differ from the package's: a yaml may repeat all of them.
-
-    Args:
-        composed: what Hydra made of the yamls and the command line.
-        overrides: the command line.
-    """
-    ours = _packaged_values(composed, overrides)
-    changed = {key for key, value in ours.items() if _plain(OmegaConf.select(composed, key)) != value}
-    return overridden_keys(overrides) | (changed - {"env.name"})  # a name that only yamls set
-
-
 def overridden_keys(overrides: Sequence[str]) -> set[str]:
     """The keys whose values a command line sets; for a group, that of its name."""
     keys = {each.key_or_group.removeprefix("/") for each in parsed(overrides) if not each.is_delete()}
     return {key_of(key) if key in GROUPS else key for key in keys}
-
-
-def _packaged_values(composed: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """The values that the package's yamls have for the choices of a configuration, by key."""
-    found = top_values("train")
-    for group in GROUPS:
-        name = str(value_of(composed, key_of(group)))
-        if group == "env" and not is_custom(name):
-            name = yaml if (yaml := value_of(composed, "env.name")) in yaml_names("env") else "gym"
-        found[group] = custom_values(group, name) if is_custom(name) else values(group, name)
-    experiments = [text.partition("=")[2] for text in overrides if text.partition("=")[0].strip("+/") == "experiment"]
-    tuned = [flat(top_values(f"experiment/{name}")) for name in experiments if name in yaml_names("experiment")]
-    return flat(found) | (tuned[-1] if tuned else {})
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value, resolve=False) if isinstance(value, DictConfig | ListConfig) else value
 
 
 def text_of(value: Any) -> str:
@@ -197,7 +163,8 @@ def text_of(value: Any) -> str:
     Raises:
         ConfigError: the value has no form on a command line.
     """
-    value = _plain(value)
+    if isinstance(value, DictConfig | ListConfig):
+        value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{text_of(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

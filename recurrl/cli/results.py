@@ -22,8 +22,6 @@ from recurrl.runtime.run_directory import CONFIG_FILE, read_text
 OVERRIDES = ".hydra/overrides.yaml"
 """The overrides of a job of a sweep, written when it begins."""
 _OUTCOME = ("return", "95% interval", "frames", "time", "status")
-_MOST_COLUMNS = 5
-"""More settings that differ get another table, with a row for each."""
 
 
 def results_of(path: Path) -> list[Result]:
@@ -74,14 +72,8 @@ def _overrides(run_dir: Path) -> dict[str, str]:
 def comparison_table(results: Sequence[Result], heading: str) -> str:
     """A table of runs with the settings that differ, and one over seeds where there are several."""
     keys = differing(results)
-    columns = {key: [result.settings.get(key, "") for result in results] for key in keys}
-    names = [result.name for result in results]
-    if len(keys) <= _MOST_COLUMNS:
-        rows = zip(names, *columns.values(), *zip(*map(_outcome, results), strict=True), strict=True)
-        text = table([(heading, *keys, *_OUTCOME), *rows])
-    else:
-        text = table([(heading, *_OUTCOME), *((result.name, *_outcome(result)) for result in results)])
-        text += "\n" + table([("what differs", *names), *((key, *values) for key, values in columns.items())])
+    rows = ((each.name, *(each.settings.get(key, "") for key in keys), *_outcome(each)) for each in results)
+    text = table([(heading, *keys, *_OUTCOME), *rows])
     groups = over_seeds(results)
     if not groups:
         return text

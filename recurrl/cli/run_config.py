@@ -97,7 +97,7 @@ def _checked(effective: DictConfig, composed: DictConfig, source: Path) -> Train
 def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
     """Rejects changes of settings that a resumed run takes from its checkpoint."""
     kept = {"seed": "its random number generators are restored", "init_from": "its weights are restored"}
-    kept |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs", "lr")}
+    kept |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs")}
     if config.lr_schedule == "adaptive" and "lr_schedule" not in changes:
         kept["lr"] = "lr_schedule=adaptive resumes from its last learning rate"
     for key in kept.keys() & changes.keys():

@@ -25,8 +25,6 @@ _NAMES = ("env.name", "logger.tags", "resume", "init_from", "pretrain.folder")
 _MOST_DEPTH = 32
 _GROUPS = (*dict.fromkeys(key.partition(".")[0] for key in key_paths() if "." in key), FREE)
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d]")
-_MAKERS = ("GymV21Environment-v0", "GymV26Environment-v0")
-"""Ids of Gymnasium that make an environment of a module which their arguments name."""
 
 
 def saved_config(path: Path) -> DictConfig:
@@ -74,8 +72,6 @@ def code_named(config: DictConfig, source: object) -> dict[str, set[str]]:
         found[WRAPPERS] = set(_wrappers(env))
     env_id = str(env.get("id"))
     found["env.id"] = {env_id} if ":" in env_id else set()
-    if env_id in _MAKERS:
-        found["env.id"] = {f"{env_id} with env.kwargs={env.get('kwargs')}"}
     found["env.packages"] = {text for text in map(str, _list(env, "packages")) if not _is_of(text, EXTRAS)}
     return {key: texts for key, texts in found.items() if texts and key not in _NAMES}
 

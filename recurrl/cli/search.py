@@ -1,6 +1,5 @@
 """A search for better hyperparameters with Optuna, as a Hydra sweeper."""
 
-import logging
 import shlex
 import sys
 import warnings
@@ -15,18 +14,15 @@ from omegaconf import DictConfig, OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from recurrl.cli.messages import has_lost_jobs
 from recurrl.cli.overrides import parsed
-from recurrl.cli.results import job_in, table
+from recurrl.cli.results import job_in
 from recurrl.config.plugins import PRESETS
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, require
 from recurrl.reporting.runs import COMPLETED, Result
 from recurrl.runtime.run_lock import locked
 
-logger = logging.getLogger(__name__)
 _NAME = "recurrl"
 _STARTUP_TRIALS = 8
-_SHOWN = 5
 
 
 def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictConfig, launcher: Launcher) -> None:
@@ -43,7 +39,13 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         RunError: trials failed; the others were run nonetheless.
     """
     fixed, space = _space([*(f"{key}={value}" for key, value in options["params"].items()), *arguments])
-    _check(options, space)
+    require(
+        bool(space),
+        "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo, or values such as "
+        "'lr=tag(log,interval(1e-4,1e-2))' or cell=gru,lstm.",
+    )
+    count = options["n_trials"]
+    require(isinstance(count, int), f"hydra.sweeper.n_trials must be an integer (got {count}).")
     folder = Path(config.hydra.sweep.dir).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     at_once = options["n_jobs"] or OmegaConf.select(config, "hydra.launcher.n_jobs", default=1)
@@ -51,27 +53,11 @@ def search(options: Mapping[str, Any], arguments: Sequence[str], config: DictCon
         study = _study(folder, options, at_once, fixed)
         while (count := min(at_once, options["n_trials"] - len(_ended(study)))) > 0:
             trials = [_proposed(study, space) for _ in range(count)]
-            numbers = [trial.number for trial in trials]
             jobs = [[*fixed, *_overrides(trial), f"hydra.sweep.subdir={trial.number}"] for trial in trials]
-            try:
-                launcher.launch(jobs, initial_job_idx=numbers[0])
-            except RuntimeError as error:
-                if not has_lost_jobs(error):
-                    raise
-                logger.error("Trials %s were lost, but for those that had ended: %s", numbers, error)
+            launcher.launch(jobs, initial_job_idx=trials[0].number)
             for trial in trials:
                 _tell(study, trial, job_in(folder / str(trial.number), folder))
         _report(study, fixed)
-
-
-def _check(options: Mapping[str, Any], space: Mapping[str, BaseDistribution]) -> None:
-    if not space:
-        raise ConfigError(
-            "hydra/sweeper=optuna has nothing to search. Give hparams_search=ppo, or values such as "
-            "'lr=tag(log,interval(1e-4,1e-2))' or cell=gru,lstm."
-        )
-    if not isinstance(options["n_trials"], int):
-        raise ConfigError(f"hydra.sweeper.n_trials must be an integer (got {options['n_trials']}).")
 
 
 def _space(overrides: Sequence[str]) -> tuple[list[str], dict[str, BaseDistribution]]:
@@ -111,11 +97,11 @@ def _study(folder: Path, options: Mapping[str, Any], at_once: int, fixed: list[s
         n_startup_trials=_STARTUP_TRIALS, seed=seed, multivariate=True, constant_liar=at_once > 1
     )
     before = study.user_attrs.get("overrides", fixed)
-    if before != fixed:
-        raise ConfigError(
-            f"{folder} holds a search with other values: {shlex.join(before)}. Give the same ones, or another folder "
-            "with hydra.sweep.dir=..."
-        )
+    require(
+        before == fixed,
+        f"{folder} holds a search with other values: {shlex.join(before)}. Give the same ones, or another folder with "
+        "hydra.sweep.dir=...",
+    )
     study.set_user_attr("overrides", fixed)
     for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a search that was interrupted
         study.tell(trial.number, state=TrialState.FAIL)
@@ -138,42 +124,30 @@ def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
         ) from error
 
 
-def _values(trial: Any) -> list[str]:
-    """The values of a trial; numbers with the digits that matter, so that they can be read and typed."""
-    return [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
-
-
 def _overrides(trial: Any) -> list[str]:
-    return [f"{key}={value}" for key, value in zip(trial.params, _values(trial), strict=True)]
+    """The values of a trial; numbers with the digits that matter, so that they can be read and typed."""
+    return [
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in trial.params.items()
+    ]
 
 
 def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:
     """Records how a trial ended."""
-    seconds = job.summary.get("wall_time_s")
-    for key, value in {"status": job.status, "seconds": seconds, "return": job.mean_return, "error": job.error}.items():
-        trial.set_user_attr(key, value)
-    if job.status == COMPLETED and job.mean_return is not None:
-        study.tell(trial, job.mean_return)
-    else:
-        study.tell(trial, state=TrialState.FAIL)
+    trial.set_user_attr("status", job.status)
+    value = job.mean_return if job.status == COMPLETED else None
+    study.tell(trial, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
 
 
 def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
-    """Prints the best trials, and the command line that repeats the best."""
+    """Prints the best trial and the command line that repeats it; the sweep's own table has them all."""
     ended = _ended(study)
-    best = sorted(study.get_trials(states=(TrialState.COMPLETE,)), key=lambda trial: trial.value or 0.0, reverse=True)
-    if best:
-        rows = [
-            (str(trial.number), *_values(trial), f"{trial.value:.1f}", f"{trial.user_attrs['seconds']:.0f}")
-            for trial in best[:_SHOWN]
-        ]
-        shown = table([("trial", *best[0].params, "return", "seconds"), *rows])
-        kept = [text for text in fixed if text.partition("=")[0] not in PRESETS]
+    failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
+    if len(failed) < len(ended):
+        best, kept = study.best_trial, [text for text in fixed if text.partition("=")[0] not in PRESETS]
         sys.stdout.write(
-            f"\nThe best of {len(ended)} trials:\n\n{shown}\n"
-            f"The best one again: recurrl-train {shlex.join([*kept, *_overrides(best[0])])}\n"
+            f"\nThe best of {len(ended)} trials is {best.number}, with a return of {best.value:.1f}.\n"
+            f"The best one again: recurrl-train {shlex.join([*kept, *_overrides(best)])}\n"
             "The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n"
         )
-    failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
     if failed:
         raise RunError(f"{len(failed)} of {len(ended)} trials failed: {failed}.")

@@ -17,9 +17,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from recurrl import __version__
-from recurrl.cli.directories import check_unused, run_directory
+from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
-from recurrl.cli.messages import has_lost_jobs, message
+from recurrl.cli.messages import message
 from recurrl.cli.overrides import arguments_of, compose, job_overrides, prepared
 from recurrl.cli.sweep import followed, job_started, recorded
 from recurrl.config.composed import as_schema, value_of
@@ -45,13 +45,6 @@ def main() -> None:
         if full_error:
             raise
         sys.exit(f"error: {message(error)}")
-    except RuntimeError as error:
-        if full_error or not has_lost_jobs(error):
-            raise
-        sys.exit(
-            "error: The process of a job was killed, which may have ended others too. The same command with "
-            f"hydra.sweep.dir=... of this sweep and resume=auto continues it. {type(error).__name__}: {error}"
-        )
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
@@ -116,9 +109,8 @@ def _job(composed: DictConfig) -> float | None:
     run_dir, started = Path(HydraConfig.get().runtime.output_dir), job_started()
     try:
         with ExitStack() as stack:
-            stack.enter_context(run_directory(run_dir))
             resume = value_of(composed, "resume")
-            check_unused(run_dir, resume)
+            stack.enter_context(run_directory(run_dir, resume))
             if is_sweep:
                 stack.enter_context(recorded(run_dir, job_overrides()))
                 _name_group(composed)

@@ -16,7 +16,7 @@ from omegaconf import open_dict, read_write
 
 from recurrl.agent import Agent
 from recurrl.callbacks import Callback, IterationCallback
-from recurrl.cli.directories import check_unused, run_directory
+from recurrl.cli.directories import run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
 from recurrl.cli.overrides import compose, text_of
@@ -86,9 +86,8 @@ def train(
             composed.hydra.run.dir = str(directory)
             HydraConfig.instance().set_config(composed)
             del composed["hydra"]
-        with run_directory(directory), _log_in(directory / "recurrl.log"):
-            resume = value_of(composed, "resume")
-            check_unused(directory, resume)
+        resume = value_of(composed, "resume")
+        with run_directory(directory, resume), _log_in(directory / "recurrl.log"):
             typed = as_schema(composed) if resume is None else None
             run_job(composed, typed, strict, directory, started, callbacks)
     return Run(directory, read_summary(directory))

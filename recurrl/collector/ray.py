@@ -35,6 +35,8 @@ from recurrl.runtime.signals import SIGNALS
 from recurrl.runtime.time_limit import time_limit
 
 _CLOSING_S = 5.0
+START_TIMEOUT_S = 300.0
+_OBJECT_STORE_BYTES = 2**29
 """Time that environments get to close."""
 _START = " Start a cluster with ray start --head, or leave collector.address out to use this machine alone."
 
@@ -119,9 +121,9 @@ class Actors:
         self._calls[worker].append(self._actors[worker].call.remote(method, *arguments))
 
     def receive(self, workers: Collection[int]) -> dict[int, Any]:
-        """Waits for results; only for the first one of an actor at most ``collector.start_timeout_s``."""
+        """Waits for results; only for the first one of an actor at most ``START_TIMEOUT_S``."""
         waiting = {self._calls[worker].popleft(): worker for worker in workers}
-        timeout_s = self._options.start_timeout_s if self._starting.intersection(workers) else None
+        timeout_s = START_TIMEOUT_S if self._starting.intersection(workers) else None
         results: dict[int, Any] = {}
         while waiting:
             ready, _ = ray.wait(list(waiting), timeout=timeout_s)
@@ -179,7 +181,7 @@ def _connected(options: RayConfig) -> Iterator[None]:
             arguments: dict[str, Any] = {
                 "address": "local",  # also where RAY_ADDRESS is set
                 "num_cpus": max(1, ceil(options.num_workers * options.cpus_per_worker)),
-                "object_store_memory": options.object_store_mb * 2**20,
+                "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
                 "_temp_dir": folder,
             }
@@ -207,11 +209,10 @@ def _connected(options: RayConfig) -> Iterator[None]:
 
 def _no_resources(options: RayConfig) -> str:
     return (
-        f"did not start within collector.start_timeout_s={options.start_timeout_s:g} s. It needs "
+        f"did not start within {START_TIMEOUT_S} s. It needs "
         f"{options.cpus_per_worker:g} CPU cores and {options.gpus_per_worker:g} GPUs of one machine; the cluster has "
         f"{_described(ray.cluster_resources())}, of which {_described(ray.available_resources())} are free. Give a "
-        "smaller collector.num_workers, collector.cpus_per_worker or collector.gpus_per_worker, or add machines; or a "
-        "larger limit, if it is the environments that take long."
+        "smaller collector.num_workers, collector.cpus_per_worker or collector.gpus_per_worker, or add machines."
     )
 
 

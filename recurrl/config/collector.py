@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from recurrl.config.options import SECONDS, STEPS, WORKERS, Condition, Range, option
-from recurrl.errors import require
+from recurrl.config.options import SECONDS, STEPS, WORKERS, Range, option
 
 
 @dataclass
@@ -44,11 +43,6 @@ class MultiAsyncConfig(WorkersConfig):
         return True
 
 
-TEMPORARY_CLUSTER = Condition(
-    "collector.address=null", lambda config: getattr(config.collector, "address", None) is None
-)
-
-
 @dataclass
 class RayConfig(WorkersConfig):
     """Workers on the machines of a Ray cluster."""
@@ -59,10 +53,6 @@ class RayConfig(WorkersConfig):
     ahead: int = option("rollouts ahead of learning, with weights as many updates stale", Range(0, 16, integers=True))
     cpus_per_worker: float = option("CPU cores that Ray reserves for a worker", Range(0, 2**10))
     gpus_per_worker: float = option("GPUs that Ray reserves for a worker, whose policy acts there", Range(0, 2**6))
-    start_timeout_s: float | None = option("seconds that workers may take to start; null: no limit", SECONDS)
-    object_store_mb: int = option(
-        "shared memory in MiB for weights and rows", Range(80, 10**6, integers=True), only_with=TEMPORARY_CLUSTER
-    )
 
     @property
     def is_behind(self) -> bool:
@@ -81,13 +71,6 @@ class BufferConfig:
         """True if frames of earlier iterations are learnt from again; checkpoints then hold the buffer."""
         return False
 
-    def check(self, frames_per_batch: int) -> None:
-        """Rejects options that do not fit the frames of an iteration.
-
-        Raises:
-            ConfigError: with what to do.
-        """
-
 
 @dataclass
 class ReplayConfig(BufferConfig):
@@ -101,11 +84,3 @@ class ReplayConfig(BufferConfig):
     def replays(self) -> bool:
         """Always."""
         return True
-
-    def check(self, frames_per_batch: int) -> None:
-        """Rejects a buffer that does not hold an iteration."""
-        require(
-            self.frames >= frames_per_batch,
-            f"buffer.frames={self.frames} is less than an iteration of frames_per_batch={frames_per_batch}. Give "
-            f"buffer.frames={16 * frames_per_batch}, for example.",
-        )

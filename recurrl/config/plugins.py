@@ -96,11 +96,6 @@ def values(group: str, name: str) -> dict[str, Any]:
     return found
 
 
-def top_values(name: str) -> dict[str, Any]:
-    """The values in a yaml of the package that chooses groups, without Hydra's settings."""
-    return {key: value for key, value in _yaml(name).items() if key not in ("defaults", "hydra")}
-
-
 def custom_values(group: str, name: str) -> dict[str, Any]:
     """The values of a custom choice that has no yaml.
 

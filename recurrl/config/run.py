@@ -35,7 +35,6 @@ AUTO_DEVICE = AUTO_PRECISION = "auto"
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
 """The values of ``state``: where slices take their first recurrent state from, see ``recurrl.algorithms.states``."""
 
-BURNS_IN = Condition("state=burn_in", lambda run: run.state == BURN_IN)
 LINEAR = Condition("lr_schedule=linear", lambda run: run.lr_schedule == "linear")
 ADAPTIVE = Condition("lr_schedule=adaptive", lambda run: run.lr_schedule == "adaptive")
 PRETRAINS = Condition("pretrain.folder", lambda run: run.pretrain.folder is not None)
@@ -85,7 +84,6 @@ class PretrainConfig:
 
     folder: str | None = option("a folder of recorded episodes, .npz files, to imitate before training; null: none")
     epochs: int = option("passes over the episodes", STEPS, only_with=PRETRAINS)
-    lr: float = option("Adam's learning rate", RATE, only_with=PRETRAINS)
 
 
 @dataclass
@@ -125,11 +123,10 @@ class TrainConfig:
     frames_per_batch: int = option("frames per iteration: a row of frames_per_batch / env.num_envs steps each", STEPS)
     slice_len: int = option("steps per slice, the length of backpropagation through time; must divide a row", STEPS)
     state: str = option(
-        "first states of slices: stored (the rollout's), zero, burn_in (recomputed from the steps before the slice) or "
+        "first states of slices: stored (the rollout's), zero, burn_in (recomputed from half a slice before it) or "
         "refresh (all recomputed before each epoch)",
         choices=STATE_POLICIES,
     )
-    burn_in_len: int | None = option("steps before the slice; less than slice_len", STEPS, only_with=BURNS_IN)
     epochs: int = option("passes over each batch", STEPS)
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
     optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))
@@ -139,7 +136,6 @@ class TrainConfig:
     )
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
     desired_kl: float = option("the KL of an update to hold", POSITIVE, only_with=ADAPTIVE)
-    max_skipped_steps: int = option("gradient steps with NaN or Inf are skipped; this many in a row end the run", STEPS)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
     resume: str | None = option("a run directory or checkpoint to continue; auto: the newest in this run's directory")
     init_from: str | None = option("a run directory or checkpoint whose weights, where they fit, a new run starts with")

@@ -23,7 +23,7 @@ while not over:
 ```"""
 _TRUST = "The configuration names packages of its author, which `trust_packages` imports: read them first."
 _ONNX = "`policy.onnx` needs only onnxruntime; `policy.json` says what goes in and out."
-_LICENSES = {None: "No license was given: ask the author before you use it.", "other": "See LICENSE."}
+_NO_LICENSE = "No license was given: ask the author before you use it."
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ class Card:
         seed: of training.
         found: the statistics of its evaluation, see :func:`recurrl.returns.summarized`.
         evaluation_seed: of the evaluation.
-        command: that repeats the training; None if it is not known.
         version: of recurrl.
-        license: the identifier of its license, or ``other`` for one in the file LICENSE; None without a license.
+        license: the identifier of its license; None without a license.
         files: in the folder.
         needs_trust: the configuration names packages to import.
     """
@@ -56,7 +55,6 @@ class Card:
     seed: int
     found: Mapping[str, Any]
     evaluation_seed: int
-    command: str | None
     version: str
     license: str | None
     files: Sequence[str]
@@ -77,7 +75,6 @@ class Card:
         }
         return {
             **({"license": self.license} if self.license else {}),
-            **({"license_name": "license", "license_link": "LICENSE"} if self.license == "other" else {}),
             "library_name": "recurrl",
             "pipeline_tag": _KIND,
             "tags": [self.env, _KIND, "deep-reinforcement-learning", "recurrent", self.cell, self.algorithm],
@@ -100,9 +97,8 @@ class Card:
             _ONNX if "policy.onnx" in self.files else "",
             "## Training",
             "Everything is in `config.yaml`, which `recurrl.train` takes as a mapping.",
-            f"The command:\n\n    {self.command}" if self.command else "",
             "## License",
-            _LICENSES.get(self.license, str(self.license)),
+            self.license or _NO_LICENSE,
         ]
         return "\n\n".join(filter(None, paragraphs)) + "\n"
 

@@ -80,7 +80,7 @@ def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(
         ("cell=mingru",),
         ("cell=none",),
         CONTINUOUS,
-        ("state=burn_in", "burn_in_len=2"),
+        ("state=burn_in",),
         GRPO,
     ],
     ids=lambda overrides: " ".join(overrides) or "default",

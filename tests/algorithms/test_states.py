@@ -32,7 +32,6 @@ class Rows(NamedTuple):
 
     batch: TensorDict
     slice_len: int
-    burn_in_len: int
 
     @property
     def slices_per_row(self) -> int:
@@ -60,10 +59,10 @@ def cut_rows(draw: st.DrawFn) -> tuple[int, int, int, int, list[bool]]:
     rows, per_row, slice_len = draw(st.integers(1, 3)), draw(st.integers(2, 3)), draw(st.integers(2, 4))
     count = rows * per_row * slice_len
     resets = draw(st.lists(st.booleans(), min_size=count, max_size=count))
-    return rows, per_row, slice_len, draw(st.integers(1, slice_len - 1)), resets
+    return rows, per_row, slice_len, resets
 
 
-def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len: int, resets: list[bool]) -> Rows:
+def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, resets: list[bool]) -> Rows:
     steps = per_row * slice_len
     is_init = torch.tensor(resets).reshape(rows, steps, 1)
     done = torch.cat((is_init[:, 1:], torch.zeros(rows, 1, 1, dtype=torch.bool)), 1)
@@ -87,11 +86,11 @@ def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, burn_in_len
         },
         [rows, steps],
     )
-    return Rows(batch, slice_len, burn_in_len)
+    return Rows(batch, slice_len)
 
 
 def slice_states(policy: Policy, state: str, rows: Rows) -> SliceStates:
-    return SliceStates(policy, state, rows.slice_len, rows.burn_in_len if state == "burn_in" else None)
+    return SliceStates(policy, state, rows.slice_len)
 
 
 def one_by_one(policy: Policy, row: TensorDictBase, entering: States) -> tuple[list[TensorDictBase], States]:
@@ -122,7 +121,7 @@ def expected_start(policy: Policy, state: str, rows: Rows, row: TensorDictBase, 
         return {key: torch.zeros_like(value) for key, value in stored.items()}
     if state == "stored" or begin == 0 or bool(row["is_init"][begin]):
         return stored
-    first = begin - rows.burn_in_len if state == "burn_in" else 0
+    first = begin - rows.slice_len // 2 if state == "burn_in" else 0
     return one_by_one(policy, row[first:begin], stored_at(policy, row, first))[1]
 
 
@@ -179,7 +178,7 @@ def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_sta
 def test_a_gradient_through_the_burn_in_steps_would_be_seen(policy: tuple[TrainConfig, Policy]) -> None:
     """The test above can fail."""
     _, network = policy
-    rows = rows_of(network, 1, 2, 3, 2, [False] * 6)
+    rows = rows_of(network, 1, 2, 3, [False] * 6)
     row = rows.batch[0]
     start = expected_start(network, "burn_in", rows, row, 3)
     through, cut = (
@@ -220,7 +219,7 @@ def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
 
 
 OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backend=pad")
-MODES = {state: (f"state={state}", *(["burn_in_len=4"] if state == "burn_in" else [])) for state in STATE_POLICIES}
+MODES = {state: (f"state={state}",) for state in STATE_POLICIES}
 
 
 def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
@@ -291,7 +290,7 @@ def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_
 ) -> None:
     _config, network = policy
     resets = [False, False, True, False, False, False, True, False, False]
-    rows = rows_of(network, 1, 3, 3, 1, resets)
+    rows = rows_of(network, 1, 3, 3, resets)
     (minibatch,) = epoch_of(states := slice_states(network, "stored", rows), rows)
     difference, recorded = 0.0, 0.0
     row = rows.batch[0]
@@ -315,7 +314,5 @@ def test_a_policy_without_memory_has_no_drift(small: Compose) -> None:
 
 @pytest.mark.parametrize("overrides", MODES.values(), ids=MODES)
 def test_a_run_with_each_state_policy_completes(recurrl_train, tiny, tmp_path, overrides) -> None:
-    outcome = recurrl_train(
-        *tiny, *overrides, "burn_in_len=2" if "state=burn_in" in overrides else "seed=0", cwd=tmp_path
-    )
+    outcome = recurrl_train(*tiny, *overrides, cwd=tmp_path)
     assert outcome.code == 0, outcome.err

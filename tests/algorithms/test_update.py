@@ -292,7 +292,7 @@ def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small: Compos
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_nothing(
     small: Compose, monkeypatch
 ) -> None:
-    algorithm, _ = learn(small, "max_skipped_steps=3", "minibatch_slices=2")
+    algorithm, _ = learn(small, "epochs=3", "minibatch_slices=2")
     before, batch = _weights(algorithm), _batch(small, algorithm)
     _spoilt(algorithm, monkeypatch, steps=100)
     with pytest.raises(NonFiniteError, match="gradient steps had a non-finite loss or gradient and were"):
@@ -301,8 +301,8 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_noth
 
 
 def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path) -> None:
-    # Four steps an iteration.
-    options = ("max_skipped_steps=5", "minibatch_slices=2", "epochs=1")
+    # Six to eight steps an iteration, of the ten in a row that end a run.
+    options = ("minibatch_slices=2", "epochs=2")
     first, _ = learn(small, *options)
     _spoilt(first, monkeypatch, steps=100)
     first.update(_batch(small, first), progress=0.5)
@@ -311,5 +311,5 @@ def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, 
     second = make_algorithm(config, make_policy_for(config))
     checkpoint.Checkpoint(path).load(checkpoint.components(second), {})
     _spoilt(second, monkeypatch, steps=100)
-    with pytest.raises(NonFiniteError, match="the last 8 gradient steps"):
+    with pytest.raises(NonFiniteError, match="the last 12 gradient steps"):
         second.update(_batch(small, second), progress=0.5)

@@ -18,7 +18,7 @@ from recurrl.checkpoint import files
 def ended(train, tiny, register, tmp_path):
     """A run whose rewards are numbers, but too large for the squares of them to be."""
     env = register(lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: 1e30))
-    ours = ["env=gym", f"env.id={env}", "cell=lstm", "env.normalize_reward=false", "max_skipped_steps=2"]
+    ours = ["env=gym", f"env.id={env}", "cell=lstm", "env.normalize_reward=false", "epochs=10"]
     outcome = train(*tiny, *ours, "total_frames=96", "env.reward_scale=1.0", "hydra.run.dir=run")
     return outcome, tmp_path / "run" / "not_finite" / "frames_000000000000"
 

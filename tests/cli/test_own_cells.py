@@ -20,7 +20,7 @@ OWN = f"--config-dir={CONFIGS}"
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
-    deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in", "burn_in_len=2")
+    deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in")
     outcome = train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     found = summary(tmp_path / "run")

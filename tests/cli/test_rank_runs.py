@@ -145,7 +145,7 @@ def test_the_batch_that_was_not_finite_is_kept_of_all_ranks_and_replayed_by_one(
     ranks, recurrl_check, register, tmp_path
 ):
     env = register(lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: 1e30))
-    ours = ("env=gym", f"env.id={env}", "env.normalize_reward=false", "max_skipped_steps=2", "hydra.run.dir=run")
+    ours = ("env=gym", f"env.id={env}", "env.normalize_reward=false", "epochs=10", "hydra.run.dir=run")
     (code, _, err), (other, _, told) = ranks(2, *ours)
     assert (code, other) == (1, 1), err + told
     outcome = recurrl_check("--not-finite", tmp_path / "run/not_finite/frames_000000000000", cwd=tmp_path)

@@ -19,7 +19,7 @@ REPLAY = [
     [
         ["state=refresh", "buffer.folder=ring"],
         pytest.param([], marks=pytest.mark.slow),
-        pytest.param(["state=burn_in", "burn_in_len=2"], marks=pytest.mark.slow),
+        pytest.param(["state=burn_in"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

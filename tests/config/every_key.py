@@ -68,13 +68,6 @@ EVENTS: dict[str, dict[str, Any]] = {
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_fault": {"env.kwargs": {"fault": "raise"}},
-    "max_skipped_steps": {
-        "env.kwargs": {"fault": "huge"},
-        "env.normalize_reward": False,
-        "algorithm.critic_loss": "l2",
-        "algorithm.critic_coeff": 1.0,
-        "epochs": 6,
-    },
 }
 """What has to happen for a key to matter."""
 

@@ -16,7 +16,6 @@ GRPO = ("algorithm=grpo", "env.max_episode_steps=32")
 
 BY_THE_CONFIGURATION = [
     ((), "desired_kl=0.02", "lr_schedule=adaptive"),
-    ((), "burn_in_len=4", "state=burn_in"),
     ((), "recompute.chunk_len=4", "recompute=chunk"),
     ((), "env.name=mine", "a custom yaml in a folder env"),
     (("lr_schedule=adaptive",), "lr_final_fraction=0.5", "lr_schedule=linear"),

@@ -9,11 +9,11 @@ import pytest
 import torch
 from my_package.elman_cell import ElmanConfig
 
-from recurrl.config.collector import MultiSyncConfig, RayConfig
+from recurrl.config.collector import MultiSyncConfig
 from recurrl.errors import ConfigError
 
 GRPO = ("experiment=cartpole_grpo",)
-BURN_IN = {"state": "burn_in", "burn_in_len": 4, "slice_len": 8, "minibatch_slices": 8}
+BURN_IN = {"state": "burn_in", "slice_len": 8, "minibatch_slices": 8}
 ONE_FRAME = {"slice_len": 1, "minibatch_slices": 1}
 ONE_FRAME_A_BATCH = {**ONE_FRAME, "env.num_envs": 1, "frames_per_batch": 1}
 NORMALIZE = "algorithm.normalize_advantage"
@@ -24,11 +24,6 @@ WORKERS: dict[str, Any] = {"timeout_s": None, "on_fault": "raise"}
 
 def workers(number: int) -> MultiSyncConfig:
     return MultiSyncConfig(name="multi_sync", num_workers=number, **WORKERS)
-
-
-def ray(address: str | None) -> RayConfig:
-    sizes = {"ahead": 0, "cpus_per_worker": 1.0, "gpus_per_worker": 0.0, "object_store_mb": 512}
-    return RayConfig(name="ray", num_workers=2, address=address, start_timeout_s=None, **sizes, **WORKERS)
 
 
 def shown(value: object) -> str:
@@ -56,20 +51,16 @@ ERRORS = [
         for state in ("zero", "refresh", "burn_in")
     ),
     *(
-        ({"state": state, "burn_in_len": 4}, "burn_in_len=4 has no effect without state=burn_in.")
-        for state in ("stored", "zero", "refresh")
+        (
+            {**BURN_IN, "slice_len": steps},
+            "slice_len must be at least 2 and less than the 32 steps of a row with state=",
+        )
+        for steps in (1, 32)
     ),
-    ({**BURN_IN, "burn_in_len": None}, "burn_in_len must be at least 1 and less than slice_len=8 with state=burn_in"),
-    ({**BURN_IN, "burn_in_len": 8}, "(got 8). Give burn_in_len=4, or a larger slice_len."),
-    ({**BURN_IN, "slice_len": 32}, "slice_len must be less than the 32 steps of a row with state=burn_in (got 32)."),
     # Devices
     *(
-        ({"device": device}, f"device must be known to torch (got {device}). Choose auto, cpu, cuda or cuda:0.")
-        for device in ("nonsense", "0", "cpu:x", "")
-    ),
-    *(
-        ({"device": device}, f"device must be a CPU or a CUDA device (got {device}).")
-        for device in ("meta", "mps", "xla")
+        ({"device": device}, f"such as cuda:0 (got {device}). Choose device=cpu, or install")
+        for device in ("nonsense", "0", "cpu:x", "", "meta", "mps")
     ),
     # The recurrent layer
     ({"cell.name": "none", "backend.name": "triton"}, "backend=triton has no effect"),
@@ -88,7 +79,6 @@ ERRORS = [
     ({"compile": True, "cell": ELMAN}, "a cell with a parallel form with compile=true"),
     # Workers
     ({"collector": workers(5)}, "must be a multiple of collector.num_workers=5 (got 32). Give env.num_envs=30, for"),
-    ({"collector": ray("cluster")}, "collector.address must be auto, host:port, ray://host:port or null"),
 ]
 
 
@@ -140,7 +130,7 @@ def two_gpus(monkeypatch):
 def test_a_cuda_device_must_be_there(checked, refusal):
     for cuda in ("cuda", "cuda:0", "cuda:1"):
         assert checked({"device": cuda}).device == cuda
-    assert refusal({"device": "cuda:2"}).startswith("device must be one of the 2 CUDA devices that torch")
+    assert refusal({"device": "cuda:2"}).startswith("device must be auto, cpu or one of the 2 CUDA devices that torch")
 
 
 def test_a_cuda_device_is_an_error_on_a_machine_without_one(refusal, monkeypatch):
