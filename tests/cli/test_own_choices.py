@@ -16,6 +16,7 @@ from pathlib import Path
 from recurrl.config import LoggerConfig
 from recurrl.tracking import Tracker
 from recurrl.config.options import FRACTION, option
+from recurrl.tracking import Tracker
 
 Path(__file__).with_name("imported").touch()
 
