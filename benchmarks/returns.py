@@ -15,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from matplotlib.ticker import EngFormatter
 
 from benchmarks.command_line import publish
 from benchmarks.measuring import machine
-from recurrl.returns import bootstrap_95, interquartile_mean
+from recurrl.returns import interquartile_mean
 from recurrl.runtime.report import read_summary
 from recurrl.tracking.csv import curve_of, read_rows
 
@@ -338,6 +338,21 @@ def _of(task: Task, cell: str, results: Mapping[Job, Result]) -> list[Result]:
 def _with_interval(values: Sequence[float]) -> str:
     low, high = bootstrap_95(values, interquartile_mean)
     return f"{_rounded(interquartile_mean(values))} ({_rounded(low)} to {_rounded(high)})"
+
+
+def bootstrap_95(values: Sequence[float], statistic: Callable[[np.ndarray], Any]) -> tuple[float, float]:
+    """The interval that holds a statistic with a probability of about 95%, if there are ten values or more.
+
+    Its ends are percentiles of the statistic of 10,000 resamples.
+
+    Args:
+        values: independent samples.
+        statistic: of samples along the last axis.
+    """
+    samples, count, generator = np.asarray(values, np.float64), len(values), np.random.default_rng(0)
+    drawn = [statistic(samples[generator.integers(count, size=(100, count))]) for _ in range(100)]
+    low, high = np.quantile(np.concatenate(drawn), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _rounded(value: float) -> str:

@@ -1,17 +1,15 @@
 """Statistics of returns: of the episodes of an evaluation, or of the runs of several seeds."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 WINDOW = 100
 """The number of episodes that the means and deviations of returns and lengths of training are taken over."""
-RESAMPLES, _AT_ONCE = 10_000, 100
-"""Of the bootstrap."""
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t for a two-sided interval of 95%, by degrees of freedom from 1."""
 
@@ -47,23 +45,6 @@ def interval_95(mean: float, std: float, count: int) -> tuple[float, float]:
         t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     half = t * std / math.sqrt(count)
     return mean - half, mean + half
-
-
-def bootstrap_95(values: Sequence[float], statistic: Callable[[NDArray[Any]], Any]) -> tuple[float, float]:
-    """The interval that holds a statistic with a probability of about 95%, if there are ten values or more.
-
-    Its ends are percentiles of the statistic of 10,000 resamples.
-
-    Args:
-        values: independent samples.
-        statistic: of samples along the last axis.
-    """
-    samples, count, generator = np.asarray(values, np.float64), len(values), np.random.default_rng(0)
-    drawn = [
-        statistic(samples[generator.integers(count, size=(_AT_ONCE, count))]) for _ in range(RESAMPLES // _AT_ONCE)
-    ]
-    low, high = np.quantile(np.concatenate(drawn), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def interquartile_mean(values: ArrayLike) -> Any:

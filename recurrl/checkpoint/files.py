@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from io import BufferedWriter, FileIO
 from pathlib import Path
 from pickle import UnpicklingError
 from textwrap import shorten
@@ -46,23 +45,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Restores them."""
-
-
-class _Writer(BufferedWriter):
-    """A file to which ``torch.save`` writes, without a copy in memory.
-
-    Attributes:
-        error: from writing, of which torch only says "unexpected pos".
-    """
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.error = error
-            raise
 
 
 def write(path: Path, states: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -105,11 +87,12 @@ def write(path: Path, states: Mapping[str, Any], metadata: Mapping[str, Any]) ->
 
 
 def _save(state: Any, path: Path) -> None:
-    with _Writer(FileIO(path, "xb")) as file:
+    with path.open("xb") as file:
         try:
             torch.save(state, file)
-        except (OSError, RuntimeError) as error:
-            raise file.error or error from None
+        except RuntimeError as error:
+            # torch only says "unexpected pos" after an error of the operating system.
+            raise error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:

@@ -20,35 +20,22 @@ class Summary(NamedTuple):
 
 def summary(samples: Tensor) -> Summary:
     """The statistics of samples; the deviation is that of the samples themselves."""
-    if world().size > 1:
-        return _summary_of_all(samples)
-    if not samples.numel():
-        return Summary(*[math.nan] * 4)
-    values = samples.mean(), samples.std(correction=0), samples.min(), samples.max()
-    return Summary(*map(float, values))
-
-
-def _summary_of_all(samples: Tensor) -> Summary:
-    ends = (samples.min(), samples.max()) if samples.numel() else (torch.inf, -torch.inf)
-    lowest, highest = world().gathered(torch.tensor([float(end) for end in ends])).unbind(1)
     count, mean, square = moments(samples.reshape(-1))
     if not count:
         return Summary(*[math.nan] * 4)
-    return Summary(float(mean), float(square / count) ** 0.5, float(lowest.min()), float(highest.max()))
+    ends = torch.stack([samples.min(), -samples.max()]) if samples.numel() else samples.new_full((2,), math.inf)
+    lowest, highest = world().gathered(ends).amin(0)
+    return Summary(*torch.stack([mean, (square / count).sqrt(), lowest.double(), -highest.double()]).tolist())
 
 
 def mean_and_std(samples: Tensor) -> tuple[Tensor, Tensor]:
     """The mean, and the unbiased standard deviation."""
-    if world().size == 1:
-        return samples.mean(), samples.std()
     count, mean, square = moments(samples.reshape(-1))
     return mean.to(samples.dtype), (square / (count - 1)).sqrt().to(samples.dtype)
 
 
 def variance(samples: Tensor) -> Tensor:
     """The unbiased variance."""
-    if world().size == 1:
-        return samples.var()
     count, _, square = moments(samples.reshape(-1))
     return square / (count - 1)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import returns
-from benchmarks.returns import Job, Result, Task, report, result, suite
+from benchmarks.returns import Job, Result, Task, bootstrap_95, report, result, suite
 from recurrl.config import TrainConfig
-from recurrl.returns import bootstrap_95, interquartile_mean
+from recurrl.returns import interquartile_mean
 
 LEARNING = {"env.reward_scale", "env.normalize_reward", "env.num_envs", "frames_per_batch", "epochs", "lr", "slice_len"}
 
