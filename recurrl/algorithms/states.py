@@ -9,13 +9,13 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
+from torch.nn import functional
 
 from recurrl.algorithms.advantages import segment_ends
 from recurrl.config.run import BURN_IN, REFRESH, ZERO
 from recurrl.keys import OBSERVATION, VALUE
 from recurrl.policy import Policy
 from recurrl.recurrent.module.keys import IS_INIT
-from recurrl.recurrent.segments import Segments
 from recurrl.runtime.ranks import world
 
 
@@ -118,7 +118,7 @@ class SliceStates:
         now = self._policy.sequence(*self._policy.inputs(slices_SK)).state
         then = self._recorded_SK[slices_SK["index"][:, 0]]
         starts = slices_SK[IS_INIT].reshape(slices_SK.batch_size)
-        ends = Segments.from_is_init(starts).ends_BT
+        ends = functional.pad(starts[:, 1:], (0, 1), value=True)
         difference = torch.cat([(now[key].detach() - then[key])[ends].flatten() for key in self._keys])
         recorded = torch.cat([then[key][ends].flatten() for key in self._keys])
         squares = torch.stack([difference.square().sum(), recorded.square().sum()])

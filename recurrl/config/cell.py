@@ -6,7 +6,6 @@ from recurrl.config.options import FEATURES, LAYERS, Condition, option
 
 NO_CELL = "none"
 A_CELL = Condition("a cell other than none", lambda run: run.cell.name != NO_CELL)
-CHUNKS = Condition("recompute=chunk", lambda run: run.recompute.name == "chunk")
 
 
 @dataclass
@@ -40,4 +39,3 @@ class RecomputeConfig:
     """Activations that the recurrent layer's backward pass recomputes instead of storing."""
 
     name: str = option("what the backward pass recomputes instead of storing it", only_with=A_CELL)
-    chunk_len: int = option("steps per piece", only_with=CHUNKS)

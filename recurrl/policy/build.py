@@ -144,7 +144,6 @@ def _recurrent(config: TrainConfig, width: int, cell: Cell, prefix: str) -> Recu
         num_layers=config.cell.num_layers,
         recurrent_backend=make_backend(config.backend),
         recurrent_recompute=config.recompute.name,
-        recurrent_chunk_len=config.recompute.chunk_len,
         recurrent_matmul_precision=config.precision.name,
         in_keys=["encoded", *states],
         out_keys=["features", *(("next", state) for state in states)],

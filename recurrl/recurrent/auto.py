@@ -1,37 +1,91 @@
-"""The rule of ``backend=auto``: the first of its candidates that supports the layer, its options and its input."""
+"""Which backend runs a layer: the named one if it can, or for ``auto`` the first of its candidates that can."""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from functools import cache
 
 import torch
-from torch import Tensor
 
-from recurrl.recurrent.backends import Options, candidates, native, unsupported_reason
+from recurrl.recurrent import precision
+from recurrl.recurrent.backends import (
+    AUTO,
+    Backend,
+    Options,
+    candidates,
+    load_backend,
+    name_of,
+    native,
+    unsupported_reason,
+    uses_torch_precision,
+)
 from recurrl.recurrent.cell import Cell
-from recurrl.recurrent.segments import in_transform
 
 _log = logging.getLogger(__name__)
 
 
-def choose(cell: Cell, x_BTI: Tensor, options: Options) -> str:
-    """The name of the backend for this input. The first choice of each kind in a process is logged.
+def resolve(
+    owner: str, cell: Cell, backend: str | Backend, options: Options, device: torch.device, dtype: torch.dtype
+) -> str | Backend:
+    """The backend for these layers: never ``auto``.
+
+    Logs the first choice of each kind by ``auto`` in a process, and warns once of options that the backend ignores.
+
+    Args:
+        owner: named in messages.
+        cell: of the layers.
+        backend: ``auto``, a name, or a custom backend.
+        options: of the layers.
+        device: of the input.
+        dtype: of the input.
 
     Raises:
-        ValueError: no backend supports the options on this device.
+        ValueError: the backend does not support the cell or the options on this device.
     """
-    compiling = torch.compiler.is_compiling()
-    if not compiling and in_transform():
-        return "reference"
+    if backend == AUTO:
+        backend = choose(candidates(device), cell, options, device, dtype)
+    else:
+        check_supported(owner, backend, cell, options, device)
+    name = name_of(backend)
+    if uses_torch_precision(backend):
+        ignored = precision.unsupported_by_torch(
+            name, options.precision, options.compute_dtype, device
+        ) or precision.conflict_with_torch(name, options.precision, device)
+        if ignored is not None:
+            _warn_once(f"{owner} ignores an option: {ignored}")
+    load_backend(backend)
+    return backend
+
+
+def check_supported(
+    owner: str, backend: str | Backend, cell: Cell, options: Options, device: torch.device | None
+) -> None:
+    """Checks that a backend supports a cell and options, on a device or, without one, on any.
+
+    Raises:
+        ValueError: it does not.
+    """
+    reason = unsupported_reason(backend, cell, options, device)
+    if reason is not None:
+        raise ValueError(
+            f"{owner}(recurrent_backend={name_of(backend)!r}, recurrent_recompute={options.recompute!r}): {reason}"
+        )
+
+
+def choose(names: tuple[str, ...], cell: Cell, options: Options, device: torch.device, dtype: torch.dtype) -> str:
+    """The first of these backends that supports the layer.
+
+    Raises:
+        ValueError: none does.
+    """
     reasons: list[str] = []
-    # Only these two compile without graph breaks.
-    for name in ("native", "scan") if compiling else candidates(x_BTI.device):
-        reason = unsupported_reason(name, cell, options, x_BTI.device)
-        if name == "native" and x_BTI.dtype not in native.DTYPES:
-            reason = f"backend=native does not compute in {x_BTI.dtype}."
+    for name in names:
+        reason = unsupported_reason(name, cell, options, device)
+        if name == "native" and dtype not in native.DTYPES:
+            reason = f"backend=native does not compute in {dtype}."
         if reason is None:
-            if not compiling:
+            if not torch.compiler.is_compiling():
                 _log_once(name, next((each for each in reasons if each == native.library.problem()), None))
             return name
         reasons.append(reason)
@@ -41,3 +95,8 @@ def choose(cell: Cell, x_BTI: Tensor, options: Options) -> str:
 @cache
 def _log_once(name: str, no_compiler: str | None) -> None:
     _log.info("backend auto is %s%s", name, f", without native, which is faster: {no_compiler}" if no_compiler else "")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)

@@ -18,9 +18,6 @@ from torch.nn import functional
 
 from recurrl.recurrent.cell import Cell, States, Weights
 
-WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-"""Names of the parameters, in torch's order; a cell may have fewer."""
-
 
 class GatedCell(Cell):
     """A cell that computes its states from ``x @ w_ihᵀ + b_ih`` and ``h @ w_hhᵀ + b_hh``.
@@ -56,13 +53,13 @@ class GatedCell(Cell):
         """The new states from the two projections; differentiable by autograd."""
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """The weights that there are of :data:`WEIGHTS`."""
+        """By torch's names, in its order."""
         rows, output = self.GATES * self.hidden_size, self.proj_size or self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size)}
         if self.RECURRENT:
             shapes["weight_hh"] = (rows, output)
         if self.bias:
-            shapes |= {name.replace("weight", "bias"): (rows,) for name in shapes}
+            shapes |= dict.fromkeys(("bias_ih", "bias_hh")[: len(shapes)], (rows,))
         if self.proj_size:
             shapes["weight_hr"] = (self.proj_size, self.hidden_size)
         return shapes
@@ -115,7 +112,7 @@ class AnalyticCell(GatedCell):
         Args:
             gates_PA: as the forward pass left them.
             before_PH: the states before each step.
-            after_PH: the states after each step; do not read the first, which may be projected.
+            after_PH: the states after each step.
 
         Returns:
             The factors of the gates, ``[P, A / H, H]``, and any others, ``[P, 1, H]`` each.

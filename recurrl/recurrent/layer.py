@@ -6,7 +6,7 @@ one direction, L layers, D directions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.errors import ConfigError
-from recurrl.recurrent.backends import Backend, Options, load_backend
+from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.segments import Segments, expanded, mirrored
+from recurrl.recurrent.segments import Segments, mirrored
+
+SUFFIXES = ("_l{}", "_l{}_reverse")
+"""Suffixes of the names of a layer's parameters, forwards and backwards, in torch's modules."""
 
 
 class Parameters(Protocol):
@@ -63,7 +66,7 @@ class Stack(nn.Module):
                     parameter = nn.Parameter(torch.empty(shape, device=device))
                     with torch.no_grad():
                         cell.initialize(name, parameter)
-                    self.register_parameter(name + _suffix(layer, direction), parameter)
+                    self.register_parameter(name + SUFFIXES[direction].format(layer), parameter)
         _check_step(cell, self)
 
 
@@ -89,12 +92,8 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
 
 def weights_of(cell: Cell, parameters: Parameters, layer: int, direction: int) -> dict[str, Tensor]:
     """The parameters of one layer in one direction (1 is backwards), by the cell's names."""
-    suffix = _suffix(layer, direction)
+    suffix = SUFFIXES[direction].format(layer)
     return {name: getattr(parameters, name + suffix) for name in cell.parameters(parameters.input_size)}
-
-
-def _suffix(layer: int, direction: int) -> str:
-    return f"_l{layer}" + ("_reverse" if direction else "")
 
 
 def directions(parameters: Parameters) -> int:
@@ -111,12 +110,10 @@ def state_shapes(cell: Cell, parameters: Parameters) -> list[tuple[int, ...]]:
 def reset_states(states: States, is_init_B: Tensor) -> States:
     """States ``[B, ...]`` that enter a step: zero where an episode starts, where ``is_init_B`` is true."""
     # where, not multiplication: a non-finite state must not survive its reset.
-    return tuple([torch.where(expanded(is_init_B, state), 0.0, state) for state in states])
+    return tuple([torch.where(is_init_B.view(-1, *[1] * (state.ndim - 1)), 0.0, state) for state in states])
 
 
-def run_step(
-    cell: Cell, parameters: Parameters, x_BI: Tensor, states: States, fused: bool = False
-) -> tuple[Tensor, States]:
+def run_step(cell: Cell, parameters: Parameters, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
     """Runs one step of every layer.
 
     Args:
@@ -124,77 +121,75 @@ def run_step(
         parameters: those of all layers.
         x_BI: the input.
         states: those that enter the step, ``[B, L·D, ...]`` each.
-        fused: call torch's single-step kernels where there are any. They round identically, but do not support
-            ``torch.vmap``.
 
     Returns:
         The last layer's output ``[B, D·O]`` and the new states.
     """
-    entering = zip(*[state.unbind(1) for state in states], strict=True)
-    layer_input = x_BI
-    new_states: list[States] = []
-    for layer in range(parameters.num_layers):
-        outputs = []
-        for direction in range(directions(parameters)):
-            weights = weights_of(cell, parameters, layer, direction)
-            output, new = _one_step(cell, weights, layer_input, next(entering), fused)
-            outputs.append(output)
-            new_states.append(new)
-        layer_input = _next_input(parameters, layer, outputs)
-    if len(new_states) == 1:
-        return layer_input, tuple([state.unsqueeze(1) for state in new_states[0]])
-    return layer_input, tuple([torch.stack(states, 1) for states in zip(*new_states, strict=True)])
 
+    def step(x_BI: Tensor, states: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
+        return cell.step(weights, cell.project(weights, x_BI), states)
 
-def _one_step(cell: Cell, weights: Weights, x_BI: Tensor, states: States, fused: bool) -> tuple[Tensor, States]:
-    """One step of one layer in one direction."""
-    # Not torch.gru_cell: it rounds some gates differently.
-    if fused and cell.TORCH is nn.LSTM and "weight_hr" not in weights and x_BI.device.type == "cpu":
-        states = torch.lstm_cell(x_BI, states, *weights.values())
-        return states[0], states
-    return cell.step(weights, cell.project(weights, x_BI), states)
+    return _run_layers(step, cell, parameters, x_BI, states)
 
 
 def run_sequence(
-    backend: str | Backend,
+    backend: Backend,
     cell: Cell,
     parameters: Parameters,
     x_BTI: Tensor,
-    segments: Segments,
+    is_init_BT: Tensor,
     stored_states: States,
     options: Options,
 ) -> tuple[Tensor, States]:
     """Runs every step of every layer.
 
-    Step t starts from the stored state at t where a segment starts, else from the state after step t − 1. A layer's
-    backward direction runs each segment from last step to first, starting from the state stored at the segment's
-    start, and returns its final state at the segment's end, as ``nn.GRU`` does for a whole sequence.
+    Step t starts from the stored state at t where t is 0 or ``is_init`` is true, which starts a segment, else from the
+    state after step t − 1. A layer's backward direction runs each segment from last step to first, starting from the
+    state stored at the segment's start, and returns its final state at the segment's end, as ``nn.GRU`` does for a
+    whole sequence.
 
     Returns:
         The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment,
         zero elsewhere.
     """
-    sequence = load_backend(backend).sequence
-    layer_input = x_BTI
-    mirrors = [None, segments.mirror()] if parameters.bidirectional else [None]
-    end_states: list[States] = []
+    starts_BT = is_init_BT.clone()
+    starts_BT[:, 0] = True
+    segments = Segments(starts_BT)
+
+    def sequence(x_BTI: Tensor, stored: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
+        if direction == 0:
+            return backend.sequence(cell, x_BTI, segments, stored, weights, options)
+        mirror_P = segments.mirror()
+        x_BTI = mirrored(x_BTI, mirror_P)
+        output, states = backend.sequence(cell, x_BTI, segments, stored, weights, options)
+        return mirrored(output, mirror_P), states
+
+    return _run_layers(sequence, cell, parameters, x_BTI, stored_states)
+
+
+def _run_layers(
+    run: Callable[[Tensor, States, Weights, int], tuple[Tensor, States]],
+    cell: Cell,
+    parameters: Parameters,
+    x: Tensor,
+    states: States,
+) -> tuple[Tensor, States]:
+    """Runs each layer in each direction by ``run(x, states, weights, direction)``, which returns output and states.
+
+    The input is ``[B, I]`` or ``[B, T, I]``; the states have the dimension of layers and directions after B, T.
+    """
+    dim, last = x.ndim - 1, parameters.num_layers - 1
+    entering = zip(*[state.unbind(dim) for state in states], strict=True)
+    new_states: list[States] = []
     for layer in range(parameters.num_layers):
         outputs = []
-        for direction, mirror_P in enumerate(mirrors):
-            stored = tuple(states[:, :, len(end_states)] for states in stored_states)
-            weights = weights_of(cell, parameters, layer, direction)
-            x = layer_input if mirror_P is None else mirrored(layer_input, mirror_P)
-            output, states = sequence(cell, x, segments, stored, weights, options)
-            outputs.append(output if mirror_P is None else mirrored(output, mirror_P))
-            end_states.append(states)
-        layer_input = _next_input(parameters, layer, outputs)
-    if len(end_states) == 1:
-        return layer_input, tuple(state.unsqueeze(2) for state in end_states[0])
-    return layer_input, tuple(torch.stack(states, 2) for states in zip(*end_states, strict=True))
-
-
-def _next_input(parameters: Parameters, layer: int, outputs: list[Tensor]) -> Tensor:
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-    if parameters.dropout == 0 or layer == parameters.num_layers - 1:
-        return output
-    return functional.dropout(output, parameters.dropout, parameters.training)
+        for direction in range(2 if parameters.bidirectional else 1):
+            output, new = run(x, next(entering), weights_of(cell, parameters, layer, direction), direction)
+            outputs.append(output)
+            new_states.append(new)
+        x = output if len(outputs) == 1 else torch.cat(outputs, -1)
+        if parameters.dropout and layer < last:
+            x = functional.dropout(x, parameters.dropout, parameters.training)
+    if len(new_states) == 1:
+        return x, tuple([state.unsqueeze(dim) for state in new_states[0]])
+    return x, tuple([torch.stack(states, dim) for states in zip(*new_states, strict=True)])

@@ -3,9 +3,9 @@
 A backend's loop computes both passes. For ``torch.compile``, which then takes the layer whole, they are also custom
 operators; eager calls skip their dispatch.
 
-Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, O output size (H, or that of the
-projection), G gate rows, A columns that memory is kept for (see :class:`~recurrl.recurrent.gated.AnalyticCell`): the
-first G take the recurrent product, the last G the input's. With a projection, H more hold what it projects.
+Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, G gate rows, A columns that
+memory is kept for (see :class:`~recurrl.recurrent.gated.AnalyticCell`): the first G take the recurrent product, the
+last G the input's.
 """
 
 from __future__ import annotations
@@ -20,21 +20,11 @@ from torch import Tensor
 
 from recurrl.recurrent.cell import States, Weights
 from recurrl.recurrent.cells import make_cell
-from recurrl.recurrent.gated import WEIGHTS, AnalyticCell
+from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.segments import Segments
 
-
-class Settings(NamedTuple):
-    """How the passes of a layer are computed."""
-
-    keep_gates: bool = True
-    """Keep the gates for the backward pass; otherwise the loop recomputes them from the states."""
-    keep_states: bool = True
-    """Keep the states after every step too; otherwise the backward pass runs the forward pass again."""
-    precision: str = ""
-    """Concrete matmul precision, for a backend that controls it."""
-    chunk_len: int = 0
-    """Steps whose gates are recomputed at a time, for a backend that can; 0 for all."""
+WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+"""Names of the parameters, in the order of :attr:`Layer.weights`."""
 
 
 class Layer(NamedTuple):
@@ -44,11 +34,11 @@ class Layer(NamedTuple):
     """Whose loop runs."""
     cell: AnalyticCell
     precision: str
-    chunk_len: int
+    """Concrete matmul precision, for a backend that controls it."""
     weights: Sequence[Any]
     """A tensor or None for each of :data:`WEIGHTS`."""
     segments: Segments
-    stored: list[Tensor]
+    stored: Sequence[Tensor]
     """The stored states ``[B, T, ...]``."""
 
     @property
@@ -127,22 +117,21 @@ def _loop(backend: str) -> Loop:
 
 def _outputs(layer: Layer, x_BTI: Tensor, keep: bool) -> list[Tensor]:
     rows, steps, _ = x_BTI.shape
-    cell, (w_ih, *_, w_hr) = layer.cell, layer.weights
-    columns = (cell.GATES + cell.SPLIT_GATES + (w_hr is not None)) * (len(w_ih) // cell.GATES)
-    states = [x_BTI.new_empty(rows, steps, state.shape[2]) for state in 2 * layer.stored]
+    columns = (layer.cell.GATES + layer.cell.SPLIT_GATES) * (len(layer.weights[0]) // layer.cell.GATES)
+    states = [x_BTI.new_empty(state.shape) for state in (*layer.stored, *layer.stored)]
     return [*states, x_BTI.new_empty(rows * steps if keep else 0, columns)]
 
 
 def _gradients(layer: Layer, x_BTI: Tensor, wants_x: bool, wants_stored: bool, *others: Any) -> list[Tensor]:
     return [
-        torch.empty_like(x_BTI, memory_format=torch.contiguous_format) if wants_x else x_BTI.new_empty(0),
-        *(x_BTI.new_empty(0 if weight is None else weight.shape) for weight in layer.weights),
-        *(x_BTI.new_empty(state.shape if wants_stored else 0) for state in layer.stored),
+        x_BTI.new_empty(x_BTI.shape if wants_x else 0),
+        *[x_BTI.new_empty(0 if weight is None else weight.shape) for weight in layer.weights],
+        *[x_BTI.new_empty(state.shape if wants_stored else 0) for state in layer.stored],
     ]
 
 
 _operators = torch.library.Library("recurrl", "FRAGMENT")
-_LAYER = "str backend, str cell, str precision, int chunk_len, Tensor?[] weights, Tensor starts, Tensor[] stored"
+_LAYER = "str backend, str cell, str precision, Tensor?[] weights, Tensor starts, Tensor[] stored"
 _operators.define(f"layer_forward({_LAYER}, Tensor x, bool keep) -> Tensor[]")
 _operators.define(
     f"layer_backward({_LAYER}, Tensor x, bool wants_x, bool wants_stored, Tensor?[] grads, Tensor[] states, "
@@ -160,9 +149,9 @@ def _operator(run: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     """``run(layer, ...)`` with the arguments of an operator."""
 
     def operator(
-        backend: str, cell: str, precision: str, chunk_len: int, weights: Any, starts: Tensor, stored: Any, *others: Any
+        backend: str, cell: str, precision: str, weights: Any, starts: Tensor, stored: Any, *others: Any
     ) -> list[Tensor]:
-        return run(Layer(backend, _named(cell), precision, chunk_len, weights, Segments(starts), stored), *others)
+        return run(Layer(backend, _named(cell), precision, weights, Segments(starts), stored), *others)
 
     return operator
 
@@ -176,33 +165,39 @@ def _traceable(run: Callable[..., list[Tensor]], operator: Any, layer: Layer, *o
     """``run(layer, ...)``, under ``torch.compile`` as one operator."""
     if not torch.compiler.is_compiling():
         return run(layer, *others)
-    backend, cell, *settings, segments, stored = layer
-    return cast(list[Tensor], operator(backend, cell.name, *settings, segments.starts_BT, stored, *others))
+    backend, cell, precision, weights, segments, stored = layer
+    return cast(list[Tensor], operator(backend, cell.name, precision, weights, segments.starts_BT, stored, *others))
 
 
 def layer(
     backend: str,
     cell: AnalyticCell,
     x_BTI: Tensor,
-    starts_BT: Tensor,
+    segments: Segments,
     stored: States,
     weights: Weights,
-    settings: Settings,
+    precision: str = "",
+    *,
+    keep_gates: bool = True,
+    keep_states: bool = True,
 ) -> tuple[Tensor, States]:
-    """The output ``[B, T, O]`` of every step, and each state at the segments' last steps, zero elsewhere.
+    """The output ``[B, T, H]`` of every step, and each state at the segments' last steps, zero elsewhere.
 
     Args:
         backend: whose loop runs.
         cell: under ``torch.compile``, one of the package.
         x_BTI: the input.
-        starts_BT: true where the stored state enters.
-        stored: the stored states, read only there.
+        segments: of the rows.
+        stored: the stored states, read only where segments start.
         weights: by name.
-        settings: how the passes are computed.
+        precision: concrete matmul precision, for a backend that controls it.
+        keep_gates: keep the gates for the backward pass; otherwise the loop recomputes them from the states.
+        keep_states: keep the states after every step too; otherwise the backward pass runs the forward pass again.
     """
-    parameters = [weights.get(name) for name in WEIGHTS]
+    keep_gates = keep_gates and torch.is_grad_enabled()
+    kind, tensors = (backend, cell, precision), (*map(weights.get, WEIGHTS), *stored)
     output, *ends = _Differentiable.apply(  # type: ignore[no-untyped-call]
-        backend, cell, settings, torch.is_grad_enabled(), x_BTI, starts_BT, *parameters, *stored
+        kind, keep_gates, keep_states, x_BTI, segments.starts_BT, *tensors
     )
     return output, tuple(ends)
 
@@ -211,20 +206,19 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        backend: str,
-        cell: AnalyticCell,
-        settings: Settings,
-        differentiated: bool,
+        layer_kind: tuple[str, AnalyticCell, str],
+        keep_gates: bool,
+        keep_states: bool,
         x_BTI: Tensor,
         starts_BT: Tensor,
         *weights_and_stored: Tensor,
     ) -> tuple[Tensor, ...]:
         weights, stored = weights_and_stored[: len(WEIGHTS)], list(weights_and_stored[len(WEIGHTS) :])
-        layer = Layer(backend, cell, settings.precision, settings.chunk_len, weights, Segments(starts_BT), stored)
-        keep = differentiated and settings.keep_gates
-        found = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, keep)
-        ctx.of_layer = layer[:4]
-        kept = found[len(stored) :] if settings.keep_states else []
+        backend, cell, precision = layer_kind
+        layer = Layer(backend, cell, precision, weights, Segments(starts_BT), stored)
+        found = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, keep_gates)
+        ctx.layer_kind = layer_kind
+        kept = found[len(stored) :] if keep_states else []
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_BTI, starts_BT, *weights_and_stored, *kept)
         return found[len(stored)], *found[: len(stored)]
@@ -234,21 +228,22 @@ class _Differentiable(torch.autograd.Function):
         # once_differentiable would silently omit the layer from a second derivative.
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"backend={ctx.of_layer[0]} supports first derivatives only, but create_graph=True needs a second one. "
-                "Choose backend=reference, which supports any order."
+                f"backend={ctx.layer_kind[0]} supports first derivatives only, but create_graph=True needs a second "
+                "one. Choose backend=reference, which supports any order."
             )
         count = len(grads) - 1
         x_BTI, starts_BT, *saved = ctx.saved_tensors
         weights, saved = saved[: len(WEIGHTS)], saved[len(WEIGHTS) :]
         stored, kept = saved[:count], saved[count:]
-        wants_x, wants_stored = ctx.needs_input_grad[4], any(ctx.needs_input_grad[-count:])
-        backend_name, cell, precision, chunk_len = ctx.of_layer
-        layer = Layer(backend_name, cell, precision, chunk_len, weights, Segments(starts_BT), stored)
+        wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
+        backend_name, cell, precision = ctx.layer_kind
+        layer = Layer(backend_name, cell, precision, weights, Segments(starts_BT), stored)
         with torch.autocast(x_BTI.device.type, enabled=False):
             if not kept:
                 kept = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, True)[count:]
             arguments = (x_BTI, wants_x, wants_stored, list(grads), kept[:-1], kept[-1])
             found = _traceable(backward, torch.ops.recurrl.layer_backward.default, layer, *arguments)
-        wanted = [wants_x, *(weight is not None for weight in weights), *[wants_stored] * count]
+        # An empty gradient stands for one that does not exist or is not wanted.
+        wanted = (wants_x, *[weight is not None for weight in weights], *[wants_stored] * count)
         grad_x, *grad_others = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
-        return None, None, None, None, grad_x, None, *grad_others
+        return None, None, None, grad_x, None, *grad_others

@@ -18,7 +18,6 @@ from recurrl.recurrent.backends import Options, load_backend
 from recurrl.recurrent.cells import gru, lstm
 from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import run_sequence, run_step, state_shapes
-from recurrl.recurrent.segments import Segments
 
 
 class PythonRNN(nn.RNNBase):
@@ -49,9 +48,8 @@ class PythonRNN(nn.RNNBase):
         if mask is None:
             no_reset = torch.zeros(rows, steps, dtype=torch.bool, device=x.device)
             stored = tuple(states.unsqueeze(1).expand(-1, steps, -1, -1) for states in states_BLX)
-            backend = "scan" if self.use_scan else "reference"
-            segments = Segments.from_is_init(no_reset)
-            output, ends = run_sequence(backend, self.cell, self, x, segments, stored, Options())
+            backend = load_backend("scan" if self.use_scan else "reference")
+            output, ends = run_sequence(backend, self.cell, self, x, no_reset, stored, Options())
             states_BLX = tuple(end[:, -1] for end in ends)
         elif self.bidirectional:
             raise ValueError(f"{name} takes no mask when it is bidirectional. Drop the mask, or one direction.")

@@ -67,20 +67,13 @@ class Packing:
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments of a batch of rows. ``starts_BT`` is true at the first step of each.
+    """The segments of a batch of rows. ``starts_BT`` (bool) is true at the first step of each, so at step 0.
 
     ``packing`` depends on the data's values and is computed lazily, so that ``torch.compile`` can trace backends that
     do not use it.
     """
 
     starts_BT: Tensor
-
-    @classmethod
-    def from_is_init(cls, is_init_BT: Tensor) -> Segments:
-        """Segments from the reset flags ``[B, T]`` (bool). Step 0 always starts one."""
-        starts = is_init_BT.clone()
-        starts[:, 0] = True
-        return cls(starts)
 
     @property
     def ends_BT(self) -> Tensor:
@@ -140,11 +133,3 @@ def expanded(flags: Tensor, values: Tensor) -> Tensor:
 def mirrored(values_BTX: Tensor, mirror_P: Tensor) -> Tensor:
     """Reverses each segment of ``[B, T, ...]``; twice gives the original."""
     return values_BTX.flatten(0, 1).index_select(0, mirror_P).unflatten(0, values_BTX.shape[:2])
-
-
-def in_transform() -> bool:
-    """True inside a ``torch.func`` transform such as ``vmap``, where tensor values cannot be read and hand-written
-    derivatives are ignored.
-    """
-    # A private member of torch, which has no public one that tells.
-    return torch._C._functorch.maybe_current_level() is not None

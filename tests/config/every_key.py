@@ -228,7 +228,6 @@ def _of_algorithm(made: Any) -> dict[str, Any]:
             module.recurrent_backend,
             module.recurrent_recompute,
             module.recurrent_matmul_precision,
-            module.recurrent_chunk_len,
         )
         for module in made.policy.recurrent_modules
     ]

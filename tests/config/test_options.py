@@ -23,7 +23,6 @@ from recurrl.validation import check_values
 
 WITHOUT_RANGE = {
     "algorithm.group_size": "depends on env.num_envs",
-    "recompute.chunk_len": "depends on recompute and the backend",
 }
 FREE_TEXT = {
     "algorithm.critic_observation": "any entry of an observation",

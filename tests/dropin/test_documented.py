@@ -240,9 +240,8 @@ def test_a_projected_step_runs() -> None:
     torch.testing.assert_close(ours(data.clone())["y"], expected["y"].squeeze(1), **EQUAL)
 
 
-@pytest.mark.parametrize("sizes", ["bidirectional", "projected"])
-def test_both_directions_and_a_projection_run_by_the_kernels(sizes: str) -> None:
-    theirs, ours = pair("lstm", **SIZES[sizes], recurrent_backend="triton")
+def test_both_directions_run_by_the_kernels() -> None:
+    theirs, ours = pair("lstm", **SIZES["bidirectional"], recurrent_backend="triton")
     data = data_of(theirs, "sequence")
     in_float32 = data.apply(lambda value: value.float() if value.is_floating_point() else value)
     found = results(ours.float(), in_float32, "sequence")

@@ -68,7 +68,7 @@ RUNS = [
     for cell, make in CELLS.items()
     for backend in _BACKENDS
     for recompute in RECOMPUTE
-    if unsupported_reason(backend, make(1), Options(recompute, chunk_len=3), torch.device("cpu")) is None
+    if unsupported_reason(backend, make(1), Options(recompute), torch.device("cpu")) is None
 ]
 """Each cell with each backend that supports it, and each kind of recomputation that the backend supports for it."""
 
@@ -84,7 +84,6 @@ def layers_of(
         num_layers=num_layers,
         recurrent_backend=backend,
         recurrent_recompute=recompute,
-        recurrent_chunk_len=3,
         in_key="x",
         out_key="y",
         **options,

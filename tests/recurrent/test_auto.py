@@ -35,7 +35,6 @@ def run(cell: str, *, double: bool = False, **options: object) -> str | None:
         ("gru", {}, "native"),
         ("gru", {"double": True}, "native"),
         ("gru", {"recurrent_recompute": "full"}, "native"),
-        ("gru", {"recurrent_recompute": "chunk", "recurrent_chunk_len": 3}, "scan"),
         ("lstm", {"proj_size": 2}, "scan"),
         ("mingru", {}, "scan"),
     ],

@@ -22,7 +22,7 @@ from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.segments import expanded
 
 TORCH_CELLS = ("gru", "lstm")  # of which TorchRL has modules
-TORCH_RUNS = [run for run in RUNS if run[0] in TORCH_CELLS and run[2] != "chunk"]
+TORCH_RUNS = [run for run in RUNS if run[0] in TORCH_CELLS]
 WITH_DERIVATIVE = [name for name, make in CELLS.items() if isinstance(make(1), AnalyticCell | ParallelCell)]
 SIZES = {  # B, T, I, H
     "ordinary": (5, 9, 4, 6),
@@ -124,7 +124,7 @@ def test_every_torchrl_option_matches_torchrl(
     is_init = resets(pattern, *size[:2]).unsqueeze(-1)
     arguments: dict[str, Any] = {"num_layers": 1, "in_key": "x", "out_key": "y", **options}
     ours = {"gru": GRUModule, "lstm": LSTMModule}[cell](
-        size[2], size[3], recurrent_backend=backend, recurrent_recompute=recompute, recurrent_chunk_len=3, **arguments
+        size[2], size[3], recurrent_backend=backend, recurrent_recompute=recompute, **arguments
     ).double()
     # TorchRL's Python modules are not bidirectional.
     theirs = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}[cell](size[2], size[3], **arguments).double()

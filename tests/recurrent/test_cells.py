@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recurrl.errors import ConfigError
 from recurrl.recurrent import GatedCell, RecurrentModule
-from recurrl.recurrent.backends import Options, refusal
+from recurrl.recurrent.backends import Options, unsupported_reason
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.cells import cell_names
 from recurrl.recurrent.cells.lstm import LSTM
@@ -123,9 +123,9 @@ def test_a_cells_own_options_are_not_given_to_the_module(given: dict[str, object
 def test_what_refuses_a_cell_names_it() -> None:
     elman = Elman(ElmanConfig(name="", hidden_size=4, num_layers=1))
     for backend in ("pad", "triton"):
-        assert "cell=elman" in str(refusal(backend, elman, Options(), CPU))
-    assert "no steps to recompute" in str(refusal("scan", CELLS["mingru"](4), Options("full"), CPU))
-    assert refusal("auto", elman, Options("full"), CPU) is None
+        assert "cell=elman" in str(unsupported_reason(backend, elman, Options(), CPU))
+    assert "no steps to recompute" in str(unsupported_reason("scan", CELLS["mingru"](4), Options("full"), CPU))
+    assert unsupported_reason("auto", elman, Options("full"), CPU) is None
 
 
 class GRU(Several):
@@ -133,8 +133,8 @@ class GRU(Several):
 
 
 def test_a_cell_of_the_same_name_does_not_get_the_kernels_of_the_packages() -> None:
-    assert "has no kernel" in str(refusal("triton", GRU(4), Options(), CPU))
-    assert "no fused kernel" in str(refusal("pad", GRU(4), Options(), CPU))
+    assert "has no kernel" in str(unsupported_reason("triton", GRU(4), Options(), CPU))
+    assert "no fused kernel" in str(unsupported_reason("pad", GRU(4), Options(), CPU))
     module = layers(GRU(4), 3)
     assert set(module.cell.parameters(3)) == {"cube", "scale", "weight"}
     with pytest.raises(ValueError, match="cannot be converted"):

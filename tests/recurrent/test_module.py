@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import pytest
 import torch
 from found import CELLS, layers_of
@@ -185,19 +183,3 @@ def test_training_may_follow_inference_on_the_same_resets(module, backend):
         found = layer(rows.clone())["y"]
     found.sum().backward()
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", [GRUModule, LSTMModule])
-def test_a_fused_step_is_the_step_bit_for_bit(kind: type[RecurrentModule], dtype: torch.dtype, num_layers: int) -> None:
-    torch.manual_seed(0)
-    module = kind(7, 17, num_layers, in_key="x", out_key="y").to(dtype)
-    plain = deepcopy(module).make_python_based()
-    x, is_init = torch.randn(5, 7, dtype=dtype), torch.tensor([True, False, True, False, False])
-    states = tuple(torch.randn(5, num_layers, 17, dtype=dtype) for _ in module.state_keys)
-    for starts in (is_init, None):
-        output, new = module.run(x, starts, states, sequence=False)
-        expected, expected_new = plain.run(x, starts, states, sequence=False)
-        assert torch.equal(output, expected)
-        assert all(map(torch.equal, new, expected_new))

@@ -195,7 +195,6 @@ def test_auto_leaves_dtypes_that_it_does_not_have_to_others() -> None:
     [
         ("mingru", {}, "no kernel for cell=mingru, only for gru"),
         ("lstm", {"proj_size": 2}, "proj_size=2 is not"),
-        ("gru", {"recurrent_recompute": "chunk", "recurrent_chunk_len": 3}, "Choose recompute=full, or backend=scan"),
     ],
 )
 def test_what_it_has_no_kernel_for_is_refused(cell: str, options: dict[str, Any], said: str) -> None:

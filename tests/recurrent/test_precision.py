@@ -19,7 +19,7 @@ from recurrl.recurrent import (
     set_recurrent_matmul_precision,
     set_recurrent_mode,
 )
-from recurrl.recurrent.module import _warn_once as warn_once
+from recurrl.recurrent.auto import _warn_once as warn_once
 from recurrl.runtime import environment
 
 CPU = torch.device("cpu")

@@ -18,6 +18,12 @@ def flags(draw: st.DrawFn) -> torch.Tensor:
     return torch.tensor(drawn).reshape(rows, steps)
 
 
+def segments_of(is_init: Tensor) -> Segments:
+    starts = is_init.clone()
+    starts[:, 0] = True
+    return Segments(starts)
+
+
 def pieces(is_init: torch.Tensor) -> list[list[int]]:
     """Flat indices of each segment, found by walking the rows."""
     found: list[list[int]] = []
@@ -31,7 +37,7 @@ def pieces(is_init: torch.Tensor) -> list[list[int]]:
 
 @given(is_init=flags())
 def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init: torch.Tensor) -> None:
-    packing = Segments.from_is_init(is_init).packing
+    packing = segments_of(is_init).packing
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
     lanes: list[list[int]] = [[] for _ in range(packing.batch_sizes[0])]
     for step in packing.pack(flat).split(packing.batch_sizes):
@@ -46,14 +52,14 @@ def test_packing_lays_each_segment_in_its_own_lane_longest_first(is_init: torch.
 
 @given(is_init=flags())
 def test_unpacking_undoes_packing(is_init: torch.Tensor) -> None:
-    packing = Segments.from_is_init(is_init).packing
+    packing = segments_of(is_init).packing
     values = torch.randn(*is_init.shape, 2)
     assert torch.equal(packing.unpack(packing.pack(values)), values)
 
 
 @given(is_init=flags())
 def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> None:
-    segments = Segments.from_is_init(is_init)
+    segments = segments_of(is_init)
     flat = torch.arange(is_init.numel()).reshape(is_init.shape)
     expected = torch.tensor([index for piece in pieces(is_init) for index in reversed(piece)])
     assert torch.equal(mirrored(flat, segments.mirror()).flatten(), expected)
@@ -61,21 +67,21 @@ def test_a_mirror_reverses_each_segment_in_its_place(is_init: torch.Tensor) -> N
 
 def test_equal_resets_share_a_packing_and_others_do_not() -> None:
     is_init = torch.rand(4, 9, generator=torch.Generator().manual_seed(0)) < 0.3
-    one, same = Segments.from_is_init(is_init), Segments.from_is_init(is_init.clone())
+    one, same = segments_of(is_init), segments_of(is_init.clone())
     assert one.packing is same.packing
     is_init[1, 4] ^= True
-    assert Segments.from_is_init(is_init).packing is not one.packing
+    assert segments_of(is_init).packing is not one.packing
 
 
 def test_a_flat_batch_of_slices_takes_as_many_steps_as_its_longest_segment() -> None:
     is_init = torch.zeros(1, 4096, dtype=torch.bool)
     is_init[:, ::32] = True
-    assert len(Segments.from_is_init(is_init).packing.batch_sizes) == 32
+    assert len(segments_of(is_init).packing.batch_sizes) == 32
 
 
 @given(is_init=flags())
 def test_the_states_before_packed_steps_are_found(is_init: torch.Tensor) -> None:
-    packing = Segments.from_is_init(is_init).packing
+    packing = segments_of(is_init).packing
     found = packing.before_P.tolist()
     first = packing.starts_N.tolist()
     for row_step, place in zip(packing.positions_P.tolist(), found, strict=True):

@@ -22,7 +22,6 @@ CPU = torch.device("cpu")
     ("cell", "hidden_size", "options", "message"),
     [
         ("mingru", 4, {}, "has no kernel for cell=mingru"),
-        ("gru", 4, {"recompute": "chunk"}, "chunk_len=0. Give 1 or more"),
         ("gru", 1025, {}, "hidden_size=1025 is not possible .* tested up to 1024"),
     ],
 )

@@ -14,12 +14,10 @@ from triton_layers import CELLS, WAYS, make
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.recurrent.backends.triton import loop, tiles
 from recurrl.recurrent.cells import make_cell
-from recurrl.recurrent.gated import WEIGHTS
+from recurrl.recurrent.operators import WEIGHTS
 from recurrl.recurrent.segments import Segments
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-LAYERS: list[tuple[str, dict[str, Any]]] = [*((cell, {}) for cell in CELLS), ("lstm", {"proj_size": 3})]
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -61,27 +59,6 @@ def test_recomputation_keeps_the_states_and_no_gates(cell: str) -> None:
             module(data)
         kept[recompute] = sum(sizes)
     assert kept["none"] - kept["full"] == 4 * rows * steps * hidden
-    assert kept["chunk"] == kept["full"]
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_chunks_bound_scratch_memory(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch: dict[str, list[int]] = {}
-    run = loop.BackwardSweep.run
-    for recompute, way in WAYS.items():
-        sizes = scratch[recompute] = []
-
-        def watched(self: Any, window: Any, gates: Tensor, sizes: list[int] = sizes) -> Any:
-            found = run(self, window, gates)
-            sizes.append(sum(value.numel() for value in (gates, *found[:2])))
-            return found
-
-        monkeypatch.setattr(loop.BackwardSweep, "run", watched)
-        module = make(cell, 16, **way)
-        with set_recurrent_mode(True):
-            module(batch(module, resets("none", 4, 12)))["y"].sum().backward()
-    assert scratch["full"] == scratch["none"] == [4 * 12 * 16 * 9]
-    assert scratch["chunk"] == [4 * 2 * 16 * 9] * 6
 
 
 class NoLookAtTheData(TorchDispatchMode):
@@ -94,15 +71,15 @@ class NoLookAtTheData(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("recompute", ["none", "chunk"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("choose", ["configuration", "step_configuration"], ids=["resident", "step by step"])
-@pytest.mark.parametrize(("cell", "options"), LAYERS)
+@pytest.mark.parametrize("cell", CELLS)
 def test_graph_capture_reads_no_data_on_the_host(
-    cell: str, options: dict[str, Any], choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
+    cell: str, choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lanes are then rows, with starts in their middle."""
     monkeypatch.setattr(tiles, "configuration", getattr(tiles, choose))
-    module = make(cell, 6, bidirectional=True, **options, **WAYS[recompute])
+    module = make(cell, 6, bidirectional=True, **WAYS[recompute])
     data = batch(module, resets("random", 3, 5))
     expected = outputs_and_gradients(module, data)
     monkeypatch.setattr(loop, "_is_capturing", lambda _: True)
@@ -123,30 +100,15 @@ def test_under_autocast_the_layer_computes_in_float32_forwards_and_backwards(cel
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_under_autocast_a_projected_layer_computes_in_float32() -> None:
-    """torch's matmuls around its loop follow autocast in a backward pass that is itself under autocast."""
-    module = make("lstm", 6, proj_size=3)
-    data = batch(module, resets("random", 5, 7))
-    with set_recurrent_mode(True):
-        expected = module(data.clone())["y"]
-        with torch.autocast("cpu", torch.bfloat16):
-            found = module(data.clone())["y"]
-    gradients = [torch.autograd.grad(y.sin().sum(), list(module.parameters())) for y in (found, expected)]
-    assert torch.equal(found, expected)
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-@pytest.mark.parametrize(("keep", "chunk_len"), [(True, 0), (False, 0), (False, 2)], ids=["none", "full", "chunk"])
+@pytest.mark.parametrize("keep", [True, False], ids=["none", "full"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_the_operators_pass_torchs_registration_checks(
-    cell: str, keep: bool, chunk_len: int, one_launch_a_step: None
-) -> None:
+def test_the_operators_pass_torchs_registration_checks(cell: str, keep: bool, one_launch_a_step: None) -> None:
     torch.use_deterministic_algorithms(False)  # NaN does not equal itself
     torch.manual_seed(0)
     weights = {name: torch.randn(shape) for name, shape in make_cell(cell, 6).parameters(4).items()}
     x, stored = torch.randn(2, 6, 4), [torch.randn(2, 6, 6) for _ in make_cell(cell, 6).states()]
     starts = torch.tensor([[1, 0, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
-    layer = ("triton", cell, "ieee", chunk_len, [weights.get(name) for name in WEIGHTS], starts, stored)
+    layer = ("triton", cell, "ieee", [weights.get(name) for name in WEIGHTS], starts, stored)
     forward, backward = (getattr(torch.ops.recurrl, f"layer_{name}").default for name in ("forward", "backward"))
     assert set(torch.library.opcheck(forward, (*layer, x, keep)).values()) == {"SUCCESS"}
     *outputs, gates = forward(*layer, x, keep)
@@ -156,9 +118,9 @@ def test_the_operators_pass_torchs_registration_checks(
     assert set(torch.library.opcheck(backward, arguments).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize(("cell", "options"), LAYERS)
-def test_a_module_compiles_without_graph_breaks(cell: str, options: dict[str, Any]) -> None:
-    module = make(cell, 6, precision="auto", **options)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_module_compiles_without_graph_breaks(cell: str) -> None:
+    module = make(cell, 6, precision="auto")
     data = batch(module, resets("random", 5, 7))
     expected = outputs_and_gradients(module, data)
     found = outputs_and_gradients(torch.compile(module, fullgraph=True, backend="aot_eager"), data)

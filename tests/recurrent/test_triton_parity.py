@@ -42,7 +42,7 @@ def test_all_combinations_equal_the_reference(cell: str, hidden: int, precision:
 
 
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32", "bf16"])
-@pytest.mark.parametrize("recompute", ["none", "chunk"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_each_precision_rounds_the_recurrent_operands(cell: str, recompute: str, precision: str) -> None:
     module = make(cell, 24, precision=precision, **WAYS[recompute])
@@ -68,28 +68,24 @@ def test_kernels_of_one_step_equal_the_reference(cell: str, one_launch_a_step: N
     assert_within(make(cell, 17), batch(make(cell, 17), every_pattern(4)), TOLERANCE)
 
 
-@pytest.mark.parametrize("recompute", ["full", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_recomputed_gates_give_the_same_gradients(cell: str, recompute: str) -> None:
-    module = make(cell, 17, **WAYS[recompute])
+def test_recomputed_gates_give_the_same_gradients(cell: str) -> None:
+    module = make(cell, 17, **WAYS["full"])
     assert_within(module, batch(module, resets("random", 5, 7)), TOLERANCE)
 
 
-@pytest.mark.parametrize("recompute", ["full", "chunk"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_recomputed_gates_give_the_same_gradients_step_by_step(
-    cell: str, recompute: str, one_launch_a_step: None
-) -> None:
-    module = make(cell, 17, **WAYS[recompute])
+def test_recomputed_gates_give_the_same_gradients_step_by_step(cell: str, one_launch_a_step: None) -> None:
+    module = make(cell, 17, **WAYS["full"])
     assert_within(module, batch(module, resets("random", 5, 5)), TOLERANCE)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), rows=st.integers(1, 6), steps=st.integers(1, 5), chunk_len=st.integers(1, 6))
-def test_any_resets_in_chunks_of_any_length(
-    data: st.DataObject, rows: int, steps: int, chunk_len: int, monkeypatch: pytest.MonkeyPatch
+@given(data=st.data(), rows=st.integers(1, 6), steps=st.integers(1, 5), recompute=st.sampled_from(list(WAYS)))
+def test_any_resets_in_any_size(
+    data: st.DataObject, rows: int, steps: int, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = make(data.draw(st.sampled_from(CELLS)), 3, recurrent_recompute="chunk", recurrent_chunk_len=chunk_len)
+    module = make(data.draw(st.sampled_from(CELLS)), 3, **WAYS[recompute])
     inputs = batch(module, resets("none", rows, steps))
     flags = data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
     inputs["is_init"] = torch.tensor(flags).reshape(rows, steps, 1)
@@ -131,61 +127,16 @@ def test_layers_directions_and_no_bias(cell: str, options: dict[str, Any]) -> No
     assert_within(make(cell, 6, **options), batch(make(cell, 6, **options), resets("random", 5, 7)), TOLERANCE)
 
 
-@pytest.mark.parametrize("recompute", ["none", "chunk"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_layers_directions_and_no_bias_step_by_step(cell: str, recompute: str, one_launch_a_step: None) -> None:
     module = make(cell, 6, num_layers=2, bias=False, bidirectional=True, **WAYS[recompute])
     assert_within(module, batch(module, resets("random", 3, 4)), TOLERANCE)
 
 
-PROJECTED: dict[str, dict[str, Any]] = {
-    "one layer": {"proj_size": 3},
-    "one feature": {"proj_size": 1, "num_layers": 2},
-    "all but one feature": {"proj_size": 16, "bias": False},
-    "both directions": {"proj_size": 5, "num_layers": 2, "bidirectional": True},
-}
-
-
-@pytest.mark.parametrize("options", PROJECTED.values(), ids=PROJECTED)
-@pytest.mark.parametrize("recompute", WAYS)
-def test_a_projected_lstm_equals_the_reference(recompute: str, options: dict[str, Any]) -> None:
-    module = make("lstm", 17, **options, **WAYS[recompute])
-    assert_within(module, batch(module, every_pattern(7)), TOLERANCE)
-
-
-@pytest.mark.parametrize("recompute", WAYS)
-def test_a_projected_lstm_equals_the_reference_step_by_step(recompute: str, one_launch_a_step: None) -> None:
-    module = make("lstm", 17, **PROJECTED["both directions"], **WAYS[recompute])
-    assert_within(module, batch(module, every_pattern(4)), TOLERANCE)
-
-
-@pytest.mark.parametrize(("precision", "tolerance"), [("tf32x3", TOLERANCE), ("tf32", 2e-3), ("bf16", 2e-2)])
-def test_a_projected_lstm_is_as_accurate_as_its_precision(precision: str, tolerance: float) -> None:
-    """The reference does not round the product of both weights, as the kernels do: it is off by a few roundings."""
-    module = make("lstm", 24, precision=precision, proj_size=8)
-    data = batch(module, every_pattern(7))
-    found = errors(module, data)
-    assert max(found.values()) < tolerance
-    assert precision == "tf32x3" or max(found.values()) > TOLERANCE
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_projected_lstm_leaves_unread_stored_states_alone(pattern: str) -> None:
-    module = make("lstm", 17, proj_size=3)
-    data = batch(module, resets(pattern, 5, 7))
-    read = data["is_init"].clone()
-    read[:, 0] = True
-    for key in module.state_keys:
-        data[key][~read] = torch.nan
-    assert all(value.isfinite().all() for value in outputs_and_gradients(module, data).values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", WAYS)
-@pytest.mark.parametrize("sizes", [(2, 1), (24, 23), (64, 16), (96, 32), (200, 100), (256, 64), (512, 128)], ids=str)
-def test_all_sizes_of_a_projected_lstm_equal_the_reference(sizes: tuple[int, int], recompute: str) -> None:
-    module = make("lstm", sizes[0], proj_size=sizes[1], **WAYS[recompute])
-    assert_within(module, batch(module, every_pattern(7 if sizes[0] <= 64 else 3)), TOLERANCE)
+def test_a_projection_is_not_possible() -> None:
+    with pytest.raises(ValueError, match=r"proj_size=3 is not possible with backend=triton\. Choose backend=auto"):
+        make("lstm", 17, proj_size=3)
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

@@ -21,7 +21,6 @@ CELLS = ("gru", "lstm")
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "full": {"recurrent_recompute": "full"},
-    "chunk": {"recurrent_recompute": "chunk", "recurrent_chunk_len": 2},
 }
 SIGNIFICANT_BITS = {"tf32": 11, "bf16": 8}
 """Of the recurrent matmul's operands. (The interpreter computes tf32x3 in full float32.)"""
@@ -63,7 +62,6 @@ def errors(module: RecurrentModule, data: TensorDict, rounding_of: str | None = 
         num_layers=layers.num_layers,
         bias=module.cell.bias,
         bidirectional=layers.bidirectional,
-        proj_size=layers.proj_size,
     ).double()
     truth.load_state_dict(module.state_dict())
     with _products_rounded(SIGNIFICANT_BITS.get(rounding_of or "")):

@@ -21,7 +21,7 @@ from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments
 
 AUTO = "auto"
-RECOMPUTE = ("none", "full", "chunk")
+RECOMPUTE = ("none", "full")
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,13 @@ class Options:
     """User options that change how a backend computes, not what."""
 
     recompute: str = "none"
-    """``none`` keeps what the backward pass needs, ``full`` recomputes it, ``chunk`` recomputes it piecewise."""
+    """``none`` keeps what the backward pass needs, ``full`` recomputes it."""
     precision: str = "auto"
     """Matmul precision, see :mod:`recurrl.recurrent.precision`."""
     compute_dtype: torch.dtype = torch.float32
     """Dtype of the recurrent matmul's operands."""
     fused: bool = True
     """Allow torch's fused kernels; otherwise everything runs in Python."""
-    chunk_len: int = 0
-    """Steps per chunk, for ``recompute="chunk"``."""
 
 
 class Backend(Protocol):
@@ -66,7 +64,8 @@ def backend_names() -> tuple[str, ...]:
 
 
 # Not functools.cache: torch.compile cannot trace it.
-_loaded: dict[str, Backend] = {}
+loaded: dict[str, Backend] = {}
+"""The backends that :func:`load_backend` has imported, by name."""
 
 
 def load_backend(backend: str | Backend) -> Backend:
@@ -77,11 +76,11 @@ def load_backend(backend: str | Backend) -> Backend:
     """
     if not isinstance(backend, str):
         return backend
-    if backend not in _loaded:
+    if backend not in loaded:
         if backend not in backend_names() or backend == AUTO:
             raise ValueError(f"Unknown recurrent_backend {backend!r}. Choose one of: {', '.join(backend_names())}.")
-        _loaded[backend] = cast(Backend, importlib.import_module(f"{__name__}.{backend}"))
-    return _loaded[backend]
+        loaded[backend] = cast(Backend, importlib.import_module(f"{__name__}.{backend}"))
+    return loaded[backend]
 
 
 def name_of(backend: str | Backend) -> str:
@@ -97,10 +96,6 @@ def unsupported_reason(backend: str | Backend, cell: Cell, options: Options, dev
     """
     if options.recompute not in RECOMPUTE:
         return f"Unknown recompute={options.recompute!r}. Choose one of: {', '.join(RECOMPUTE)}."
-    if options.recompute == "chunk" and options.chunk_len < 1:
-        return (
-            f"recompute=chunk recomputes chunk_len steps at a time, but chunk_len={options.chunk_len}. Give 1 or more."
-        )
     if backend != AUTO:
         return load_backend(backend).supports(cell, options, device)
     reasons = {each: load_backend(each).supports(cell, options, device) for each in candidates(device)}

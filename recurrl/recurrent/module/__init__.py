@@ -7,9 +7,7 @@ Shape legend: B rows (all batch dimensions but time), T steps, I input size, H h
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from functools import cache
 from typing import ClassVar, NoReturn, cast
 
 import torch
@@ -33,7 +31,6 @@ from recurrl.recurrent.module.keys import (
     stored_states,
     written_keys,
 )
-from recurrl.recurrent.segments import Segments, in_transform
 
 
 class RecurrentModule(TensorDictModuleBase):
@@ -63,8 +60,7 @@ class RecurrentModule(TensorDictModuleBase):
         recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence
             mode; or a custom :class:`~recurrl.recurrent.backends.Backend`.
         recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``; others warn and ignore it.
-        recurrent_recompute: ``none``; ``full`` to save memory by recomputing the forward pass in the backward pass;
-            ``chunk`` to do so ``recurrent_chunk_len`` steps at a time.
+        recurrent_recompute: ``none``, or ``full`` to save memory by recomputing the forward pass in the backward pass.
         recurrent_matmul_precision: matmul precision, see :mod:`recurrl.recurrent.precision`. Backends that compute with
             torch's matmuls warn and ignore what torch's settings do not say.
         in_key: key of the input; the states get their default keys. Exclusive with ``in_keys``.
@@ -74,7 +70,6 @@ class RecurrentModule(TensorDictModuleBase):
         device: where the parameters live.
         wrapped: a torch module whose parameters to use, instead of sizes.
         default_recurrent_mode: the mode when no ``set_recurrent_mode`` is active. Default: False.
-        recurrent_chunk_len: steps per chunk, for ``recurrent_recompute="chunk"``.
 
     Raises:
         ValueError: an option is out of range, or the backend does not support the options on any device.
@@ -110,7 +105,6 @@ class RecurrentModule(TensorDictModuleBase):
         device: torch.device | str | None = None,
         wrapped: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
-        recurrent_chunk_len: int = 0,
     ) -> None:
         super().__init__()
         self.cell, layers = submodule.make_or_wrap(
@@ -139,25 +133,18 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_backend = recurrent_backend
         self.recurrent_compute_dtype = recurrent_compute_dtype
         self.recurrent_recompute = recurrent_recompute
-        self.recurrent_chunk_len = recurrent_chunk_len
         self.recurrent_matmul_precision = recurrent_matmul_precision
         # Imported here, because torch.compile cannot import during tracing.
-        backends.load_backend("scan" if recurrent_backend == backends.AUTO else recurrent_backend)
-        if recurrent_backend == backends.AUTO:
-            backends.load_backend("native")
+        for name in ("native", "scan") if recurrent_backend == backends.AUTO else (recurrent_backend,):
+            backends.load_backend(name)
+        # What the last sequence needed of a backend, and the backend that was resolved for it.
+        self._request: tuple[str | Backend, Options, torch.device, torch.dtype] | None = None
+        self._resolved: str | Backend = recurrent_backend
         self.backend_in_use: str | None = None
         """The backend that ran last; None before the first call in sequence mode."""
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
-        self._check_supported(None)
-
-    def _check_supported(self, device: torch.device | None) -> None:
-        reason = backends.unsupported_reason(self.recurrent_backend, self.cell, self.options, device)
-        if reason is not None:
-            raise ValueError(
-                f"{self._name}(recurrent_backend={backends.name_of(self.recurrent_backend)!r}, "
-                f"recurrent_recompute={self.recurrent_recompute!r}): {reason}"
-            )
+        auto.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
 
     @property
     def _name(self) -> str:
@@ -180,7 +167,6 @@ class RecurrentModule(TensorDictModuleBase):
         """The options passed to the backend."""
         return Options(
             recompute=self.recurrent_recompute,
-            chunk_len=self.recurrent_chunk_len,
             precision=self.recurrent_matmul_precision,
             compute_dtype=self.recurrent_compute_dtype,
             fused=not self.python_based,
@@ -321,35 +307,34 @@ class RecurrentModule(TensorDictModuleBase):
     def _step(self, x_BI: Tensor, is_init_B: Tensor | None, states: States) -> tuple[Tensor, States]:
         if is_init_B is not None:
             states = reset_states(states, is_init_B)
-        fused = not (self.python_based or in_transform())
-        return run_step(self.cell, self.layers, x_BI, states, fused)
-
-    def _warn_of_ignored(self, backend: str | Backend, options: Options, device: torch.device) -> None:
-        name = backends.name_of(backend)
-        reason = precision.unsupported_by_torch(
-            name, options.precision, options.compute_dtype, device
-        ) or precision.conflict_with_torch(name, options.precision, device)
-        if reason is not None:
-            _warn_once(f"{self._name} ignores an option: {reason}")
+        return run_step(self.cell, self.layers, x_BI, states)
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
-        segments = Segments.from_is_init(is_init_BT)
-        name, options = self.recurrent_backend, self.options
-        if name == backends.AUTO:
-            name = auto.choose(self.cell, x_BTI, options)
-        elif name in ("native", "scan") and in_transform():
-            raise ValueError(
-                f"backend={name} is not possible inside torch.vmap and other torch.func transforms, which cannot "
-                "transform its hand-written derivative. Choose backend=reference, or backend=pad with "
-                "python_based=True."
-            )
-        elif not torch.compiler.is_compiling():
-            self._check_supported(x_BTI.device)
-        if not torch.compiler.is_compiling() and backends.uses_torch_precision(name):
-            self._warn_of_ignored(name, options, x_BTI.device)
-        self.backend_in_use = backends.name_of(name)
-        return run_sequence(name, self.cell, self.layers, x_BTI, segments, states, options)
+        backend, options = self.recurrent_backend, self.options
+        # Inside a torch.func transform such as vmap tensors have no values to read, and hand-written derivatives are
+        # ignored. A private member of torch, which has no public one that tells.
+        if torch._C._functorch.maybe_current_level() is not None:
+            if backend in ("native", "scan"):
+                raise ValueError(
+                    f"backend={backend} is not possible inside torch.vmap and other torch.func transforms, which "
+                    "cannot transform its hand-written derivative. Choose backend=reference, or backend=pad with "
+                    "python_based=True."
+                )
+            backend = "reference" if backend == backends.AUTO else backend
+        request = (backend, options, x_BTI.device, x_BTI.dtype)
+        if torch.compiler.is_compiling():
+            # Only these two compile without graph breaks.
+            names = ("native", "scan")
+            backend = auto.choose(names, self.cell, *request[1:]) if backend == backends.AUTO else backend
+        else:
+            if request != self._request:
+                self._resolved = auto.resolve(self._name, self.cell, *request)
+                self._request = request
+            backend = self._resolved
+        self.backend_in_use = backend if isinstance(backend, str) else backends.name_of(backend)
+        loaded = backends.loaded[backend] if isinstance(backend, str) else backend
+        return run_sequence(loaded, self.cell, self.layers, x_BTI, is_init_BT, states, options)
 
 
 # The compiler runs this while it traces. A private setting of torch, which has no public one.
@@ -359,8 +344,3 @@ def _allow_rnn(allow: bool) -> bool:
     config = torch._dynamo.config
     before, config.allow_rnn = config.allow_rnn, allow
     return bool(before)
-
-
-@cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)

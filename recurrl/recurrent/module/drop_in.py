@@ -51,7 +51,6 @@ class GRUModule(RecurrentModule):
         device: torch.device | str | None = None,
         gru: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
-        recurrent_chunk_len: int = 0,
     ) -> None:
         _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
         options = _named(locals())
@@ -95,7 +94,6 @@ class LSTMModule(RecurrentModule):
         device: torch.device | str | None = None,
         lstm: nn.RNNBase | None = None,
         default_recurrent_mode: bool | None = None,
-        recurrent_chunk_len: int = 0,
     ) -> None:
         _check_recompute(type(self).__name__, recurrent_backend, recurrent_recompute)
         options = _named(locals())

@@ -64,7 +64,7 @@ enum {
 /* A layer's memory. Values [rows, steps, ...] are contiguous but for those with strides; what is not wanted is NULL. */
 typedef struct {
     long rows, steps, inputs, hidden;
-    long stored_row, stored_step, grad_row, grad_step; /* strides of stored and of grad_output */
+    long stored_row, stored_step; /* strides of stored */
     const real *x;                                /* [rows, steps, inputs] */
     const real *w_ih, *w_hh, *b_ih, *b_hh;        /* [gates * hidden, inputs or hidden], [gates * hidden] */
     const unsigned char *starts;                  /* [rows, steps], 1 where the stored state enters */
@@ -410,7 +410,7 @@ INLINE void backward_row(const int memory, const int states, backward_maths *mat
     long hidden = l->hidden, at = row * l->steps + t;
     int ends = is_end(l, row, t);
     const real *before[STATES];
-    const real *grad_output = l->grad_output == NULL ? NULL : l->grad_output + row * l->grad_row + t * l->grad_step;
+    const real *grad_output = l->grad_output == NULL ? NULL : l->grad_output + at * hidden;
     before_step(l, states, row, t, before);
     enter(l, row, t, before[0], entering);
     for (long unit = 0; unit < hidden; unit += LANES) {
@@ -428,7 +428,7 @@ INLINE void backward_row(const int memory, const int states, backward_maths *mat
         for (int s = 0; s < states; s++) store(grads[s] + unit, own[s], n);
         if (t > 0) { /* what the row reads next, while the other rows take this step */
             fetch(l->gates + (at - 1) * memory * hidden + unit, memory, hidden);
-            if (grad_output != NULL) fetch(grad_output - l->grad_step + unit, 1, 0);
+            if (grad_output != NULL) fetch(grad_output - hidden + unit, 1, 0);
             if (t > 1) fetch(l->states[0] + (at - 2) * hidden + unit, 1, 0);
         }
     }

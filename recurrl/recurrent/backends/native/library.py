@@ -18,9 +18,6 @@ import torch
 
 from recurrl.runtime.atomic import replacing
 
-CELLS = ("gru", "lstm")
-"""In the order of the kernel."""
-
 _SOURCE = Path(__file__).with_name("kernel.c")
 _NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 # Without -ffast-math, which would let NaN and Inf become anything.

@@ -6,18 +6,25 @@ Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidde
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.operators import Layer
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.gated import AnalyticCell
+from recurrl.recurrent.operators import WEIGHTS, Layer, layer
+from recurrl.recurrent.segments import Segments
 
 _COLUMNS = 4  # A / H, of either cell
 # Fewer multiplications take less time than starting a thread.
 _WORK_OF_A_THREAD = 16 << 20
 _WEIGHTS = ("w_ih", "w_hh", "b_ih", "b_hh")
+DTYPES = (torch.float32, torch.float64)
+"""The dtypes that the kernel computes in."""
 
 
 def _pair(name: str) -> list[tuple[str, type]]:
@@ -29,8 +36,7 @@ class _Layer(ctypes.Structure):
     """The kernel's ``Layer``."""
 
     _fields_ = (
-        *((name, ctypes.c_long) for name in ("rows", "steps", "inputs", "hidden")),
-        *((name, ctypes.c_long) for name in ("stored_row", "stored_step", "grad_row", "grad_step")),
+        *((name, ctypes.c_long) for name in ("rows", "steps", "inputs", "hidden", "stored_row", "stored_step")),
         *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts")),
         *(field for name in ("stored", "states") for field in _pair(name)),
         ("gates", ctypes.c_void_p),
@@ -45,9 +51,27 @@ class _Layer(ctypes.Structure):
     )
 
 
+def sequence(
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
+) -> tuple[Tensor, States]:
+    """Runs one layer with the kernel.
+
+    Raises:
+        ValueError: the dtype is neither float32 nor float64.
+    """
+    if x_BTI.dtype not in DTYPES:
+        raise ValueError(
+            f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
+            "Choose backend=scan."
+        )
+    assert isinstance(cell, AnalyticCell)
+    keep = options.recompute == "none"
+    return layer("native", cell, x_BTI, segments, stored_states, weights, keep_gates=keep, keep_states=keep)
+
+
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    _run("forward", layer, x_BTI, states, gates_PA, (0, 0), *_two(ends))
+    _run("forward", layer, x_BTI, states, gates_PA, *_two(ends))
 
 
 def backward(
@@ -59,29 +83,13 @@ def backward(
     grads: list[Tensor],
 ) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    grad_output = None if incoming[0] is None else _with_rows(incoming[0])
-    grad_ends = [None if grad is None else grad.contiguous() for grad in incoming[1:]]
-    strides = (0, 0) if grad_output is None else grad_output.stride()[:2]
-    memory = None, None, grad_output, *_two(grad_ends), *grads[: 1 + len(_WEIGHTS)], *_two(grads[-len(states) :])
-    _run("backward", layer, x_BTI, states, gates_PA, strides, *memory)
-
-
-def _with_rows(grad_BTH: Tensor) -> Tensor:
-    """The gradient with adjacent features in memory; rows or steps that share memory are not copied apart."""
-    if grad_BTH.stride(2) == 1:
-        return grad_BTH
-    different = tuple(slice(1 if stride == 0 else None) for stride in grad_BTH.stride()[:2])
-    return grad_BTH[different].contiguous().expand_as(grad_BTH)
+    grad_output, *grad_ends = incoming
+    memory = None, None, grad_output, *_two(grad_ends), *grads[: 1 + len(WEIGHTS)], *_two(grads[-len(states) :])
+    _run("backward", layer, x_BTI, states, gates_PA, *memory)
 
 
 def _run(
-    direction: str,
-    layer: Layer,
-    x_BTI: Tensor,
-    states: list[Tensor],
-    gates_PA: Tensor,
-    grad_strides: tuple[int, ...],
-    *memory: Tensor | None,
+    direction: str, layer: Layer, x_BTI: Tensor, states: list[Tensor], gates_PA: Tensor, *memory: Tensor | None
 ) -> None:
     """Runs the kernel forwards or backwards on a layer's memory.
 
@@ -91,7 +99,6 @@ def _run(
         x_BTI: its input.
         states: after every step.
         gates_PA: of every step.
-        grad_strides: of the output's gradient, by row and step.
         memory: what follows ``gates`` in the kernel's ``Layer``.
 
     Raises:
@@ -108,24 +115,25 @@ def _run(
     for state in (*states, *stored):
         if state.shape != (rows, steps, hidden):
             raise ValueError(f"backend=native needs states [{rows}, {steps}, {hidden}]; there is {list(state.shape)}.")
-    if len({state.stride() for state in stored}) > 1 or stored[0].stride(2) != 1:
+    if stored[0].stride() != stored[-1].stride() or stored[0].stride(2) != 1:
         stored = [state.contiguous() for state in stored]
     # The list keeps the copies alive until the kernel has run.
-    read = [None if each is None else each.contiguous() for each in (x_BTI, *layer.weights[: len(_WEIGHTS)])]
-    starts_BT = layer.segments.starts_BT.bool().contiguous()
-    arrays = (*read, starts_BT, *_two(stored), *_two(states), gates_PA, *memory)
+    inputs_and_starts = (x_BTI, *layer.weights, layer.segments.starts_BT.bool())
+    read = [None if each is None else each.contiguous() for each in (*inputs_and_starts, *memory)]
+    count = len(inputs_and_starts)
+    arrays = (*read[:count], *_two(stored), *_two(states), gates_PA, *read[count:])
     pointers = [None if each is None else each.data_ptr() for each in arrays]
-    kernel_layer = _Layer(rows, steps, inputs, hidden, *stored[0].stride()[:2], *grad_strides, *pointers)
+    kernel_layer = _Layer(rows, steps, inputs, hidden, *stored[0].stride()[:2], *pointers)
     work = rows * steps * _COLUMNS * hidden * (inputs + hidden)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_OF_A_THREAD))
     kernel = library.kernel(dtype)
     if isinstance(kernel, str):
         raise RuntimeError(kernel)
-    cell = library.CELLS.index(layer.cell.name)
+    cell = ctypes.c_int(layer.cell.TORCH is nn.LSTM)
     if getattr(kernel, direction)(cell, ctypes.c_long(threads), ctypes.byref(kernel_layer)):
         raise MemoryError("backend=native: no memory for the recurrent layer's working space.")
 
 
-def _two(tensors: list[Any]) -> list[Any]:
+def _two(tensors: Sequence[Any]) -> tuple[Any, ...]:
     """The tensors of a cell's one or two states as two, the second None if there is one."""
-    return [*tensors, None] if len(tensors) == 1 else tensors
+    return (*tensors, None)[:2]

@@ -1,8 +1,8 @@
 """A loop over the steps in Python, with a hand-written derivative for GRU and LSTM.
 
 Segments are packed (longest first, see :class:`~recurrl.recurrent.segments.Packing`): serial depth is the longest
-segment, nothing is padded, and stored states are read only at segment starts. Cells without a hand-written derivative
-are differentiated by autograd; those with a parallel form have no loop.
+segment, nothing is padded, and stored states are read only at segment starts. Cells without a hand-written derivative,
+and an LSTM with a projection, are differentiated by autograd; those with a parallel form have no loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.cell import Cell, ParallelCell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
-from recurrl.recurrent.operators import Settings, layer
+from recurrl.recurrent.operators import layer
 from recurrl.recurrent.segments import Segments, expanded
 
 controls_matmul_precision = False
@@ -41,11 +41,11 @@ def _root(steps: int) -> int:
 def sequence(
     cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
 ) -> tuple[Tensor, States]:
-    """Runs one layer; with recomputation ``chunk_len`` steps of the rows at a time (default: about √T)."""
+    """Runs one layer; with recomputation about √T steps of the rows at a time."""
     steps = x_BTI.shape[1]
     if options.recompute == "none" or steps == 0:
-        return _sequence(cell, x_BTI, segments.starts_BT, stored_states, weights)
-    at_once = options.chunk_len if options.recompute == "chunk" else _root(steps)
+        return _sequence(cell, x_BTI, segments, stored_states, weights)
+    at_once = _root(steps)
     carried: States = tuple(stored[:, 0] for stored in stored_states)
     pieces = []
     for first in range(0, steps, at_once):
@@ -68,22 +68,22 @@ def _continued(
         torch.cat((torch.where(expanded(starts_BT[:, 0], before), of_row[:, 0], before)[:, None], of_row[:, 1:]), 1)
         for of_row, before in zip(stored, carried, strict=True)
     )
-    return _sequence(cell, x_BTI, Segments.from_is_init(starts_BT).starts_BT, stored, weights)
+    starts_BT = torch.cat((torch.ones_like(starts_BT[:, :1]), starts_BT[:, 1:]), 1)
+    return _sequence(cell, x_BTI, Segments(starts_BT), stored, weights)
 
 
-def _sequence(cell: Cell, x_BTI: Tensor, starts_BT: Tensor, stored: States, weights: Weights) -> tuple[Tensor, States]:
-    segments = Segments(starts_BT)
+def _sequence(cell: Cell, x_BTI: Tensor, segments: Segments, stored: States, weights: Weights) -> tuple[Tensor, States]:
     if isinstance(cell, ParallelCell):
-        output_BTO, states = cell.parallel(weights, cell.project(weights, x_BTI), starts_BT, stored)
+        output_BTO, states = cell.parallel(weights, cell.project(weights, x_BTI), segments.starts_BT, stored)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     compiling = torch.compiler.is_compiling()
-    if isinstance(cell, AnalyticCell) and not (compiling and cell.TORCH is None):
-        return layer("scan", cell, x_BTI, starts_BT, stored, weights, Settings())
+    if isinstance(cell, AnalyticCell) and not cell.proj_size and not (compiling and cell.TORCH is None):
+        return layer("scan", cell, x_BTI, segments, stored, weights)
     if compiling:
         raise ValueError(
-            "backend=scan under torch.compile needs a GRU, an LSTM or a cell with a parallel form: what autograd does "
-            "depends on where segments begin. Choose backend=reference, which the compiler unrolls, or run without "
-            "torch.compile."
+            "backend=scan under torch.compile needs a GRU, an LSTM without a projection or a cell with a parallel "
+            "form: what autograd does depends on where segments begin. Choose backend=reference, which the compiler "
+            "unrolls, or run without torch.compile."
         )
     packing = segments.packing
     states = tuple(packing.at_starts(state) for state in stored)

@@ -1,7 +1,7 @@
 """A loop over packed steps whose batch shrinks as segments end: the recurrent matmul and the cell's maths, in place.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), N segments, R rows of memory (N + P: the initial states, then
-those after each packed step), H hidden size, O output size, G gate rows, A columns that memory is kept for.
+those after each packed step), H hidden size, G gate rows, A columns that memory is kept for.
 
 In memory the split gates come first, in weights last: ``roll`` turns one order into the other.
 """
@@ -17,12 +17,12 @@ from recurrl.recurrent.operators import Layer
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    cell, (w_ih, w_hh, b_ih, b_hh, w_hr), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
+    cell, (w_ih, w_hh, b_ih, b_hh), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
     packing, sizes = segments.packing, segments.packing.batch_sizes
     x_PI = x_BTI.flatten(0, 1).index_select(0, packing.positions_P)
     if not len(gates_PA):
         gates_PA = x_PI.new_empty(len(x_PI), gates_PA.shape[1])
-    split, projection = layer.split, layer.split + len(w_hh)
+    split = layer.split
     gates_PA[:, :split] = 0.0
     if b_ih is None:
         torch.mm(x_PI, w_ih.t(), out=gates_PA[:, layer.inputs])
@@ -31,17 +31,13 @@ def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor
         gates_PA[:, : len(b_hh)] += b_hh.roll(split, 0)
     memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in stored]
     states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
-    gates_of, produced_of = (gates.split_with_sizes(sizes) for gates in gates_PA.tensor_split([projection], 1))
+    gates_of = gates_PA.split_with_sizes(sizes)
     recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
     w_hh_t = w_hh.roll(split, 0).t()
     for t, size in enumerate(sizes):
         before, after = [state[t][:size] for state in states_of], [state[t + 1] for state in states_of]
         recurrent_of[t].addmm_(before[0], w_hh_t)
-        if w_hr is None:
-            cell.forward_step(gates_of[t], before, after)
-        else:
-            cell.forward_step(gates_of[t], before, [produced_of[t], *after[1:]])
-            torch.mm(produced_of[t], w_hr.t(), out=after[0])
+        cell.forward_step(gates_of[t], before, after)
     for memory, state, end in zip(memory_RX, states, ends, strict=True):
         state.flatten(0, 1).index_copy_(0, packing.positions_P, memory[sizes[0] :])
         end.zero_().flatten(0, 1)[packing.ends_N] = state.flatten(0, 1)[packing.ends_N]
@@ -56,7 +52,7 @@ def backward(
     grads: list[Tensor],
 ) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    cell, (w_ih, w_hh, b_ih, _, w_hr), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
+    cell, (w_ih, w_hh, b_ih, _), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
     packing, sizes = segments.packing, segments.packing.batch_sizes
     count, w_hh = sizes[0], w_hh.roll(layer.split, 0)
     after_PX = [state.flatten(0, 1) for state in states]
@@ -65,30 +61,28 @@ def backward(
         for initial, state in zip(stored, after_PX, strict=True)
     ]
     after_PX = [state.index_select(0, packing.positions_P) for state in after_PX]
-    hidden = len(w_hh) // cell.GATES
-    gates_PA, produced_PH = gates_PA[:, : layer.split + len(w_hh)], gates_PA[:, -hidden:]
     factors_PAH, others_P1H = cell.derivatives(gates_PA, before_PX, after_PX)
     grad_PA = factors_PAH.flatten(1)
     grad_output, grad_end, *grad_further = incoming
-    total_BTO = torch.zeros_like(states[0]) if grad_output is None else grad_output
+    total_BTH = torch.zeros_like(states[0]) if grad_output is None else grad_output
     if grad_end is not None:
-        total_BTO = total_BTO + segments.only_ends(grad_end)
-    total_PO = total_BTO.flatten(0, 1).index_select(0, packing.positions_P)
-    grads_RO = functional.pad(total_PO, (0, 0, count, 0))
+        total_BTH = total_BTH + segments.only_ends(grad_end)
+    total_PH = total_BTH.flatten(0, 1).index_select(0, packing.positions_P)
+    grads_RH = functional.pad(total_PH, (0, 0, count, 0))
     carried_N1X = [
         state.new_zeros(count, 1, state.shape[1]) if grad is None else grad.flatten(0, 1)[packing.ends_N].unsqueeze(1)
         for state, grad in zip(after_PX[1:], grad_further, strict=True)
     ]
-    grads_of = grads_RO.split_with_sizes([count, *sizes])
+    grads_of = grads_RH.split_with_sizes([count, *sizes])
     factors_of = list(zip(*(each.split_with_sizes(sizes) for each in (factors_PAH, *others_P1H)), strict=True))
     recurrent_of = grad_PA[:, : len(w_hh)].split_with_sizes(sizes)
     for t in reversed(range(len(sizes))):
         before, grad = grads_of[t][: sizes[t]], grads_of[t + 1]
-        grads_N1X = [(grad if w_hr is None else grad @ w_hr).unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
+        grads_N1X = [grad.unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
         cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
         before.addmm_(recurrent_of[t], w_hh)
-    grad_x, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, grad_w_hr, *grad_stored = grads
-    for grad, found in zip(grad_stored, (grads_RO[:count], *carried_N1X), strict=True):
+    grad_x, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, *grad_stored = grads
+    for grad, found in zip(grad_stored, (grads_RH[:count], *carried_N1X), strict=True):
         if len(grad):
             grad.zero_().flatten(0, 1)[packing.starts_N] = found.reshape(count, -1)
     grad_input_PG, split, rows = grad_PA[:, layer.inputs], layer.split, len(w_ih)
@@ -100,5 +94,3 @@ def backward(
         grad_bias_A = grad_PA.sum(0)
         grad_b_ih.copy_(grad_bias_A[layer.inputs])
         grad_b_hh.copy_(grad_bias_A[:rows].roll(-split, 0))
-    if w_hr is not None:
-        torch.mm(grads_RO[count:].t(), produced_PH, out=grad_w_hr)

@@ -2,8 +2,7 @@
 
 triton is imported when the first layer runs, so that everything else works without it.
 
-Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, O output size (H, or that of the
-projection), G gate rows, N lanes.
+Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size.
 """
 
 from __future__ import annotations
@@ -13,28 +12,29 @@ import os
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import AnalyticCell
-from recurrl.recurrent.operators import Settings, layer
-from recurrl.recurrent.segments import Segments, expanded
+from recurrl.recurrent.gated import AnalyticCell, GatedCell
+from recurrl.recurrent.operators import layer
+from recurrl.recurrent.segments import Segments
 
 controls_matmul_precision = True
 _ALTERNATIVE = "Choose backend=auto, or backend=pad on a GPU and backend=scan on a CPU."
 
 
 def supports(cell: Cell, options: Options, device: torch.device | None) -> str | None:
-    """Supports GRU and LSTM up to 1,024 features, on CUDA or under triton's interpreter."""
+    """Supports GRU and LSTM without a projection up to 1,024 features, on CUDA or under triton's interpreter."""
     # The name alone may be that of another cell.
     if cell.TORCH is None or cell.name not in tiles.CELLS:
         return (
             f"backend=triton has no kernel for cell={cell.name}, only for {' and '.join(tiles.CELLS)}. "
             "Choose backend=scan."
         )
+    if isinstance(cell, GatedCell) and cell.proj_size:
+        return f"proj_size={cell.proj_size} is not possible with backend=triton. {_ALTERNATIVE}"
     if cell.hidden_size > tiles.LARGEST_HIDDEN:
         return (
             f"hidden_size={cell.hidden_size} is not possible with backend=triton, whose kernels are tested "
@@ -77,35 +77,5 @@ def sequence(
             f"backend=triton computes in float32, but the layer's dtype is {x_BTI.dtype}. For bfloat16 matmuls choose "
             "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
-    settings = Settings(
-        keep_gates=options.recompute == "none",
-        precision=_precision(options, x_BTI.device),
-        chunk_len=options.chunk_len if options.recompute == "chunk" else 0,
-    )
-    w_hr = weights.get("weight_hr")
-    if w_hr is None:
-        return layer("triton", cell, x_BTI, segments.starts_BT, stored_states, weights, settings)
-    unprojected = _unprojected(x_BTI, segments, stored_states, weights, w_hr)
-    output, ends = layer("triton", cell, *unprojected, settings)
-    output = functional.linear(output, w_hr)
-    return output, (segments.only_ends(output), *ends[1:])
-
-
-def _unprojected(
-    x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, w_hr: Tensor
-) -> tuple[Tensor, Tensor, States, Weights]:
-    """The input, the stored states and the weights of an LSTM without projection that computes the same steps.
-
-    Its state is m, which the projection makes h = W_hr·m of, so that W_hh·h = (W_hh·W_hr)·m. So each step waits for one
-    matmul; projecting within it would take two in sequence. Stored states are h, and m is not known. But they
-    are known before the loop: where one enters, it is part of the input, and m is zero.
-    """
-    h_BTO, c_BTH = stored_states
-    entering_BTO = torch.where(expanded(segments.starts_BT, h_BTO), h_BTO, 0.0)
-    folded = {
-        **{name: weight for name, weight in weights.items() if name != "weight_hr"},
-        "weight_ih": torch.cat((weights["weight_ih"], weights["weight_hh"]), 1),
-        "weight_hh": weights["weight_hh"] @ w_hr,
-    }
-    x_BTI = torch.cat((x_BTI, entering_BTO), 2)
-    return x_BTI, segments.starts_BT, (torch.zeros_like(c_BTH), c_BTH), folded
+    keep_gates, concrete = options.recompute == "none", _precision(options, x_BTI.device)
+    return layer("triton", cell, x_BTI, segments, stored_states, weights, concrete, keep_gates=keep_gates)

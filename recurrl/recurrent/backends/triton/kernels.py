@@ -14,8 +14,7 @@ padded.
 
 Recurrent weights come already rounded to the matmul format; other operands are rounded here.
 
-Gates and projection gradients have the four columns of :mod:`maths`, ``[·, 4·H]``. Their rows are those of the steps,
-or, in a window of steps, *slots*: step by step, and within each step the running lanes.
+Gates and projection gradients have the four columns of :mod:`maths`, ``[P, 4·H]``.
 
 Shape legend: P steps of all rows, N lanes, H hidden size, HP its power of two, BM lanes a program, K gates.
 """
@@ -111,7 +110,7 @@ def resident_forward(
             store_four(gates, row[None, :] * (4 * H) + j[:, None], s_0, s_1, s_2, s_3, mask, H)
 
 
-@triton.jit(do_not_specialize=["first", "last", "lanes"])
+@triton.jit(do_not_specialize=["lanes"])
 def resident_backward(
     grad_h_out,
     grad_c_out,
@@ -127,15 +126,8 @@ def resident_backward(
     grad_bias,
     grad_stored_h,
     grad_stored_c,
-    carried_h,
-    carried_c,
-    carry_h,
-    carry_c,
-    slots,
     lane_begin,
     lane_length,
-    first,
-    last,
     lanes,
     stored_stride,
     H: tl.constexpr,
@@ -143,15 +135,10 @@ def resident_backward(
     BM: tl.constexpr,
     LSTM: tl.constexpr,
     WANTS_STORED: tl.constexpr,
-    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Writes the gradients of the projections and, with ``WANTS_STORED``, of the stored states ``[P, H]``, zero where
     not read.
-
-    Covers steps ``first`` to ``last`` (exclusive): all of them, or some in a ``WINDOW``. There ``carried [N, H]`` holds
-    the gradients of the states before step ``last``, ``carry`` receives those before step ``first``, and gates are in
-    slots, ``slots[t]`` being the first of step t.
 
     ``w_hh_t`` holds each gate's square transposed. Also writes the state before each step, for the gradient of the
     recurrent weights, and ``grad_bias [programs, 4·H]``, each program's sum of the projections' gradients.
@@ -172,14 +159,7 @@ def resident_backward(
     b_2 = tl.zeros((HP, BM), tl.float32)
     b_3 = tl.zeros((HP, BM), tl.float32)
     end = tl.max(length, 0)
-    if WINDOW:
-        of_lane = lane[None, :].to(tl.int64) * H + j[:, None]
-        continues = (j[:, None] < H) & (length > last)[None, :]
-        grad_h = tl.load(carried_h + of_lane, mask=continues, other=0.0)
-        if LSTM:
-            grad_c = tl.load(carried_c + of_lane, mask=continues, other=0.0)
-        end = tl.minimum(end, last)
-    for back in range(end - first):
+    for back in range(end):
         # Until a shorter lane reaches its last step it loads zeros, and its gradients are zero.
         t = end - 1 - back
         running = t < length
@@ -188,15 +168,12 @@ def resident_backward(
         start = (tl.load(starts + row, mask=running, other=0) != 0)[None, :]
         here = row[None, :] * H + j[:, None]
         stored = row[None, :] * stored_stride + j[:, None]
-        slot = row
-        if WINDOW:
-            slot = tl.load(slots + t) - tl.load(slots + first) + lane
-        gate = slot[None, :] * (4 * H) + j[:, None]
+        gate = row[None, :] * (4 * H) + j[:, None]
         s_0, s_1, s_2, s_3 = load_four(gates, gate, mask, H)
         grad_h += tl.load(grad_h_out + here, mask=mask, other=0.0)
         h = tl.load(h_out + here - H, mask=mask & ~start, other=0.0)
         h += tl.load(stored_h + stored, mask=mask & start, other=0.0)
-        tl.store(entered_h + slot[None, :] * H + j[:, None], h, mask=mask)
+        tl.store(entered_h + here, h, mask=mask)
         c, c_after = grad_c, grad_c
         if LSTM:
             grad_c += tl.load(grad_c_out + here, mask=mask, other=0.0)
@@ -221,9 +198,6 @@ def resident_backward(
         grad_h = tl.where(start, 0.0, before)
         if LSTM:
             grad_c = tl.where(start, 0.0, before_c)
-    if WINDOW:
-        has_run = (j[:, None] < H) & (length > first)[None, :]
-        store_states(carry_h, carry_c, of_lane, grad_h, grad_c, has_run, LSTM)
     of_program = tl.program_id(0).to(tl.int64) * (4 * H) + j
     store_four(grad_bias, of_program, tl.sum(b_0, 1), tl.sum(b_1, 1), tl.sum(b_2, 1), tl.sum(b_3, 1), j < H, H)
 
@@ -255,14 +229,12 @@ def step_forward(
 ):
     """Like :func:`resident_forward`, for step ``t`` of the ``lanes`` that have one.
 
-    With ``RECOMPUTE`` every lane is a single step with known states and a slot in ``x_gates`` and ``gates``: only the
-    gates are computed, for all steps at once.
+    With ``RECOMPUTE`` every lane is a single step with known states: only the gates are computed, of all steps at once.
     """
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
     running = lane < lanes
     row = tl.load(lane_begin + lane, mask=running, other=0) + t
-    slot = lane.to(tl.int64) if RECOMPUTE else row
     start = tl.load(starts + row, mask=running, other=0) != 0
     # Select one of two addresses per lane instead of loading twice: the loop is all matmuls and loads.
     entering = tl.where(start, stored_h + row * stored_stride, h_out + (row - 1) * H)
@@ -284,7 +256,7 @@ def step_forward(
         else:
             a_3 += h_2
     mask = (j[:, None] < H) & running[None, :]
-    x = x_gates + slot[None, :] * (K * H) + j[:, None]
+    x = x_gates + row[None, :] * (K * H) + j[:, None]
     a_0 += tl.load(x, mask=mask, other=0.0)
     a_1 += tl.load(x + H, mask=mask, other=0.0)
     a_2 += tl.load(x + 2 * H, mask=mask, other=0.0)
@@ -294,7 +266,7 @@ def step_forward(
         a_3 += tl.load(bias + 3 * H + j, mask=j < H, other=0.0)[:, None]
     s_0, s_1, s_2, s_3 = activated(a_0, a_1, a_2, a_3, LSTM)
     if KEEP:
-        store_four(gates, slot[None, :] * (4 * H) + j[:, None], s_0, s_1, s_2, s_3, mask, H)
+        store_four(gates, row[None, :] * (4 * H) + j[:, None], s_0, s_1, s_2, s_3, mask, H)
     if not RECOMPUTE:
         h = tl.load(entering[None, :] + j[:, None], mask=mask, other=0.0)
         c = h
@@ -306,7 +278,7 @@ def step_forward(
         store_states(h_out, c_out, here, h, c, mask, LSTM)
 
 
-@triton.jit(do_not_specialize=["t", "lanes", "lanes_after", "slot_here", "slot_after", "part"])
+@triton.jit(do_not_specialize=["t", "lanes", "lanes_after", "part"])
 def step_backward(
     grad_h_out,
     grad_c_out,
@@ -330,8 +302,6 @@ def step_backward(
     t,
     lanes,
     lanes_after,
-    slot_here,
-    slot_after,
     part,
     stored_stride,
     H: tl.constexpr,
@@ -342,16 +312,15 @@ def step_backward(
     AFTER: tl.constexpr,
     HERE: tl.constexpr,
     WANTS_STORED: tl.constexpr,
-    WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Like :func:`resident_backward`, for step ``t``, in two optional parts.
 
     ``AFTER``: the gradient of the states before step t + 1, from projection gradients the previous launch wrote.
-    ``HERE``: from it (or else from ``carried``) the gradients of the projections of step t.
+    ``HERE``: from it the gradients of the projections of step t.
 
     ``carried [N, H]`` comes from the previous launch: the gradients that reach the states directly (none for an LSTM's
-    h), or, if that launch had no ``HERE``, the full gradients. This launch's sums go to ``grad_bias[part + program]``.
+    h). This launch's sums go to ``grad_bias[part + program]``.
     """
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -367,7 +336,6 @@ def step_backward(
     if LSTM:
         grad_c = tl.load(carried_c + of_lane, mask=after, other=0.0)
     if AFTER:
-        slot = slot_after + lane.to(tl.int64) if WINDOW else row + 1
         blocks = (H + BK - 1) // BK
         for block in range(K * blocks):
             gate = block // blocks
@@ -375,7 +343,7 @@ def step_backward(
             # A GRU's third gate has its recurrent projection separate, in the last columns.
             column = gate if LSTM else gate + gate // 2
             factor = tl.load(
-                grad_gates + slot[None, :] * (4 * H) + column * H + k[:, None],
+                grad_gates + (row + 1)[None, :] * (4 * H) + column * H + k[:, None],
                 mask=(k[:, None] < H) & (lane < lanes_after)[None, :],
                 other=0.0,
             )
@@ -391,14 +359,13 @@ def step_backward(
         running = lane < lanes
         mask = in_h & running[None, :]
         start = tl.load(starts + row, mask=running, other=0) != 0
-        slot = slot_here + lane.to(tl.int64) if WINDOW else row
         here = row[None, :] * H + j[:, None]
-        gate = slot[None, :] * (4 * H) + j[:, None]
+        gate = row[None, :] * (4 * H) + j[:, None]
         s_0, s_1, s_2, s_3 = load_four(gates, gate, mask, H)
         grad_h += tl.load(grad_h_out + here, mask=mask, other=0.0)
         entering = tl.where(start, stored_h + row * stored_stride, h_out + (row - 1) * H)
         h = tl.load(entering[None, :] + j[:, None], mask=mask, other=0.0)
-        tl.store(entered_h + slot[None, :] * H + j[:, None], h, mask=mask)
+        tl.store(entered_h + here, h, mask=mask)
         c, c_after = grad_c, grad_c
         if LSTM:
             grad_c += tl.load(grad_c_out + here, mask=mask, other=0.0)
@@ -414,5 +381,3 @@ def step_backward(
             tl.store(carry_c + of_lane, grad_c, mask=mask)
         else:
             tl.store(carry_h + of_lane, grad_h, mask=mask)
-    else:
-        store_states(carry_h, carry_c, of_lane, grad_h, grad_c, after, LSTM)

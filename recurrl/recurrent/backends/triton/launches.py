@@ -42,10 +42,10 @@ def forward(chosen: Configuration, layer: Layer, *, has_bias: bool, keep: bool, 
 
 
 def backward(
-    chosen: Configuration, layer: Layer, *, wants_stored: bool, window: bool, after: bool = True, here: bool = True
+    chosen: Configuration, layer: Layer, *, wants_stored: bool, after: bool = True, here: bool = True
 ) -> Launch:
     """The backward kernel. ``after`` and ``here`` select the two parts of the step kernel."""
-    constants: dict[str, Any] = {"WANTS_STORED": wants_stored, "WINDOW": window}
+    constants: dict[str, Any] = {"WANTS_STORED": wants_stored}
     if chosen.resident:
         return _launch(kernels.resident_backward, chosen, layer, constants)
     constants |= {"AFTER": after, "HERE": here}

@@ -1,16 +1,14 @@
 """Both passes of one layer: kernels compute the recurrence, torch the matmuls over all steps.
 
-Launches follow one another in dependency order. Gates that were not kept are recomputed: all at once, or in windows of
-``chunk_len`` steps from the last to the first, so that scratch memory is bounded by a window.
+Launches follow one another in dependency order. Gates that were not kept are recomputed, all at once.
 
 Shape legend: B rows, T steps, P steps of all rows, N lanes, S steps of the longest lane, I input size, H hidden size,
-G gate rows, W steps of a window of all lanes.
+G gate rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,26 +21,12 @@ from recurrl.recurrent.operators import Layer
 from recurrl.recurrent.segments import Segments
 
 
-class Window(NamedTuple):
-    """A range of steps, over all lanes that reach them."""
-
-    first: int
-    last: int
-    """Exclusive."""
-    rows_W: Tensor | None = None
-    """The row of each of its slots: step by step, and within each step the running lanes. None for all steps, in row
-    order.
-    """
-    first_S: Tensor | None = None
-    """First slot of each step, over all windows."""
-
-
 class StepGradients(NamedTuple):
-    """Results of the backward kernels for a window (W its steps, or P)."""
+    """Results of the backward kernels."""
 
-    gates_W4H: Tensor
+    gates_P4H: Tensor
     """Gradients of the four projections."""
-    entered_WH: Tensor
+    entered_PH: Tensor
     """The state before each step."""
     bias_4H: Tensor
 
@@ -65,7 +49,7 @@ def backward(
 ) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
     recurrence = Recurrence(layer)
-    grad_x, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, _, *grad_stored = grads
+    grad_x, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, *grad_stored = grads
     grads_PH = _flat([torch.zeros_like(state) for state in states])
     if incoming[0] is not None:
         grads_PH[0] += incoming[0].flatten(0, 1)
@@ -73,29 +57,20 @@ def backward(
         if grad is not None:
             total_PH += layer.segments.only_ends(grad).flatten(0, 1)
     sweep = BackwardSweep(recurrence, grads_PH, _flat(states), _flat(grad_stored) if len(grad_stored[0]) else [])
-    x_PI, grad_bias_4H = x_BTI.flatten(0, 1), x_BTI.new_zeros(4 * recurrence.hidden)
-    grad_w_ih.zero_()
-    grad_w_hh.zero_()
-    for window in recurrence.windows(layer.chunk_len):
-        x_WI = x_PI if window.rows_W is None else x_PI.index_select(0, window.rows_W)
-        gates_W4H = gates_PA
-        if not len(gates_PA):
-            gates_W4H = recurrence.recompute_gates(recurrence.input_gates(x_WI), _flat(states), window)
-        found = sweep.run(window, gates_W4H)
-        grad_x_gates_WG = found.gates_W4H[:, : len(grad_w_ih)]
-        if len(grad_x):
-            rows = slice(None) if window.rows_W is None else window.rows_W
-            grad_x.flatten(0, 1)[rows] = grad_x_gates_WG @ layer.weights[0]
-        grad_w_ih.addmm_(grad_x_gates_WG.t(), x_WI)
-        of_state_WG = _recurrent_columns(layer, found.gates_W4H)
-        grad_w_hh.addmm_(of_state_WG.t(), found.entered_WH)
-        grad_bias_4H += found.bias_4H
+    x_PI, w_ih = x_BTI.flatten(0, 1), layer.weights[0]
+    gates_P4H = gates_PA if len(gates_PA) else recurrence.recompute_gates(recurrence.input_gates(x_PI), _flat(states))
+    found = sweep.run(gates_P4H)
+    grad_x_gates_PG = found.gates_P4H[:, : len(w_ih)]
+    if len(grad_x):
+        torch.mm(grad_x_gates_PG, w_ih, out=grad_x.flatten(0, 1))
+    torch.mm(grad_x_gates_PG.t(), x_PI, out=grad_w_ih)
+    torch.mm(_recurrent_columns(layer, found.gates_P4H).t(), found.entered_PH, out=grad_w_hh)
     if len(grad_b_ih):
-        grad_b_ih.copy_(grad_bias_4H[: len(grad_b_ih)])
-        grad_b_hh.copy_(_recurrent_columns(layer, grad_bias_4H))
+        grad_b_ih.copy_(found.bias_4H[: len(grad_b_ih)])
+        grad_b_hh.copy_(_recurrent_columns(layer, found.bias_4H))
 
 
-def _flat(values: list[Tensor]) -> list[Tensor]:
+def _flat(values: Sequence[Tensor]) -> list[Tensor]:
     return [value.flatten(0, 1) for value in values]
 
 
@@ -116,16 +91,14 @@ class Recurrence:
     """
 
     def __init__(self, layer: Layer) -> None:
-        _, w_hh, b_ih, b_hh, _ = layer.weights
-        self.w_ih, self.w_hh, self.bias_4H = layer.weights[0], w_hh, None
+        self.w_ih, w_hh, b_ih, b_hh = layer.weights
+        self.w_hh, self.bias_4H = w_hh, None
         self.hidden = w_hh.shape[1]
         self.layer = (layer.cell.name, self.hidden, layer.precision)
         if b_ih is not None:
             together = len(b_ih) - layer.split
             self.bias_4H = torch.cat((b_ih[:together] + b_hh[:together], b_ih[together:], b_hh[together:]))
         self.lane_begin_N, self.lane_length_N, self.lanes_of_S = _lanes(layer.segments)
-        self.slot_of_S = [0, *accumulate(self.lanes_of_S)]
-        """First slot of each step."""
         stored_PH = _with_common_stride(_flat(layer.stored))
         self.stored = (layer.segments.starts_BT.flatten().to(torch.int8), stored_PH[0], stored_PH[-1])
         """The start flags and the stored states: h, and c (or h again)."""
@@ -141,9 +114,9 @@ class Recurrence:
         assert found is not None, "supports() rejects older GPUs"
         return choose(cell, hidden, precision.removesuffix(" emulated"), found, lanes)
 
-    def input_gates(self, x_WI: Tensor) -> Tensor:
+    def input_gates(self, x_PI: Tensor) -> Tensor:
         """The input projection with all biases except that of a GRU's recurrent third gate."""
-        return functional.linear(x_WI, self.w_ih, None if self.bias_4H is None else self.bias_4H[: len(self.w_ih)])
+        return functional.linear(x_PI, self.w_ih, None if self.bias_4H is None else self.bias_4H[: len(self.w_ih)])
 
     @property
     def _bias(self) -> Tensor:
@@ -162,42 +135,18 @@ class Recurrence:
         for t, lanes in enumerate(self.lanes_of_S):
             launch.run((lanes, self.hidden), *shared, self.lane_begin_N, t, lanes, self.stride)
 
-    def windows(self, length: int) -> list[Window]:
-        """Windows of ``length`` steps, last one first; 0 for a single window."""
-        steps = len(self.lanes_of_S)
-        if length == 0 or length >= steps:
-            return [Window(0, steps)]
-        rows_P, first_S = self._slots()
-        found = []
-        for first in reversed(range(0, steps, length)):
-            last = min(first + length, steps)
-            found.append(Window(first, last, rows_P[self.slot_of_S[first] : self.slot_of_S[last]], first_S))
-        return found
-
-    def _slots(self) -> tuple[Tensor, Tensor]:
-        """The row of each slot and the first slot of each step, computed without a host synchronisation."""
-        device, steps = self.lane_begin_N.device, self.slot_of_S[-1]
-        step_S = torch.arange(len(self.lanes_of_S), device=device)
-        ended_S = torch.searchsorted(self.lane_length_N.long().flip(0), step_S, right=True)
-        lanes_S = len(self.lane_begin_N) - ended_S
-        first_S = lanes_S.cumsum(0) - lanes_S
-        step_P = torch.repeat_interleave(step_S, lanes_S, output_size=steps)
-        lane_P = torch.arange(steps, device=device) - first_S[step_P]
-        return self.lane_begin_N[lane_P] + step_P, first_S
-
-    def recompute_gates(self, x_gates_WG: Tensor, states_PH: list[Tensor], window: Window) -> Tensor:
-        """Recomputes a window's gates from the known states, all steps at once, with the step kernel."""
-        steps = len(x_gates_WG)
-        rows_W = torch.arange(steps, device=x_gates_WG.device) if window.rows_W is None else window.rows_W
-        gates_W4H = x_gates_WG.new_empty(steps, 4 * self.hidden)
+    def recompute_gates(self, x_gates_PG: Tensor, states_PH: list[Tensor]) -> Tensor:
+        """Recomputes the gates from the known states, all steps at once, with the step kernel."""
+        steps = len(x_gates_PG)
+        gates_P4H = x_gates_PG.new_empty(steps, 4 * self.hidden)
         chosen, has_bias = self._configuration(tiles.step_configuration, steps), self.bias_4H is not None
         launch = launches.forward(chosen, self.layer, has_bias=has_bias, keep=True, recompute=True)
         launch.run(
             (steps, self.hidden),
-            *(x_gates_WG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_W4H),
-            *(rows_W, 0, steps, self.stride),
+            *(x_gates_PG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_P4H),
+            *(torch.arange(steps, device=x_gates_PG.device), 0, steps, self.stride),
         )
-        return gates_W4H
+        return gates_P4H
 
 
 def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
@@ -223,7 +172,7 @@ def _with_common_stride(stored_PH: list[Tensor]) -> list[Tensor]:
 
 
 class BackwardSweep:
-    """The backward launches of a recurrence, window by window, last one first.
+    """The backward launches of a recurrence.
 
     Args:
         recurrence: of the layer.
@@ -236,73 +185,52 @@ class BackwardSweep:
         self, recurrence: Recurrence, grads_PH: list[Tensor], states_PH: list[Tensor], grad_stored_PH: list[Tensor]
     ) -> None:
         self._of = recurrence
-        self._grads_PH, self._states_PH = grads_PH, states_PH
         self._wants_stored = len(grad_stored_PH) > 0
         # Without them nothing is written, but the kernels need pointers.
         self._grad_stored_PH = grad_stored_PH or grads_PH
-        self._factors_t = recurrence.factors.unflatten(0, (-1, recurrence.hidden)).transpose(1, 2).contiguous()
-        # Carried between launches. Double-buffered, because a thread may write before another has read.
-        shape = (len(states_PH), len(recurrence.lane_begin_N), recurrence.hidden)
-        self._carried_2XNH = [recurrence.w_hh.new_empty(shape) for _ in range(2)]
+        factors_t = recurrence.factors.unflatten(0, (-1, recurrence.hidden)).transpose(1, 2).contiguous()
+        self._read = (grads_PH[0], grads_PH[-1], factors_t, *recurrence.stored, states_PH[0], states_PH[-1])
 
-    def run(self, window: Window, gates_W4H: Tensor) -> StepGradients:
-        """Computes a window's gradients. ``gates`` are in its order."""
-        entered_WH = gates_W4H.new_empty(len(gates_W4H), self._of.hidden)
-        grad_gates_W4H = torch.empty_like(gates_W4H)
+    def run(self, gates_P4H: Tensor) -> StepGradients:
+        """Computes the gradients from the gates."""
+        entered_PH = gates_P4H.new_empty(len(gates_P4H), self._of.hidden)
+        grad_gates_P4H = torch.empty_like(gates_P4H)
         launch = self._resident if self._of.chosen.resident else self._stepwise
-        bias_4H = launch(window, (gates_W4H, grad_gates_W4H, entered_WH)).sum(0)
-        return StepGradients(grad_gates_W4H, entered_WH, bias_4H)
+        bias_4H = launch((*self._read, gates_P4H, grad_gates_P4H, entered_PH)).sum(0)
+        return StepGradients(grad_gates_P4H, entered_PH, bias_4H)
 
-    def _resident(self, window: Window, of_window: tuple[Tensor, ...]) -> Tensor:
-        of = self._of
-        lanes = of.lanes_of_S[window.first]
-        launch = self._launch(window)
+    def _resident(self, leading: tuple[Tensor, ...]) -> Tensor:
+        of, lanes, launch = self._of, len(self._of.lane_begin_N), self._launch()
         bias_parts = of.w_hh.new_empty(launch.blocks(lanes), 4 * of.hidden)
-        launch.run(
-            (lanes, 1),
-            *self._arguments(of_window, bias_parts),
-            of.lane_begin_N if window.first_S is None else window.first_S,
-            *(of.lane_begin_N, of.lane_length_N, window.first, window.last, lanes, of.stride),
-        )
+        grad_stored = (self._grad_stored_PH[0], self._grad_stored_PH[-1])
+        of_lanes = (of.lane_begin_N, of.lane_length_N, lanes, of.stride)
+        launch.run((lanes, 1), *leading, bias_parts, *grad_stored, *of_lanes)
         return bias_parts
 
-    def _stepwise(self, window: Window, of_window: tuple[Tensor, ...]) -> Tensor:
+    def _stepwise(self, leading: tuple[Tensor, ...]) -> Tensor:
         of = self._of
-        lanes_of_S = [*of.lanes_of_S, 0]
-        first_slot = of.slot_of_S[window.first]
-        parts = list(map(self._launch(window).blocks, lanes_of_S[window.first : window.last]))
+        steps, lanes_of_S = len(of.lanes_of_S), [*of.lanes_of_S, 0]
+        # Carried between launches. Double-buffered, because a thread may write before another has read.
+        shape = (2, len(of.stored) - 1, len(of.lane_begin_N), of.hidden)
+        carried, carry = of.w_hh.new_empty(shape)
+        parts = list(map(self._launch().blocks, of.lanes_of_S))
         bias_parts = of.w_hh.new_empty(sum(parts), 4 * of.hidden)
         part = len(bias_parts)
-        for t in reversed(range(window.first - 1, window.last)):
-            after, here = t + 1 < window.last, t >= window.first
-            if not here and window.first == 0 and not self._wants_stored:
-                break
-            lanes, lanes_after = lanes_of_S[max(t, 0)], lanes_of_S[t + 1]
-            part -= parts[t - window.first] if here else 0
-            slots = (of.slot_of_S[max(t, 0)] - first_slot, of.slot_of_S[t + 1] - first_slot)
-            self._launch(window, after=after, here=here).run(
+        # The last launch, before step 0, only computes the gradients of the stored states there.
+        for t in reversed(range(-1 if self._wants_stored else 0, steps)):
+            lanes = lanes_of_S[max(t, 0)]
+            part -= parts[t] if t >= 0 else 0
+            self._launch(after=t + 1 < steps, here=t >= 0).run(
                 (lanes, of.hidden),
-                *self._arguments(of_window, bias_parts),
-                *(of.lane_begin_N, t, lanes, lanes_after, *slots, part, of.stride),
+                *(*leading, bias_parts, self._grad_stored_PH[0], self._grad_stored_PH[-1], *carried, *carry),
+                *(of.lane_begin_N, t, lanes, lanes_of_S[t + 1], part, of.stride),
             )
+            carried, carry = carry, carried
         return bias_parts
 
-    def _launch(self, window: Window, after: bool = True, here: bool = True) -> Launch:
-        of, in_window = self._of, window.rows_W is not None
-        return launches.backward(
-            of.chosen, of.layer, wants_stored=self._wants_stored, window=in_window, after=after, here=here
-        )
-
-    def _arguments(self, of_window: tuple[Tensor, ...], bias_parts: Tensor) -> tuple[Tensor, ...]:
-        """The leading arguments of both backward kernels. Each call swaps the carry buffers."""
-        carried_XNH, carry_XNH = self._carried_2XNH
-        self._carried_2XNH.reverse()
-        return (
-            *(self._grads_PH[0], self._grads_PH[-1], self._factors_t, *self._of.stored),
-            *(self._states_PH[0], self._states_PH[-1], *of_window, bias_parts),
-            *(self._grad_stored_PH[0], self._grad_stored_PH[-1]),
-            *(carried_XNH[0], carried_XNH[-1], carry_XNH[0], carry_XNH[-1]),
-        )
+    def _launch(self, after: bool = True, here: bool = True) -> Launch:
+        of = self._of
+        return launches.backward(of.chosen, of.layer, wants_stored=self._wants_stored, after=after, here=here)
 
 
 def rounded(weight: Tensor, precision: str) -> Tensor:
