@@ -138,11 +138,10 @@ def launches_of(layer: Layer) -> Iterator[Launch]:
 
     found = []
     for lanes in (1, 2**20):
-        chosen, step = tiles.configuration(*layer, lanes), tiles.step_configuration(*layer, lanes)
+        chosen = tiles.configuration(*layer, lanes)
         found += [
             launches.forward(chosen, layer[:3], has_bias=True, keep=True),
-            launches.forward(step, layer[:3], has_bias=True, keep=True, recompute=True),
-            launches.backward(chosen, layer[:3], wants_stored=True, window=True),
+            launches.backward(chosen, layer[:3], wants_stored=True),
         ]
     return (launch for index, launch in enumerate(found) if launch not in found[:index])
 

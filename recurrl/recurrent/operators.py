@@ -71,7 +71,7 @@ class Loop(Protocol):
         grads: list[Tensor],
     ) -> None:
         """Writes ``grads``, those of x, the weights and the stored states, except where they are empty, from
-        ``incoming``, those of the output and of each state at the segments' last steps. Recomputes ``gates`` if empty.
+        ``incoming``, those of the output and of each state at the segments' last steps.
         """
         ...
 
@@ -177,9 +177,7 @@ def layer(
     stored: States,
     weights: Weights,
     precision: str = "",
-    *,
-    keep_gates: bool = True,
-    keep_states: bool = True,
+    keep: bool = True,
 ) -> tuple[Tensor, States]:
     """The output ``[B, T, H]`` of every step, and each state at the segments' last steps, zero elsewhere.
 
@@ -191,13 +189,11 @@ def layer(
         stored: the stored states, read only where segments start.
         weights: by name.
         precision: concrete matmul precision, for a backend that controls it.
-        keep_gates: keep the gates for the backward pass; otherwise the loop recomputes them from the states.
-        keep_states: keep the states after every step too; otherwise the backward pass runs the forward pass again.
+        keep: keep gates and states for the backward pass; otherwise that runs the forward pass again.
     """
-    keep_gates = keep_gates and torch.is_grad_enabled()
     kind, tensors = (backend, cell, precision), (*map(weights.get, WEIGHTS), *stored)
     output, *ends = _Differentiable.apply(  # type: ignore[no-untyped-call]
-        kind, keep_gates, keep_states, x_BTI, segments.starts_BT, *tensors
+        kind, keep and torch.is_grad_enabled(), x_BTI, segments.starts_BT, *tensors
     )
     return output, tuple(ends)
 
@@ -207,8 +203,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(
         ctx: Any,
         layer_kind: tuple[str, AnalyticCell, str],
-        keep_gates: bool,
-        keep_states: bool,
+        keep: bool,
         x_BTI: Tensor,
         starts_BT: Tensor,
         *weights_and_stored: Tensor,
@@ -216,9 +211,9 @@ class _Differentiable(torch.autograd.Function):
         weights, stored = weights_and_stored[: len(WEIGHTS)], list(weights_and_stored[len(WEIGHTS) :])
         backend, cell, precision = layer_kind
         layer = Layer(backend, cell, precision, weights, Segments(starts_BT), stored)
-        found = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, keep_gates)
+        found = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, keep)
         ctx.layer_kind = layer_kind
-        kept = found[len(stored) :] if keep_states else []
+        kept = found[len(stored) :] if keep else []
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_BTI, starts_BT, *weights_and_stored, *kept)
         return found[len(stored)], *found[: len(stored)]
@@ -235,7 +230,7 @@ class _Differentiable(torch.autograd.Function):
         x_BTI, starts_BT, *saved = ctx.saved_tensors
         weights, saved = saved[: len(WEIGHTS)], saved[len(WEIGHTS) :]
         stored, kept = saved[:count], saved[count:]
-        wants_x, wants_stored = ctx.needs_input_grad[3], any(ctx.needs_input_grad[-count:])
+        wants_x, wants_stored = ctx.needs_input_grad[2], any(ctx.needs_input_grad[-count:])
         backend_name, cell, precision = ctx.layer_kind
         layer = Layer(backend_name, cell, precision, weights, Segments(starts_BT), stored)
         with torch.autocast(x_BTI.device.type, enabled=False):
@@ -246,4 +241,4 @@ class _Differentiable(torch.autograd.Function):
         # An empty gradient stands for one that does not exist or is not wanted.
         wanted = (wants_x, *[weight is not None for weight in weights], *[wants_stored] * count)
         grad_x, *grad_others = [grad if wants else None for grad, wants in zip(found, wanted, strict=True)]
-        return None, None, None, grad_x, None, *grad_others
+        return None, None, grad_x, None, *grad_others

@@ -65,8 +65,7 @@ def sequence(
             "Choose backend=scan."
         )
     assert isinstance(cell, AnalyticCell)
-    keep = options.recompute == "none"
-    return layer("native", cell, x_BTI, segments, stored_states, weights, keep_gates=keep, keep_states=keep)
+    return layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
 
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:

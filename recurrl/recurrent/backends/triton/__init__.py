@@ -77,5 +77,5 @@ def sequence(
             f"backend=triton computes in float32, but the layer's dtype is {x_BTI.dtype}. For bfloat16 matmuls choose "
             "precision=bf16; for other dtypes choose backend=pad or backend=scan."
         )
-    keep_gates, concrete = options.recompute == "none", _precision(options, x_BTI.device)
-    return layer("triton", cell, x_BTI, segments, stored_states, weights, concrete, keep_gates=keep_gates)
+    concrete = _precision(options, x_BTI.device)
+    return layer("triton", cell, x_BTI, segments, stored_states, weights, concrete, options.recompute == "none")

@@ -224,13 +224,9 @@ def step_forward(
     LSTM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     KEEP: tl.constexpr,
-    RECOMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Like :func:`resident_forward`, for step ``t`` of the ``lanes`` that have one.
-
-    With ``RECOMPUTE`` every lane is a single step with known states: only the gates are computed, of all steps at once.
-    """
+    """Like :func:`resident_forward`, for step ``t`` of the ``lanes`` that have one."""
     K: tl.constexpr = 4 if LSTM else 3
     lane = tl.program_id(0) * BM + tl.arange(0, BM)
     running = lane < lanes
@@ -267,15 +263,13 @@ def step_forward(
     s_0, s_1, s_2, s_3 = activated(a_0, a_1, a_2, a_3, LSTM)
     if KEEP:
         store_four(gates, row[None, :] * (4 * H) + j[:, None], s_0, s_1, s_2, s_3, mask, H)
-    if not RECOMPUTE:
-        h = tl.load(entering[None, :] + j[:, None], mask=mask, other=0.0)
-        c = h
-        if LSTM:
-            entering_c = tl.where(start, stored_c + row * stored_stride, c_out + (row - 1) * H)
-            c = tl.load(entering_c[None, :] + j[:, None], mask=mask, other=0.0)
-        h, c = step(s_0, s_1, s_2, s_3, h, c, LSTM)
-        here = row[None, :] * H + j[:, None]
-        store_states(h_out, c_out, here, h, c, mask, LSTM)
+    h = tl.load(entering[None, :] + j[:, None], mask=mask, other=0.0)
+    c = h
+    if LSTM:
+        entering_c = tl.where(start, stored_c + row * stored_stride, c_out + (row - 1) * H)
+        c = tl.load(entering_c[None, :] + j[:, None], mask=mask, other=0.0)
+    h, c = step(s_0, s_1, s_2, s_3, h, c, LSTM)
+    store_states(h_out, c_out, row[None, :] * H + j[:, None], h, c, mask, LSTM)
 
 
 @triton.jit(do_not_specialize=["t", "lanes", "lanes_after", "part"])

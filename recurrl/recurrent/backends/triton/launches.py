@@ -33,12 +33,10 @@ class Launch(NamedTuple):
         self.kernel[grid](*arguments, **self.constants, **self.options)
 
 
-def forward(chosen: Configuration, layer: Layer, *, has_bias: bool, keep: bool, recompute: bool = False) -> Launch:
-    """The forward kernel; to ``recompute`` gates, ``chosen`` must be a step configuration."""
-    constants: dict[str, Any] = {"HAS_BIAS": has_bias, "KEEP": keep}
-    if chosen.resident:
-        return _launch(kernels.resident_forward, chosen, layer, constants)
-    return _launch(kernels.step_forward, chosen, layer, constants | {"RECOMPUTE": recompute})
+def forward(chosen: Configuration, layer: Layer, *, has_bias: bool, keep: bool) -> Launch:
+    """The forward kernel."""
+    kernel = kernels.resident_forward if chosen.resident else kernels.step_forward
+    return _launch(kernel, chosen, layer, {"HAS_BIAS": has_bias, "KEEP": keep})
 
 
 def backward(

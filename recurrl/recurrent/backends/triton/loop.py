@@ -1,6 +1,6 @@
 """Both passes of one layer: kernels compute the recurrence, torch the matmuls over all steps.
 
-Launches follow one another in dependency order. Gates that were not kept are recomputed, all at once.
+Launches follow one another in dependency order.
 
 Shape legend: B rows, T steps, P steps of all rows, N lanes, S steps of the longest lane, I input size, H hidden size,
 G gate rows.
@@ -8,7 +8,7 @@ G gate rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,8 +33,7 @@ class StepGradients(NamedTuple):
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    recurrence = Recurrence(layer)
-    recurrence.forward(recurrence.input_gates(x_BTI.flatten(0, 1)), _flat(states), gates_PA)
+    Recurrence(layer).forward(x_BTI.flatten(0, 1), _flat(states), gates_PA)
     for end, state in zip(ends, states, strict=True):
         end.copy_(layer.segments.only_ends(state))
 
@@ -58,8 +57,7 @@ def backward(
             total_PH += layer.segments.only_ends(grad).flatten(0, 1)
     sweep = BackwardSweep(recurrence, grads_PH, _flat(states), _flat(grad_stored) if len(grad_stored[0]) else [])
     x_PI, w_ih = x_BTI.flatten(0, 1), layer.weights[0]
-    gates_P4H = gates_PA if len(gates_PA) else recurrence.recompute_gates(recurrence.input_gates(x_PI), _flat(states))
-    found = sweep.run(gates_P4H)
+    found = sweep.run(gates_PA)
     grad_x_gates_PG = found.gates_P4H[:, : len(w_ih)]
     if len(grad_x):
         torch.mm(grad_x_gates_PG, w_ih, out=grad_x.flatten(0, 1))
@@ -105,48 +103,31 @@ class Recurrence:
         self.stride = stored_PH[0].stride(0)
         self.factors = rounded(w_hh, layer.precision).contiguous()
         """The recurrent weights, rounded to the matmul format."""
-        self.chosen = self._configuration(tiles.configuration, len(self.lane_begin_N))
-
-    def _configuration(self, choose: Callable[..., tiles.Configuration], lanes: int) -> tiles.Configuration:
-        (cell, hidden, precision), device = self.layer, self.w_hh.device
         # Triton's interpreter, which has no GPU, takes the tiles of a large one.
-        found = tiles.architecture(torch.cuda.get_device_capability(device)) if device.type == "cuda" else 90
-        assert found is not None, "supports() rejects older GPUs"
-        return choose(cell, hidden, precision.removesuffix(" emulated"), found, lanes)
+        on_gpu = w_hh.device.type == "cuda"
+        architecture = tiles.architecture(torch.cuda.get_device_capability(w_hh.device)) if on_gpu else 90
+        assert architecture is not None, "supports() rejects older GPUs"
+        precision = layer.precision.removesuffix(" emulated")
+        lanes = len(self.lane_begin_N)
+        self.chosen = tiles.configuration(layer.cell.name, self.hidden, precision, architecture, lanes)
 
-    def input_gates(self, x_PI: Tensor) -> Tensor:
-        """The input projection with all biases except that of a GRU's recurrent third gate."""
-        return functional.linear(x_PI, self.w_ih, None if self.bias_4H is None else self.bias_4H[: len(self.w_ih)])
-
-    @property
-    def _bias(self) -> Tensor:
-        # Without a bias it is not read, but the kernel needs a pointer.
-        return self.w_hh if self.bias_4H is None else self.bias_4H
-
-    def forward(self, x_gates_PG: Tensor, states_PH: list[Tensor], gates_P4H: Tensor) -> None:
+    def forward(self, x_PI: Tensor, states_PH: list[Tensor], gates_P4H: Tensor) -> None:
         """Writes the states after every step, and the gates unless ``gates_P4H`` is empty."""
         has_bias, keep = self.bias_4H is not None, len(gates_P4H) > 0
         launch = launches.forward(self.chosen, self.layer, has_bias=has_bias, keep=keep)
-        shared = (x_gates_PG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_P4H)
+        # All biases except that of a GRU's recurrent third gate.
+        x_gates_PG = functional.linear(
+            x_PI, self.w_ih, None if self.bias_4H is None else self.bias_4H[: len(self.w_ih)]
+        )
+        # Without a bias it is not read, but the kernel needs a pointer.
+        bias = self.w_hh if self.bias_4H is None else self.bias_4H
+        shared = (x_gates_PG, self.factors, bias, *self.stored, states_PH[0], states_PH[-1], gates_P4H)
         if self.chosen.resident:
             lanes = len(self.lane_begin_N)
             launch.run((lanes, 1), *shared, self.lane_begin_N, self.lane_length_N, lanes, self.stride)
             return
         for t, lanes in enumerate(self.lanes_of_S):
             launch.run((lanes, self.hidden), *shared, self.lane_begin_N, t, lanes, self.stride)
-
-    def recompute_gates(self, x_gates_PG: Tensor, states_PH: list[Tensor]) -> Tensor:
-        """Recomputes the gates from the known states, all steps at once, with the step kernel."""
-        steps = len(x_gates_PG)
-        gates_P4H = x_gates_PG.new_empty(steps, 4 * self.hidden)
-        chosen, has_bias = self._configuration(tiles.step_configuration, steps), self.bias_4H is not None
-        launch = launches.forward(chosen, self.layer, has_bias=has_bias, keep=True, recompute=True)
-        launch.run(
-            (steps, self.hidden),
-            *(x_gates_PG, self.factors, self._bias, *self.stored, states_PH[0], states_PH[-1], gates_P4H),
-            *(torch.arange(steps, device=x_gates_PG.device), 0, steps, self.stride),
-        )
-        return gates_P4H
 
 
 def _lanes(segments: Segments) -> tuple[Tensor, Tensor, list[int]]:
