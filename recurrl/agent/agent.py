@@ -113,8 +113,8 @@ class Agent:
             action_mask: ``info["action_mask"]``; only for policies with ``env.action_mask_from_info``.
 
         Returns:
-            The action in the environment's own units, shape and dtype (a tensor if the observation holds tensors), and
-            the new state. The previous action that a policy sees is the one returned here: carry it out.
+            The action in the environment's own units, shape and dtype, as arrays of NumPy, and the new state. The
+            previous action that a policy sees is the one returned here: carry it out.
 
         Raises:
             ConfigError: the observation, the state or another argument does not fit.
@@ -124,8 +124,7 @@ class Agent:
             inputs[NOISE_INPUT] = torch.randn(len(state.begins), self.policy.noise_size, device=self.policy.device)
         outputs = self.step(inputs)
         new = {name: outputs[NEXT + name] for name in state.tensors}
-        action = self._action(outputs, state.batch, _first_tensor(observation))
-        return action, AgentState(new, torch.zeros_like(state.begins), state.batch)
+        return self._action(outputs, state.batch), AgentState(new, torch.zeros_like(state.begins), state.batch)
 
     def inputs(
         self, observation: Any, state: AgentState, is_init: Any = None, *, reward: Any = None, action_mask: Any = None
@@ -193,14 +192,11 @@ class Agent:
             "environment whose episode is over before acting in it again.",
         )
 
-    def _action(self, outputs: Tensors, batch: int | None, like: Tensor | None) -> Any:
+    def _action(self, outputs: Tensors, batch: int | None) -> Any:
         parts: dict[tuple[str, ...], Any] = {}
         for part in self._interface.parts:
-            value, dtype = outputs[part.entry.name], part.space.dtype
-            value = value[0] if batch is None else value
-            parts[part.entry.path] = (
-                value.to(like.device) if like is not None else value.cpu().numpy().astype(dtype)[()]
-            )
+            value = outputs[part.entry.name].cpu().numpy().astype(part.space.dtype)
+            parts[part.entry.path] = value[0] if batch is None else value
         return parts[()] if () in parts else without_names(self.action_space, nested(parts))
 
 
@@ -212,10 +208,3 @@ def _member(value: Any, key: str, name: str, space: spaces.Space[Any]) -> Any:
         raise ConfigError(
             f"observation must have the entry {name}. Pass a value of the observation space, {space}."
         ) from error
-
-
-def _first_tensor(observation: Any) -> Tensor | None:
-    """A tensor in an observation; None if it holds arrays."""
-    while isinstance(observation, Mapping | tuple | list) and observation:
-        observation = next(iter(observation.values())) if isinstance(observation, Mapping) else observation[0]
-    return observation if isinstance(observation, Tensor) else None

@@ -146,7 +146,7 @@ class Algorithm(nn.Module):
 
     def annealed(self, start: float, final_fraction: float) -> float:
         """``start`` at the run's beginning, ``start · final_fraction`` at its end, linear between."""
-        return annealed(start, final_fraction, self.progress)
+        return start * (1 - (1 - final_fraction) * self.progress)
 
     @cached_property
     def optimizer(self) -> Optimizer:
@@ -368,11 +368,6 @@ class OwnState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores them."""
         self._algorithm.load_state_dict({**self._algorithm.state_dict(), **state})
-
-
-def annealed(start: float, final_fraction: float, progress: float) -> float:
-    """``start`` at progress 0, ``start · final_fraction`` at progress 1, linear between."""
-    return start * (1 - (1 - final_fraction) * progress)
 
 
 def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor, weight: Tensor | None) -> None:

@@ -16,7 +16,7 @@ from recurrl.cli.saved_config import code_named
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import KEPT
-from recurrl.export.card import Card
+from recurrl.export.card import model_card
 from recurrl.export.export import FORMATS, export
 from recurrl.returns import summarized
 from recurrl.runtime.atomic import unfinished
@@ -78,22 +78,17 @@ def write_hub_folder(
         returns, without_video = _evaluated(stage, seed, trust_packages)
         checkpoint.add_evaluation(path, saved.evaluation or {checkpoint.RETURN_MEAN: fmean(returns)})
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
-        card = Card(
-            env=config.env.id,
-            mask=config.env.mask,
-            cell=config.cell.name,
-            hidden_size=config.cell.hidden_size,
-            algorithm=config.algorithm.name,
+        card = model_card(
+            config,
+            summarized(returns),
             frames=saved.frames,
-            seed=config.seed,
-            found=summarized(returns),
             evaluation_seed=seed,
             version=saved.version or __version__,
             license=license,
             files=files,
             needs_trust=bool(code_named(opened.settings, run)),
         )
-        (stage / "README.md").write_text(card.text(), encoding="utf-8")
+        (stage / "README.md").write_text(card, encoding="utf-8")
         stage.replace(folder)
     finally:
         shutil.rmtree(stage, ignore_errors=True)

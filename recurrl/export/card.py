@@ -4,10 +4,11 @@ The header follows https://github.com/huggingface/hub-docs/blob/main/modelcard.m
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
+
+from recurrl.config import TrainConfig
 
 _KIND = "reinforcement-learning"
 _USE = """```python
@@ -26,91 +27,66 @@ _ONNX = "`policy.onnx` needs only onnxruntime; `policy.json` says what goes in a
 _NO_LICENSE = "No license was given: ask the author before you use it."
 
 
-@dataclass(frozen=True)
-class Card:
-    """What a model card says.
+def model_card(
+    config: TrainConfig,
+    found: Mapping[str, Any],
+    *,
+    frames: int,
+    evaluation_seed: int,
+    version: str,
+    license: str | None,  # noqa: A002
+    files: Sequence[str],
+    needs_trust: bool,
+) -> str:
+    """The text of a model card.
 
-    Attributes:
-        env: the environment's id.
-        mask: indices of the observation that the policy does not see.
-        cell: the recurrent cell.
-        hidden_size: the width of the cell.
-        algorithm: that trained it.
+    Args:
+        config: of the run.
+        found: the statistics of an evaluation, see :func:`recurrl.returns.summarized`.
         frames: of training.
-        seed: of training.
-        found: the statistics of its evaluation, see :func:`recurrl.returns.summarized`.
         evaluation_seed: of the evaluation.
         version: of recurrl.
         license: the identifier of its license; None without a license.
         files: in the folder.
         needs_trust: the configuration names packages to import.
     """
-
-    env: str
-    mask: Sequence[int]
-    cell: str
-    hidden_size: int
-    algorithm: str
-    frames: int
-    seed: int
-    found: Mapping[str, Any]
-    evaluation_seed: int
-    version: str
-    license: str | None
-    files: Sequence[str]
-    needs_trust: bool
-
-    def text(self) -> str:
-        """The file."""
-        header = yaml.safe_dump(self.header(), sort_keys=False, allow_unicode=True)
-        return f"---\n{header}---\n\n{self._body()}"
-
-    def header(self) -> dict[str, Any]:
-        """The metadata."""
-        value = f"{self.found['mean']:.2f} +/- {self.found['std']:.2f}"
-        result = {
-            "task": {"type": _KIND, "name": _KIND},
-            "dataset": {"type": self.env, "name": self.env},
-            "metrics": [{"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}],
-        }
-        return {
-            **({"license": self.license} if self.license else {}),
-            "library_name": "recurrl",
-            "pipeline_tag": _KIND,
-            "tags": [self.env, _KIND, "deep-reinforcement-learning", "recurrent", self.cell, self.algorithm],
-            "model-index": [{"name": f"{self.algorithm}-{self.cell}", "results": [result]}],
-        }
-
-    def _body(self) -> str:
-        trust = ", trust_packages=True" if self.needs_trust else ""
-        option = " --trust-packages" if self.needs_trust else ""
-        evaluation = f"--device cpu --seed {self.evaluation_seed} --episodes {self.found['episodes']}{option}"
-        paragraphs = [
-            f"# {self.algorithm.upper()} with {self.cell} on {self.env}",
-            "![An episode](replay.gif)" if "replay.gif" in self.files else "",
-            f"A policy trained with recurrl {self.version}.",
-            self._facts(),
-            "## Use",
-            _USE.format(trust=trust),
-            _TRUST if self.needs_trust else "",
-            f"Loading runs no code of this folder. The same evaluation: `recurrl-evaluate FOLDER {evaluation}`.",
-            _ONNX if "policy.onnx" in self.files else "",
-            "## Training",
-            "Everything is in `config.yaml`, which `recurrl.train` takes as a mapping.",
-            "## License",
-            self.license or _NO_LICENSE,
-        ]
-        return "\n\n".join(filter(None, paragraphs)) + "\n"
-
-    def _facts(self) -> str:
-        low, high = self.found["interval_95"]
-        hides = f", without entries {', '.join(map(str, self.mask))} of the observation" if self.mask else ""
-        episodes = f"{self.found['mean']:.2f} ± {self.found['std']:.2f} over {self.found['episodes']} episodes"
-        rows = {
-            "task": f"`{self.env}`{hides}",
-            "return": f"{episodes}; 95% interval of the mean {low:.2f} to {high:.2f}",
-            "evaluated with": f"the most probable actions, seed {self.evaluation_seed}, which training did not use",
-            "trained for": f"{self.frames:,} frames, seed {self.seed}",
-            "network": f"{self.cell}, {self.hidden_size} features",
-        }
-        return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
+    env, cell, algorithm = config.env.id, config.cell.name, config.algorithm.name
+    mean, spread, (low, high) = f"{found['mean']:.2f}", f"{found['std']:.2f}", found["interval_95"]
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean} +/- {spread}", "verified": False}
+    task, dataset = {"type": _KIND, "name": _KIND}, {"type": env, "name": env}
+    header = {
+        **({"license": license} if license else {}),
+        "library_name": "recurrl",
+        "pipeline_tag": _KIND,
+        "tags": [env, _KIND, "deep-reinforcement-learning", "recurrent", cell, algorithm],
+        "model-index": [
+            {"name": f"{algorithm}-{cell}", "results": [{"task": task, "dataset": dataset, "metrics": [metric]}]}
+        ],
+    }
+    hides = f", without entries {', '.join(map(str, config.env.mask))} of the observation" if config.env.mask else ""
+    facts = f"""| | |
+|---|---|
+| task | `{env}`{hides} |
+| return | {mean} ± {spread} over {found["episodes"]} episodes; 95% interval of the mean {low:.2f} to {high:.2f} |
+| evaluated with | the most probable actions, seed {evaluation_seed}, which training did not use |
+| trained for | {frames:,} frames, seed {config.seed} |
+| network | {cell}, {config.cell.hidden_size} features |"""
+    evaluation = f"--device cpu --seed {evaluation_seed} --episodes {found['episodes']}"
+    evaluation += " --trust-packages" if needs_trust else ""
+    paragraphs = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
+        f"# {algorithm.upper()} with {cell} on {env}",
+        "![An episode](replay.gif)" if "replay.gif" in files else "",
+        f"A policy trained with recurrl {version}.",
+        facts,
+        "## Use",
+        _USE.format(trust=", trust_packages=True" if needs_trust else ""),
+        _TRUST if needs_trust else "",
+        f"Loading runs no code of this folder. The same evaluation: `recurrl-evaluate FOLDER {evaluation}`.",
+        _ONNX if "policy.onnx" in files else "",
+        "## Training",
+        "Everything is in `config.yaml`, which `recurrl.train` takes as a mapping.",
+        "## License",
+        license or _NO_LICENSE,
+    ]
+    return "\n\n".join(filter(None, paragraphs)) + "\n"

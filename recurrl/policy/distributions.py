@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal, kl_divergence, register_kl
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 from torch.distributions.utils import lazy_property
 from torch.nn import functional
 
@@ -271,13 +271,3 @@ def most_probable(distribution: Any) -> Any:
     """
     chosen = getattr(distribution, "deterministic_sample", None)
     return distribution.mode if chosen is None else chosen
-
-
-@register_kl(SquashedGaussian, SquashedGaussian)  # type: ignore[untyped-decorator]
-def _kl_of_squashed(p: SquashedGaussian, q: SquashedGaussian) -> Tensor:
-    return kl_divergence(p.base, q.base)  # invariant under invertible maps
-
-
-@register_kl(Joint, Joint)  # type: ignore[untyped-decorator]
-def _kl_of_joint(p: Joint, q: Joint) -> Tensor:
-    return torch.stack([kl_divergence(part, q.parts[key]) for key, part in p.parts.items()]).sum(0)

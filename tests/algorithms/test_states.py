@@ -310,9 +310,3 @@ def test_a_policy_without_memory_has_no_drift(small: Compose) -> None:
     config = small(*OPTIONS, "cell=none")
     policy, batch = collected(config)
     assert "state/drift" not in make_algorithm(config, policy).update(batch, progress=0.0)
-
-
-@pytest.mark.parametrize("overrides", MODES.values(), ids=MODES)
-def test_a_run_with_each_state_policy_completes(recurrl_train, tiny, tmp_path, overrides) -> None:
-    outcome = recurrl_train(*tiny, *overrides, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err

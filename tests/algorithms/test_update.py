@@ -17,7 +17,6 @@ from tensordict import TensorDictBase
 
 from recurrl import checkpoint
 from recurrl.algorithms import Algorithm, Losses
-from recurrl.algorithms.algorithm import annealed
 from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
@@ -36,11 +35,6 @@ def learn(small: Compose, *overrides: str, progress: float = 0.0) -> tuple[Algor
     metrics = algorithm.update(collector.collect(), progress)
     collector.shutdown()
     return algorithm, metrics
-
-
-@pytest.mark.parametrize(("progress", "expected"), [(0.0, 2.0), (0.5, 1.1), (1.0, 0.2)])
-def test_a_schedule_is_linear_from_the_start_to_the_final_fraction(progress: float, expected: float) -> None:
-    assert annealed(2.0, 0.1, progress) == pytest.approx(expected)
 
 
 def test_learning_rate_and_entropy_bonus_follow_their_schedules(small: Compose) -> None:

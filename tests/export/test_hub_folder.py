@@ -19,8 +19,9 @@ import recurrl
 from recurrl.cli import export as export_command
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.hub_run import write_hub_folder
+from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
-from recurrl.export.card import Card
+from recurrl.export.card import model_card
 
 
 class Code:
@@ -198,14 +199,17 @@ def test_without_the_package_there_is_no_video_and_the_reason(
     assert "onnx" not in body
 
 
-def test_a_card_of_any_environment_keeps_its_header() -> None:
+def test_a_card_of_any_environment_keeps_its_header(compose: Callable[..., TrainConfig]) -> None:
     found = {"mean": 1.0, "std": 0.5, "episodes": 3, "interval_95": [0.5, 1.5]}
     env = 'mine:A "quoted": name'
-    card = Card(env, [], "gru", 8, "ppo", 64, 0, found, 1, "0.1.0", "mit", ["policy.onnx"], True)
-    header = yaml.safe_load(card.text().split("---\n")[1])
+    config = compose()
+    config.env.id = env
+    facts: dict[str, Any] = {"frames": 64, "evaluation_seed": 1, "version": "0.1.0"}
+    card = model_card(config, found, **facts, license="mit", files=["policy.onnx"], needs_trust=True)
+    header = yaml.safe_load(card.split("---\n")[1])
     check_header(header)
     assert header["tags"][0] == env
-    assert "trust_packages=True" in card.text()
+    assert "trust_packages=True" in card
 
 
 @pytest.mark.parametrize(
