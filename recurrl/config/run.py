@@ -40,7 +40,7 @@ ADAPTIVE = Condition("lr_schedule=adaptive", lambda run: run.lr_schedule == "ada
 PRETRAINS = Condition("pretrain.folder", lambda run: run.pretrain.folder is not None)
 RANKS = Condition("several ranks (torchrun)", lambda _: launched_size() > 1)
 SCHEDULES = Condition(
-    "a learning rate, clip range or entropy coefficient that falls",
+    "a learning rate or entropy coefficient that falls",
     lambda run: (run.lr_schedule == "linear" and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
 )
 

@@ -87,7 +87,8 @@ def make_actor(
         action: the spec of an unbatched action; a composite for actions of several parts.
 
     Raises:
-        ConfigError: an action mask does not fit the actions, or only some entries of an action to squash are bounded.
+        ConfigError: an action mask does not fit the actions, only some entries of an action to squash are bounded, or
+            an action is one-hot or of integers without a known number of values.
     """
     mask = observation.get(ACTION_MASK, None) if isinstance(observation, Composite) else None
     if mask is not None:
@@ -128,6 +129,11 @@ def _make_head(options: PolicyConfig, width: int, action: TensorSpec, masked: bo
     if isinstance(action, Categorical):
         size = int(action.space.n)
         return ActionHead(linear(width, size, HEAD_GAIN), distributions.categorical, masked, size)
+    if not action.dtype.is_floating_point:
+        raise ConfigError(
+            "The environment's action must be Categorical, MultiCategorical, Binary or in floating point (got "
+            f"{type(action).__name__} of {action.dtype}). TorchRL's GymEnv takes categorical_action_encoding=True."
+        )
     finite, squashes = finite_bounds(action), options.bounded_action == "tanh"
     if squashes and finite.any() and not finite.all():
         raise ConfigError(

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from recurrl.cli.overrides import explicit_keys
 
 CELL = "a cell other than none"
-FALLING = "a learning rate, clip range or entropy coefficient that falls"
+FALLING = "a learning rate or entropy coefficient that falls"
 GRPO = ("algorithm=grpo", "env.max_episode_steps=32")
 
 BY_THE_CONFIGURATION = [

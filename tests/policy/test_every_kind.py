@@ -11,7 +11,7 @@ import pytest
 import torch
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
-from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
@@ -78,6 +78,11 @@ def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Configu
     action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
     with pytest.raises(ConfigError, match=r"all 2 entries .* but some are unbounded\. Give policy"):
         make_policy(configure(CUE, "policy.bounded_action=tanh"), Composite(observation=Unbounded((3,))), action)
+
+
+def test_one_hot_actions_of_torchrl_are_an_error(configure: Configure) -> None:
+    with pytest.raises(ConfigError, match=r"got OneHot of torch\.bool.*categorical_action_encoding=True"):
+        make_policy(configure(CUE), Composite(observation=Unbounded((3,))), OneHot(2))
 
 
 ALGORITHMS = {
