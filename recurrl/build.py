@@ -39,7 +39,7 @@ from recurrl.pretraining import pretrain
 from recurrl.recurrent import precision
 from recurrl.runtime.ranks import World, world
 from recurrl.runtime.report import Report
-from recurrl.runtime.seeds import seed_after, seed_of_rank, seed_process, seeds
+from recurrl.runtime.seeds import seed_of_rank, seed_process, seeds
 from recurrl.runtime.signals import StopRequest
 from recurrl.tracking import make_trackers
 from recurrl.trainer import Trainer
@@ -111,7 +111,8 @@ def make_callbacks(
     if world().rank > 0:
         return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
-    diagnosis = make_diagnosis(config, policy)
+    continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
+    diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
     return Callbacks(
         [
             *check,
@@ -204,16 +205,10 @@ def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:
     return algorithm.to(policy.device)
 
 
-def make_diagnosis(config: TrainConfig, policy: Policy) -> Diagnosis:
-    """The diagnosis of a run that does not learn."""
-    continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
-    return Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
-
-
 def make_rollouts(config: TrainConfig, policy: Policy, frames: int = 0) -> Rollouts:
     """The rollouts of a run that has seen ``frames`` frames. A resumed run uses new random numbers."""
     size = config.algorithm.members_of_a_group
-    return Rollouts(config.env, policy, config.frames_per_batch, seed_after(config.seed, frames), size)
+    return Rollouts(config.env, policy, config.frames_per_batch, seed_of_rank(config.seed, frames), size)
 
 
 def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restarts: Restarts | None = None) -> Collector:

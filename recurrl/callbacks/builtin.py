@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from recurrl import checkpoint, evaluation
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
+from recurrl.checkpoint import ranks
 from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.config import TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
@@ -54,8 +55,7 @@ class ConsistencyCheck(Callback):
             ConsistencyError: the update would see something else.
         """
         if not self._done:
-            with trainer.report.starting_up():
-                logger.info(self._check(rollout, resumed=trainer.frames > 0))
+            logger.info(self._check(rollout, resumed=trainer.frames > 0))
             self._done = True
 
 
@@ -157,10 +157,11 @@ class SaveCheckpoint(Callback):
         self._components = checkpoint.components(
             trainer.algorithm, callbacks=trainer.callbacks, collector_state=trainer.collector, report=trainer.report
         )
-        checkpoint.restore(self._start, self._components, self._settings)
         self._restarts.count = 0
         if self._start is None:
+            ranks.share(self._components)
             return
+        self._start.load(self._components, self._settings)
         metrics = self._start.metrics | (self._start.evaluation or {})
         # Of all ranks; the others count theirs from here on.
         self._restarts.count = int(metrics.get(RESTARTS, 0))

@@ -10,7 +10,6 @@ from recurrl.checkpoint.checkpoint import (
     components,
     find,
     prune,
-    restore,
     save,
     to_resume,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "components",
     "find",
     "prune",
-    "restore",
     "save",
     "to_resume",
     "warm_start",

@@ -177,29 +177,12 @@ def _are(kind: type, values: Any) -> bool:
     return isinstance(values, dict) and all(type(value) is kind for value in values.values())
 
 
-def restore(start: Checkpoint | None, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
-    """Restores a checkpoint on all ranks; in a new run, gives them the state of rank 0. Collective.
-
-    Args:
-        start: on rank 0, the checkpoint to resume from; None for a new run, and on the other ranks.
-        into: the :func:`components` of the run.
-        settings: the run's whole configuration as plain values.
-
-    Raises:
-        ConfigError: the checkpoint does not fit the configuration.
-    """
-    if start is None:
-        ranks.share(into)
-    else:
-        start.load(into, settings)
-
-
 def prune(run_dir: Path, keep_last: int | None) -> None:
     """Keeps the last ``keep_last`` intact checkpoints (None: all) and the best evaluated one; removes older ones."""
     found = files.checkpoints_in(run_dir / CHECKPOINTS)
     if keep_last is None or len(found) <= keep_last:
         return
-    intact = [path for path in found if files.damage(path) is None]
+    intact = files.intact_in(run_dir / CHECKPOINTS)
     best, last = _best(intact), intact[-keep_last:]
     for path in found:
         if path != best and last and path < last[0]:
@@ -268,7 +251,7 @@ def _best(intact: Sequence[Path]) -> Path | None:
 
 
 def _best_in(run_dir: Path) -> Path:
-    best = _best([each for each in files.checkpoints_in(run_dir / CHECKPOINTS) if files.damage(each) is None])
+    best = _best(files.intact_in(run_dir / CHECKPOINTS))
     if best is None:
         raise ConfigError(
             f"{run_dir} holds no evaluated checkpoint: its run has not reached an evaluation. Give which={LAST} for "

@@ -92,7 +92,7 @@ def _save(state: Any, path: Path) -> None:
             torch.save(state, file)
         except RuntimeError as error:
             # torch only says "unexpected pos" after an error of the operating system.
-            raise error.__context__ if isinstance(error.__context__, OSError) else error
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:
@@ -170,7 +170,7 @@ def manifest(path: Path) -> Manifest:
     """
     found = damage(path)
     if found is not None:
-        others = [other for other in checkpoints_in(path.parent) if other != path and damage(other) is None]
+        others = intact_in(path.parent)
         newest = f"The newest intact checkpoint beside it is {others[-1]}." if others else ""
         raise ConfigError(
             f"The checkpoint {path} is damaged: {found}. Nothing of it was loaded. "
@@ -207,6 +207,11 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, in the order of their frames."""
     found = (path for path in folder.glob(f"{PREFIX}*") if looks_like_checkpoint(path))
     return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)))
+
+
+def intact_in(folder: Path) -> list[Path]:
+    """The undamaged checkpoints in a folder, in the order of their frames."""
+    return [path for path in checkpoints_in(folder) if damage(path) is None]
 
 
 def is_checkpoint(path: Path) -> bool:

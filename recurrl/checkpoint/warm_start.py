@@ -15,6 +15,7 @@ from recurrl.policy.heads import GaussianParameters
 from recurrl.policy.normalization import ObservationNormalizer
 
 
+@torch.no_grad()
 def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
     """Copies the parameters and running statistics that fit from a checkpoint's policy, and returns lines for the log.
 
@@ -32,8 +33,9 @@ def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
     saved = Checkpoint(find(path))
     source = _tensors(files.state(saved.path, "policy"))
     target = policy.state_dict()
+    layers = _layers(policy)
     copied, differing, missing = [], [], []
-    for layer, names in _layers(policy).items():
+    for layer, names in layers.items():
         reasons = [reason for name in names if (reason := _difference(name, source.get(name), target[name]))]
         if not any(name in source for name in names):
             missing.append(layer)
@@ -42,8 +44,13 @@ def warm_start(policy: Policy, path: Path, keep_std: bool = False) -> list[str]:
         elif reasons:
             differing.append(f"{layer} ({', '.join(reasons)})")
         else:
-            _copy(names, source, target, saved.path)
             copied.append(layer)
+    for name in (name for layer in copied for name in layers[layer]):
+        require(
+            bool(source[name].isfinite().all()),
+            f"{name} of {saved.path} holds NaN or Inf. Give an earlier checkpoint, or another run.",
+        )
+        target[name].copy_(source[name])
     require(
         bool(copied),
         f"nothing of {saved.path} fits this run's policy. Layers that differ: "
@@ -83,21 +90,8 @@ def _difference(name: str, source: Tensor | None, target: Tensor) -> str | None:
     if source is None:
         return f"{name} is missing there"
     if source.shape != target.shape:
-        return f"{name} is {_shape(source)} there and {_shape(target)} here"
+        there, here = ("×".join(map(str, each.shape)) or "one number" for each in (source, target))
+        return f"{name} is {there} there and {here} here"
     if (source.dtype, source.layout, source.is_meta) == (target.dtype, target.layout, target.is_meta):
         return None
     return f"{name} is of another type there, {source.dtype}, {source.layout}, {source.device}"
-
-
-def _shape(tensor: Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "one number"
-
-
-@torch.no_grad()
-def _copy(names: list[str], source: Mapping[str, Tensor], target: Mapping[str, Tensor], path: Path) -> None:
-    for name in names:
-        require(
-            bool(source[name].isfinite().all()),
-            f"{name} of {path} holds NaN or Inf. Give an earlier checkpoint, or another run.",
-        )
-        target[name].copy_(source[name])

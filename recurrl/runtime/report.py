@@ -1,7 +1,6 @@
 """The results of a run: ``summary.json``, for scripts."""
 
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ class Report:
         frames: environment steps summed over environments, including those before a resume.
         frames_here: frames of this process; not part of the summary.
         has_begun: the configuration was accepted and the policy made; not part of the summary.
-        startup_time_s: time before the first iteration, and for checking its batch.
+        startup_time_s: time before the first iteration.
         collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning, without compilation.
         compile_time_s: compilation of the loss; None if it is not compiled.
@@ -77,13 +76,6 @@ class Report:
         began = time.perf_counter()
         yield
         self._seconds[phase] = time.perf_counter() - began
-
-    @contextmanager
-    def starting_up(self) -> Iterator[None]:
-        """Adds the time a block takes to the start-up time."""
-        began = time.perf_counter()
-        yield
-        self.startup_time_s = (self.startup_time_s or 0.0) + time.perf_counter() - began
 
     def add_iteration(self, frames: int, compile_time_s: float | None) -> dict[str, float]:
         """Counts the frames and times of an iteration, and returns its times and speed, for the log.
@@ -144,18 +136,10 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
         TypeError: a value cannot be represented in JSON, such as a tensor. An earlier summary stays.
     """
     path = run_dir / SUMMARY
-    text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
+    finite = json.loads(json.dumps(summary), parse_constant=lambda _: None)
     with atomic_write(path) as file:
-        file.write(text + "\n")
+        file.write(json.dumps(finite, indent=2, ensure_ascii=False) + "\n")
     return path
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -8,11 +8,19 @@ import torch
 
 from recurrl.errors import RunError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _KEYS = "hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay buffer.folder=..."
 """Those of the directories that a run writes to."""
+_FULL = (
+    "The disk is full",
+    "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir.",
+)
+_FORBIDDEN = ("Permission denied by the operating system", f"Give a writable directory with {_KEYS}")
+_IN_THE_WAY = ("Something is in the way", f"Move it away, or give another directory with {_KEYS}")
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), _FORBIDDEN),
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY), _IN_THE_WAY),
+}
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
 """The beginning of torch's plain RuntimeError when memory runs out on the CPU."""
 
@@ -38,18 +46,10 @@ def resource_errors_as_messages() -> Iterator[None]:
 
 def os_error_message(error: OSError) -> str:
     """The operating system's error, and what to do."""
-    reason = error.strerror or str(error)
+    unknown = f"The operating system reports {type(error).__name__}", "HYDRA_FULL_ERROR=1 shows where."
+    what, advice = _ADVICE.get(error.errno or 0, unknown)
     where = f" for {error.filename}" if error.filename else ""
-    if error.errno in _FULL:
-        return (
-            f"The disk is full: {reason}{where}. Earlier checkpoints are intact. Free some space, then continue with "
-            "resume=auto in the same hydra.run.dir."
-        )
-    if error.errno in _FORBIDDEN:
-        return f"Permission denied by the operating system: {reason}{where}. Give a writable directory with {_KEYS}"
-    if error.errno in _IN_THE_WAY:
-        return f"Something is in the way: {reason}{where}. Move it away, or give another directory with {_KEYS}"
-    return f"The operating system reports {type(error).__name__}: {reason}{where}. HYDRA_FULL_ERROR=1 shows where."
+    return f"{what}: {error.strerror or error}{where}. {advice}"
 
 
 def _too_large(error: Exception) -> str:

@@ -87,21 +87,18 @@ def check_writable_places(run_dir: Path) -> None:
     Raises:
         ConfigError: with the offending path.
     """
-    for name in FILES:
-        path = run_dir / name
-        if path.is_symlink() or (os.path.lexists(path) and not path.is_file()):
-            raise _in_the_way(path, "a symbolic link" if path.is_symlink() else "not a regular file")
-    for name in FOLDERS:
-        path = run_dir / name
-        if os.path.lexists(path) and (not path.is_dir() or (name == ".hydra" and path.is_symlink())):
-            raise _in_the_way(path, "not a folder that belongs to the run")
+    blocked = {}
+    for name in (*FILES, *FOLDERS):
+        path, is_folder = run_dir / name, name in FOLDERS
+        kind_fits = path.is_dir() if is_folder else path.is_file()
+        may_be_link = is_folder and name != ".hydra"
+        if os.path.lexists(path) and not (kind_fits and (may_be_link or not path.is_symlink())):
+            blocked[path] = "a folder" if is_folder else "a regular file"
     for path in (run_dir / CHECKPOINTS).glob(f"frames_{12 * '[0-9]'}"):
         if not looks_like_checkpoint(path):
-            raise _in_the_way(path, "not a checkpoint")
-
-
-def _in_the_way(path: Path, what: str) -> ConfigError:
-    return ConfigError(
-        f"{path} is {what}, but the run must write there. Move it away, or give the run a directory of its own with "
-        "hydra.run.dir=..."
-    )
+            blocked[path] = "a checkpoint"
+    for path, kind in blocked.items():
+        raise ConfigError(
+            f"{path} is a link or is not {kind}, but the run must write there. Move it away, or give the run a "
+            "directory of its own with hydra.run.dir=..."
+        )

@@ -14,13 +14,8 @@ def seeds(seed: int, count: int) -> list[int]:
     return chain
 
 
-def seed_after(seed: int, frames: int) -> int:
-    """The seed after ``frames`` frames of a run: ``seed`` at its start, and later an unused one."""
-    return seed_of_rank(seed, frames, 0)
-
-
-def seed_of_rank(seed: int, frames: int, rank: int) -> int:
-    """The seed of a rank's own random numbers after ``frames`` frames of a run; rank 0's is that of a run alone."""
+def seed_of_rank(seed: int, frames: int, rank: int = 0) -> int:
+    """The seed of a rank's random numbers after ``frames`` frames of a run: an unused one unless that is its start."""
     if frames == rank == 0:
         return seed
     return _hashed(seed, *((frames, rank) if rank else (frames,)))

@@ -18,8 +18,8 @@ _CLEAR_LINE = "\x1b[2K"
 class Progress:
     """A line with the elapsed time, frames, speed, returns, time left and the last warning.
 
-    Writes nothing to a stream that is not a terminal (a file, a pipe, a batch job's log). The cursor stays at the start of
-    the line, so that what is logged replaces the line, which is then drawn below.
+    Writes nothing to a stream that is not a terminal (a file, a pipe, a batch job's log). The cursor stays at the start
+    of the line, so that what is logged replaces the line, which is then drawn below.
     """
 
     def __init__(self, total_frames: int, stream: TextIO | None = None) -> None:
