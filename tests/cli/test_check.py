@@ -31,13 +31,6 @@ def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tin
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("override", ["init_from=nowhere", "pretrain.folder=nowhere"])
-def test_what_a_run_is_to_start_from_is_read(check, tiny, override):
-    outcome = check(*tiny, override)
-    assert outcome.code == 1
-    assert outcome.error.startswith(override), outcome.err
-
-
 def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale):
     outcome = check(*tiny, *stale)
     assert outcome.code == 1
@@ -59,12 +52,6 @@ def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overri
     outcome = check(*overrides)
     assert outcome.code == 1
     assert outcome.error.startswith(sentence), outcome.err
-
-
-def test_a_run_prints_the_line_before_it_learns(train, tiny):
-    outcome = train(*tiny)
-    assert outcome.code == 0, outcome.err
-    assert len(re.findall(LINE, outcome.out)) == 1, outcome.out
 
 
 def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, tmp_path):

@@ -73,6 +73,16 @@ def test_a_finished_run_keeps_all_its_files_when_another_is_started_in_its_direc
     }
 
 
+def test_a_folder_in_place_of_a_runs_file_or_a_file_of_another_program_is_an_error(train, tiny, tmp_path):
+    (tmp_path / "run" / "config.yaml").mkdir(parents=True)
+    error = train(*tiny, "hydra.run.dir=run").error
+    assert "run/config.yaml" in error
+    (tmp_path / "run" / "config.yaml").rmdir()
+    (tmp_path / "run" / "config.yaml").write_text("port: 80\n")
+    assert "config.yaml was not written by a run" in train(*tiny, "hydra.run.dir=run").error
+    assert (tmp_path / "run" / "config.yaml").read_text() == "port: 80\n"
+
+
 def test_a_finished_run_that_is_started_again_says_so_and_stays_as_it_is(train, tiny, tmp_path):
     again = [*tiny, "hydra.run.dir=run", "resume=auto"]
     assert train(*again).code == 0

@@ -42,7 +42,7 @@ def on_full_disks(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("free_kib", "overrides"),
     [
-        ((0, 16, 90, 130, 230, 290, 380), EVERY),
+        ((0, 90, 290), EVERY),
         pytest.param(range(0, 400, 4), EVERY, marks=pytest.mark.slow),
         pytest.param(range(0, 400, 4), (*EVERY, "logger=tensorboard"), marks=pytest.mark.slow),
     ],
@@ -65,37 +65,13 @@ def test_a_run_on_a_full_disk_ends_with_an_error_message_and_continues_when_ther
     assert frames == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_a_disk_without_space_for_the_frames_of_replay_is_an_error_message(on_full_disks, tmp_path):
     ring = ("buffer=replay", "buffer.frames=65536", f"buffer.folder={tmp_path}/ring")
     (case,) = on_full_disks([1000], *EVERY, *ring)
     # At the beginning: a process that writes to mapped files on a full disk dies by SIGBUS.
     assert (case["full"]["code"], case["full"]["frames"]) == (1, []), case
     assert case["full"]["error"].startswith(f"{FULL} for {tmp_path}/ring."), case
-
-
-@pytest.mark.slow
-def test_what_learning_could_not_use_is_kept_or_the_error_says_that_the_disk_is_full(on_full_disks):
-    kept = set()
-    for case in on_full_disks(range(0, 200, 8), *TOO_LARGE, "env.reward_scale=1.0", "total_frames=64"):
-        full = case["full"]
-        assert not full["traceback"], case
-        assert (full["code"], full["hidden"]) == (1, []), case
-        if "NaN or Inf" in full["error"]:
-            kept.add("recurrl-check --not-finite" in full["error"])
-            assert ("The batch could not be saved. " + FULL in full["error"]) != (
-                "recurrl-check --not-finite" in full["error"]
-            )
-        else:
-            assert full["error"].startswith(FULL), case
-    assert kept == {True, False}
-
-
-@pytest.mark.slow
-def test_measurements_that_cannot_be_kept_do_no_harm(on_full_disks, tmp_path, monkeypatch):
-    monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
-    for case in on_full_disks((0, 20, 28, 36, 300), "total_frames=64"):
-        assert not case["full"]["traceback"], case
-        assert case["full"]["code"] == 0 or case["full"]["error"].startswith(FULL), case
 
 
 @pytest.fixture

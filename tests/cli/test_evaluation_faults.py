@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_files import metrics, summary, without_times
 
-from recurrl import checkpoint, evaluation
+from recurrl import evaluation
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED
 
 FAILING = (
@@ -82,35 +82,6 @@ def test_a_signal_ends_an_evaluation_between_two_steps_and_a_resumed_run_repeats
         "backend",
     )
     assert {name: summary(parts)[name] for name in same} == {name: summary(whole)[name] for name in same}
-
-
-def test_the_last_evaluation_can_be_repeated_in_another_directory(
-    train, evaluate, tiny, tmp_path, signalled, monkeypatch
-):
-    signalled(1, KEPT)
-    assert train(*tiny, "hydra.run.dir=run").code == 143
-    monkeypatch.undo()
-    outcome = train("resume=run", "hydra.run.dir=other")
-    assert outcome.code == 0, outcome.err
-    assert [row["frames"] for row in metrics(tmp_path / "other")] == ["64"]
-    assert evaluate(tmp_path / "other").code == 0
-    saved = {name: checkpoint.Checkpoint(checkpoint.find(tmp_path / name)).evaluation for name in ("run", "other")}
-    assert saved["run"] is None
-    assert saved["other"]["eval/return_mean"] == summary(tmp_path / "other")["eval_return_mean"]
-
-
-def test_a_run_that_is_extended_after_its_last_evaluation_was_cut_off_logs_the_row(
-    train, tiny, tmp_path, signalled, monkeypatch
-):
-    signalled(1, KEPT)
-    assert train(*tiny, "hydra.run.dir=run").code == 143
-    monkeypatch.undo()
-    assert train("resume=run", "total_frames=96", "hydra.run.dir=run").code == 0
-    assert [(row["frames"], bool(row["eval/return_mean"])) for row in metrics(tmp_path / "run")] == [
-        ("32", False),
-        ("64", False),
-        ("96", True),
-    ]
 
 
 @pytest.fixture

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-
 import gymnasium
 import pytest
 from run_files import metrics, summary
 
 from recurrl.algorithms import Algorithm
-from recurrl.cli.evaluate import evaluate_run
-from recurrl.config.keys import keys_of
-from recurrl.config.plugins import PACKAGES, packaged
 
 REFUSAL = (
     "recompute=full is not possible with backend=pad, whose fused kernels manage their own backward workspace. "
@@ -50,14 +44,6 @@ def test_a_refused_run_prints_one_error_message(train):
     assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
 
 
-def test_the_keys_that_take_a_path_are_known():
-    of_groups = (keys_of(options, f"{group}.") for group in PACKAGES for options in packaged(group).values())
-    keys = (each for some in (keys_of(), *of_groups) for each in some)
-    takes_a_path = re.compile(r"\b(a folder (of|for)|this folder|a run directory)\b")
-    found = {key for key, _, meaning in keys if takes_a_path.search(meaning.text)}
-    assert found == {key for key in PATHS if not key.startswith("hydra.")}
-
-
 @pytest.mark.parametrize("path", ["file", "file/within"])
 @pytest.mark.parametrize("key", PATHS)
 def test_a_path_that_cannot_be_used_is_refused_with_its_key(train, tiny, tmp_path, key, path):
@@ -65,11 +51,6 @@ def test_a_path_that_cannot_be_used_is_refused_with_its_key(train, tiny, tmp_pat
     outcome = train(*PATHS[key], *tiny, f"{key}={path}")
     assert outcome.code == 1
     assert f"{key}=" in outcome.error, outcome.err
-
-
-def test_a_run_that_is_not_refused_does_make_an_environment(train, no_environments):
-    # Otherwise the tests of refusals would not show that none is made before them.
-    assert "EnvironmentMadeError" in train().err
 
 
 def test_a_refused_run_leaves_no_directory(train, tmp_path):
@@ -87,26 +68,6 @@ def test_a_run_that_its_first_batch_refuses_leaves_no_directory(train, tiny, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_job_of_a_sweep_is_recorded(train, tiny, tmp_path):
-    train("-m", *tiny, "recompute=full", "backend=pad", "seed=3,4", "hydra.sweep.dir=sweep")
-    found = summary(tmp_path / "sweep" / "0")
-    assert (found["status"], found["frames"]) == ("failed", 0)
-    assert REFUSAL in found["error"]
-
-
-def test_a_run_in_the_directory_of_another_is_refused_and_leaves_its_results(train, finished_run, tmp_path, tiny):
-    run = shutil.copytree(finished_run, tmp_path / "run")
-    outcome = train(*tiny, "hydra.run.dir=run")
-    assert outcome.code == 1
-    assert str(run) in outcome.error
-    assert "hydra.run.dir=" in outcome.error
-    assert f"resume={run}" in outcome.error
-    assert "Traceback" not in outcome.err
-    assert summary(run) == summary(finished_run)
-    assert metrics(run) == metrics(finished_run)
-    assert evaluate_run(run) == evaluate_run(finished_run)
-
-
 def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_path, monkeypatch):
     fails_in_iteration(monkeypatch, 2, RuntimeError("the GPU fell off"))
     outcome = train(*tiny, "hydra.run.dir=run")
@@ -116,11 +77,3 @@ def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_pa
     assert (found["status"], found["error"]) == ("failed", "RuntimeError: the GPU fell off")
     assert (found["frames"], found["checkpoint"]) == (32, None)
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32"]
-
-
-def test_a_run_that_is_interrupted_says_so_in_its_summary(train, tiny, tmp_path, monkeypatch):
-    fails_in_iteration(monkeypatch, 2, KeyboardInterrupt())
-    outcome = train(*tiny, "hydra.run.dir=run")
-    assert outcome.code == 130
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["error"], found["frames"]) == ("interrupted", None, 32)

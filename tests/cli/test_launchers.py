@@ -56,26 +56,6 @@ def test_one_failed_job_fails_alone_and_is_named_at_the_end(train, tiny, tmp_pat
     assert outcome.out.splitlines()[-2].split()[:2] == ["1", "scan"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_killed_job_is_named_and_the_sweep_can_be_continued(console, tiny, tmp_path, launcher):
-    (tmp_path / "killer.py").write_text(KILLER, encoding="utf-8")
-    (tmp_path / "kill").touch()
-    command = ["-m", *tiny, f"hydra/launcher={launcher}", "hydra.sweep.dir=sweep", "env=gym"]
-    command += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
-    command += ["env.id=CartPole-v1,killer:Killer-v0"]
-    outcome = console("recurrl-train", *command, cwd=tmp_path)
-    assert outcome.code == 1
-    assert "Traceback" not in outcome.err
-    assert outcome.error.startswith("The process of a job was killed")
-    assert "1 of 2 jobs completed" in outcome.err
-    assert "unfinished: 1: env.id=killer:Killer-v0: it wrote no summary" in outcome.err
-    (tmp_path / "kill").unlink()
-    outcome = console("recurrl-train", *command, "resume=auto", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
-    assert "2 of 2 jobs completed" in outcome.err
-
-
 @pytest.mark.parametrize(("threads", "jobs"), [(1, 6), (2, 3), (4, 1), (64, 1), (None, 1)])
 def test_there_are_no_more_jobs_than_cores_for_their_threads(monkeypatch, threads, jobs):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))

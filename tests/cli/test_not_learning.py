@@ -146,6 +146,7 @@ def test_a_run_that_learns_gives_no_warning(task, train, register, tmp_path):
     assert "warning:" not in outcome.err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_warns_like_one_that_was_not_interrupted(train, register, tmp_path):
     given = (*SMALL, "env=gym", f"env.id={register(Lost)}")
     assert train(*given, "checkpoint.every_frames=640", "checkpoint.keep_last=null", "hydra.run.dir=whole").code == 0

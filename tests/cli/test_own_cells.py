@@ -30,13 +30,6 @@ def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, ti
     assert evaluate("run", "--memory", "--trust-packages").code == 0
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_grpo_refreshes_the_states_of_a_cell_of_ones_own(cell, train, tiny):
-    grouped = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=8", "state=refresh")
-    outcome = train(OWN, *tiny, f"cell={cell}", *grouped)
-    assert outcome.code == 0, outcome.err
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -140,15 +140,6 @@ def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, pac
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64", "96"]
 
 
-def test_a_logger_that_raises_at_the_end_fails_the_run_after_all_is_saved(train, tiny, package, tmp_path):
-    outcome = train(*tiny, "logger=own_package.notes:FailingAtTheEnd", "hydra.run.dir=run")
-    assert "the notes are stuck" in outcome.err
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["frames"]) == ("failed", 64)
-    assert (tmp_path / "run" / found["checkpoint"]).is_dir()
-    assert len(metrics(tmp_path / "run")) == 2
-
-
 # Resuming, evaluating and checking
 
 
@@ -217,13 +208,3 @@ def test_a_run_is_used_again_once_its_code_is_trusted(train, evaluate, check, ow
     assert outcome.code == 0, outcome.err
     assert settings(tmp_path / "next")["logger"] == settings(own_run)["logger"]
     assert "notes 0.25" in (tmp_path / "next" / "notes.txt").read_text()
-
-
-def test_from_another_folder_the_missing_package_is_named(recurrl_train, recurrl_evaluate, own_run, package, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    for outcome in (
-        recurrl_evaluate(own_run, "--trust-packages", cwd=tmp_path / "elsewhere"),
-        recurrl_train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", cwd=tmp_path / "elsewhere"),
-    ):
-        assert "there is no module own_package. Install its package, or run from the folder it is in." in outcome.error
-    assert not package.exists()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from in_ranks import in_ranks, start
+from in_ranks import in_ranks
 from run_files import metrics, summary, without_times
 
 from recurrl.checkpoint import files
@@ -154,43 +152,6 @@ def test_the_batch_that_was_not_finite_is_kept_of_all_ranks_and_replayed_by_one(
     assert len(minibatches) == 96 // 4 // 12
 
 
-@pytest.mark.slow
-def test_a_run_killed_again_and_again_resumes_with_any_number_of_ranks(command, ranks, tmp_path):
-    last = 96 * 2 * KILLS
-    long = (f"total_frames={last}", "checkpoint.every_frames=96")
-    assert ranks(2, *long, "hydra.run.dir=whole")[0][0] == 0
-    draws, run = random.Random(0), tmp_path / "run"
-    for life in range(KILLS):
-        before = _rows(run)
-        started = start(2, command(*long, "resume=auto", "hydra.run.dir=run"))
-        deadline = time.monotonic() + 120
-        while _frames(run) < 96 * life and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(draws.uniform(0, 0.5))
-        victim, killed_at = draws.randrange(2), time.monotonic()
-        learns = _rows(run) > before
-        os.kill(started.processes[victim], signal.SIGKILL)
-        time.sleep(0.1)
-        os.kill(started.processes[1 - victim], signal.SIGTERM)  # as torchrun does
-        left = started.end()[1 - victim]
-        assert time.monotonic() - killed_at < ENDS_WITHIN_S
-        if learns:
-            code, _, err = left
-            assert code == 1, err
-            assert f"Rank {victim} of 2 (process {started.processes[victim]} on " in err
-        newest = next(reversed(files.checkpoints_in(run / "checkpoints")), None)
-        if newest is not None:
-            assert files.damage(newest) is None
-            for size in (1, 3):
-                shutil.rmtree(tmp_path / "other", ignore_errors=True)
-                shutil.copytree(run, tmp_path / "other", ignore=shutil.ignore_patterns("run.lock"))
-                until = f"total_frames={_frames(run) + 96}"
-                assert ranks(size, "resume=other", until, "hydra.run.dir=other")[0][0] == 0
-    assert ranks(2, *long, "resume=auto", "hydra.run.dir=run")[0][0] == 0
-    name = f"checkpoints/frames_{last:012}"
-    assert saved(run / name) == saved(tmp_path / "whole" / name)
-
-
 def _rows(run: Path) -> int:
     return len(metrics(run)) if (run / "metrics.csv").exists() else 0
 
@@ -198,40 +159,6 @@ def _rows(run: Path) -> int:
 def _frames(run: Path) -> int:
     found = files.checkpoints_in(run / "checkpoints")
     return int(found[-1].name.removeprefix(files.PREFIX)) if found else 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_no_worker_of_a_killed_rank_or_of_another_is_left(command, tmp_path, victim):
-    workers = ("collector=multi_sync", "collector.num_workers=4", "total_frames=1_000_000")
-    started = start(2, command(*workers, "checkpoint.every_frames=96", "hydra.run.dir=run"))
-    deadline = time.monotonic() + 120
-    while _frames(tmp_path / "run") < 192 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    children = [child for rank in started.processes for child in _children(rank)]
-    names = {path for each in (*started.processes, *children) for path in _shared(each)}
-    assert len(children) >= 4
-    os.kill(started.processes[victim], signal.SIGKILL)
-    started.end()
-    deadline = time.monotonic() + ENDS_WITHIN_S
-    while time.monotonic() < deadline and (
-        any(Path(f"/proc/{child}").exists() for child in children) or any(path.exists() for path in names)
-    ):
-        time.sleep(0.1)
-    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
-    assert [path for path in names if path.exists()] == []
-
-
-def _shared(process: int) -> set[Path]:
-    """What a process has mapped of shared memory."""
-    text = Path(f"/proc/{process}/maps").read_text(encoding="utf-8")
-    return {path for path in map(Path, re.findall(r"/dev/shm/\S+", text)) if path.exists()}
-
-
-def _children(process: int) -> list[int]:
-    text = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
-    found = [int(child) for child in text.split()]
-    return found + [grandchild for child in found for grandchild in _children(child)]
 
 
 @pytest.mark.slow

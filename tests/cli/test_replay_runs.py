@@ -36,18 +36,6 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
     assert [float(row["optim/steps"]) for row in whole] == [4.0] + [12.0] * 5
 
 
-@pytest.mark.slow
-def test_a_resumed_run_may_have_rows_of_another_length_but_not_begin_to_replay(train, tiny, tmp_path):
-    assert train(*tiny, *REPLAY, "hydra.run.dir=run").code == 0
-    outcome = train("resume=run", "total_frames=320", "frames_per_batch=64", "hydra.run.dir=longer")
-    assert outcome.code == 0, outcome.err
-    # Of 192 frames the newest 64 are kept, which is one longer row of each environment.
-    assert [float(row["optim/steps"]) for row in metrics(tmp_path / "longer")] == [24.0] * 2
-    assert train(*tiny, "hydra.run.dir=without").code == 0
-    outcome = train("resume=without", "buffer=replay", "total_frames=2048", "hydra.run.dir=with", "buffer.frames=64")
-    assert "buffer: it is missing in the checkpoint" in outcome.error
-
-
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [

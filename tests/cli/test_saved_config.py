@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from copy import deepcopy
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hostile_runs import PACKAGE
-from omegaconf import OmegaConf
 from run_files import settings
-
-from recurrl.config.composed import chosen_options
-from recurrl.config.keys import keys_of
 
 
 @pytest.fixture
@@ -87,25 +79,6 @@ def test_keys_and_types_that_do_not_fit_are_named_with_the_file(run, said, key, 
     for name, error in said(run).items():
         assert told in error, name
         assert str(run) in error, name
-
-
-@pytest.mark.slow
-def test_every_value_out_of_range_is_named_with_the_file(train, run):
-    saved = settings(run)
-    tried = []
-    for key, _, meaning in keys_of(chosen=chosen_options(OmegaConf.create(saved))):
-        if meaning.range is None or meaning.range.holds(-7):
-            continue
-        *groups, name = key.split(".")
-        spoilt = deepcopy(saved)
-        reduce(getitem, groups, spoilt)[name] = [-7] if key in ("encoder.sizes", "env.mask") else -7
-        (run / "config.yaml").write_text(yaml.dump(spoilt), encoding="utf-8")
-        outcome = train(f"resume={run}", "total_frames=96")
-        if key != "total_frames":  # which the command line has
-            assert re.search(r"must be .* \(got -7(\.0)?\)", outcome.error), (key, outcome.err)
-            assert str(run) in outcome.error, key
-        tried.append(key)
-    assert {"frames_per_batch", "epochs", "env.num_envs", "algorithm.gamma"} < set(tried)
 
 
 def test_what_the_command_line_gets_wrong_is_not_blamed_on_the_file(train, run):
@@ -229,18 +202,3 @@ def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, p
 
 
 # Evaluating
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("cell.hidden_size=16", "cell.hidden_size is 16 and was 8"),
-        ("env.mask=[]", "env.mask is [] and was [1, 3]"),
-    ],
-)
-def test_a_resume_that_does_not_fit_shows_the_settings_that_differ(train, run, override, told):
-    error = train(f"resume={run}", "total_frames=96", override).error
-    assert "does not fit this configuration: " in error
-    assert told in error
-    assert "size mismatch" not in error
-    assert "weight" not in error

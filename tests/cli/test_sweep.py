@@ -35,26 +35,8 @@ def test_a_sweep_runs_each_combination_in_a_directory_of_its_own(sweep, sweep_ca
     assert "4 of 4 jobs completed" in sweep_call.outcome.err.splitlines()
 
 
-def test_the_times_of_a_job_of_a_sweep_are_its_own(sweep):
-    walls = [summary(run)["wall_time_s"] for run in sweep]
-    assert all(summary(run)["startup_time_s"] < wall for run, wall in zip(sweep, walls, strict=True))
-    ended = [(run / "summary.json").stat().st_mtime for run in sweep]
-    assert sum(walls[1:]) <= ended[-1] - ended[0] + 0.1
-
-
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param(0, marks=pytest.mark.slow, id="gru-0"),
-        pytest.param(1, id="gru-1"),
-        pytest.param(2, marks=pytest.mark.slow, id="lstm-0"),
-    ],
-)
-def test_a_job_of_a_sweep_is_the_same_as_the_same_run_alone(train, tiny, tmp_path, sweep, job):
-    cell, seed = GRID[job]
-    outcome = train(*tiny, f"cell={cell}", f"seed={seed}", "hydra.run.dir=alone")
-    assert outcome.code == 0, outcome.err
-    assert without_times(metrics(sweep[job])) == without_times(metrics(tmp_path / "alone"))
+def test_the_last_job_of_a_sweep_is_the_same_as_the_same_run_in_a_process_of_its_own(sweep, console_run):
+    assert without_times(metrics(sweep[-1])) == without_times(metrics(console_run))
 
 
 def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch):
@@ -141,14 +123,6 @@ def test_runs_of_any_origin_are_compared(recurrl_compare, sweep, console_run, tm
     assert [(row[1], int(row[2])) for row in rows] == [*GRID, ("lstm", 1)]
     # The same run twice, but for its time.
     assert rows[3][3:-2] == rows[4][3:-2]
-
-
-def test_settings_that_differ_in_many_keys_have_a_table_of_their_own(recurrl_compare, train, tiny, sweep, tmp_path):
-    others = ("env=pendulum_no_velocity", "lr=1e-4", "slice_len=8", "algorithm.gamma=0.9")
-    assert train(*tiny, *others, "hydra.run.dir=other").code == 0
-    results, settings = recurrl_compare(sweep[0], "other", cwd=tmp_path).out.split("\n\n")
-    assert [row[0] for row in rows_of(results)] == ["run", str(sweep[0]), "other"]
-    assert ["lr", "0.002", "0.0001"] in rows_of(settings)
 
 
 def test_a_folder_without_runs_cannot_be_compared(recurrl_compare, tmp_path):

@@ -48,10 +48,6 @@ def test_a_run_writes_a_row_of_metrics_an_iteration_by_frames(console_run):
     assert [row["frames"] for row in metrics(console_run)] == ["32", "64"]
 
 
-def test_a_run_draws_its_learning_curve(console_run):
-    assert (console_run / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-
-
 def test_the_summary_of_a_run_says_what_it_came_to(console_run):
     found = summary(console_run)
     assert found.keys() >= SUMMARY_KEYS

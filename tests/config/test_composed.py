@@ -88,12 +88,6 @@ def test_any_gymnasium_environment_without_its_id_is_refused(refused):
     assert "Give a value of that type" not in error
 
 
-def test_a_key_that_was_deleted_is_refused(refused):
-    error = refused("~lr")
-    assert "'lr'" in error
-    assert "is required" in error
-
-
 # Values of the wrong type
 
 

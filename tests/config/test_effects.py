@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from omegaconf import DictConfig
-
-from recurrl.cli.overrides import explicit_keys
 
 CELL = "a cell other than none"
 FALLING = "a learning rate or entropy coefficient that falls"
@@ -57,35 +51,6 @@ def test_a_value_that_has_no_effect_in_the_environment_is_refused_before_anythin
     assert outcome.error == expected
     assert list(tmp_path.iterdir()) == []
     assert recurrl_check("device=cpu", f"env={env}", given, cwd=tmp_path).error == expected
-
-
-def test_what_the_user_gave_is_on_the_command_line_or_in_a_yaml_of_their_own(
-    compose_untyped: Callable[..., DictConfig], tmp_path: Path
-) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nlr: 2e-3\ndesired_kl: 0.3\n")
-    (tmp_path / "cell").mkdir()
-    (tmp_path / "cell" / "wide.yaml").write_text("defaults: [gru, _self_]\nhidden_size: 128\nnum_layers: 1\n")
-    search = f"hydra.searchpath=[file://{tmp_path}]"
-
-    def given(*overrides: str) -> set[str]:
-        return explicit_keys(compose_untyped(search, *overrides), overrides)
-
-    assert given() == set()
-    assert given("lr=2e-3", "backend=scan", "+env.kwargs.a=1") == {"lr", "backend.name", "env.kwargs.a"}
-    assert given("experiment=cartpole_grpo", "env=atari", "algorithm=ppo") == {
-        "experiment",
-        "env.source",
-        "algorithm.name",
-    }
-    assert given("experiment=mine", "cell=wide") == {"experiment", "cell.name", "desired_kl", "cell.hidden_size"}
-
-
-def test_a_value_in_a_yaml_of_the_users_own_is_refused_too(refused, tmp_path):
-    folder = tmp_path / "experiment"
-    folder.mkdir()
-    (folder / "mine.yaml").write_text("# @package _global_\nlr_schedule: adaptive\nlr_final_fraction: 0.5\n")
-    assert refused("--config-dir", str(tmp_path), "experiment=mine").startswith("lr_final_fraction=0.5 has no effect")
 
 
 def test_a_value_of_the_packages_yamls_is_left_alone(recurrl_train, tiny, tmp_path):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from recurrl.config import CellConfig
-from recurrl.config.options import option
-from recurrl.config.plugins import PACKAGES, base_options, custom_values, factory, names, options_class, values
+from recurrl.config.plugins import PACKAGES, custom_values, factory, names, options_class, values
 from recurrl.errors import ConfigError
 
 ELMAN = """
@@ -107,13 +105,6 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("group", [group for group in PACKAGES if group != "cell"])
-def test_options_of_another_group_are_rejected(package, group):
-    package("elman", ELMAN)
-    with pytest.raises(ConfigError, match=f"derived from recurrl.config.{base_options(group).__name__}, its options"):
-        options_class(group, "own_package.elman:Elman")
-
-
 @pytest.mark.parametrize("group", ["recompute", "precision"])
 def test_a_group_without_factories_takes_no_choice_of_ones_own(group):
     with pytest.raises(ConfigError, match=r"does not exist\. Choose one of: [^:]*$"):
@@ -152,16 +143,6 @@ def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(pack
     assert found.keys() == keys
     assert found["width"] == "???"
     assert all(found[key] == inherited[key] for key in keys - {"name", "width"})
-
-
-def test_a_default_that_is_a_list_is_not_shared():
-    @dataclass
-    class Options(CellConfig):
-        sizes: list[int] = option("sizes", default=[1])
-
-    first, second = (Options(name="mine", hidden_size=1, num_layers=1) for _ in range(2))
-    first.sizes.append(2)
-    assert second.sizes == [1]
 
 
 @pytest.mark.parametrize("group", PACKAGES)
