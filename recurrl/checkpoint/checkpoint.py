@@ -98,20 +98,19 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         values, self.checksums, self.evaluation = files.manifest(path)
-        frames, settings, ids = values.get("frames"), values.get("settings", {}), values.get("tracker_ids", {})
-        metrics, version, ranks_saved = values.get("metrics", {}), values.get("version"), values.get("ranks", 1)
-        has_types = isinstance(settings, dict) and _are(str, ids) and _are(float, metrics)
-        has_types = has_types and isinstance(version, str | None) and type(ranks_saved) is int
-        if type(frames) is not int or not 0 <= frames < 10**18 or not has_types:
+        found = {"version": None, "ranks": 1, "settings": {}, "tracker_ids": {}, "metrics": {}} | values
+        self.frames: int = found.get("frames", -1)
+        self.version: str | None = found["version"]
+        self.ranks: int = found["ranks"]
+        self.settings: dict[str, Any] = found["settings"]
+        self.metrics: dict[str, float] = found["metrics"]
+        self.resumed = Resumed(self.frames, found["tracker_ids"])
+        has_types = isinstance(self.settings, dict) and _are(str, self.resumed.ids) and _are(float, self.metrics)
+        has_types = has_types and isinstance(self.version, str | None) and type(self.ranks) is type(self.frames) is int
+        if not has_types or not 0 <= self.frames < 10**18:
             raise ConfigError(
                 f"The checkpoint {path} was not written by a run: its metadata has unexpected types. Give another one."
             )
-        self.frames: int = frames
-        self.version: str | None = version
-        self.ranks: int = ranks_saved
-        self.settings: dict[str, Any] = settings
-        self.resumed = Resumed(self.frames, ids)
-        self.metrics: dict[str, float] = metrics
 
     def load(self, into: Mapping[str, Stateful], settings: Mapping[str, Any]) -> None:
         """Restores what :func:`save` wrote; of several ranks, on rank 0, while the others call :func:`ranks.share`.

@@ -14,10 +14,10 @@ from recurrl.runtime.run_directory import (
     METRICS,
     SUMMARY,
     check_writable_places,
+    locked,
     looks_like_checkpoint,
     run_directory_of,
 )
-from recurrl.runtime.run_lock import locked
 
 
 @contextmanager

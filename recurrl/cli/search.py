@@ -19,7 +19,7 @@ from recurrl.cli.results import job_in
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.reporting.runs import COMPLETED, Result
-from recurrl.runtime.run_lock import locked
+from recurrl.runtime.run_directory import locked
 
 _NAME = "recurrl"
 _STARTUP_TRIALS = 8

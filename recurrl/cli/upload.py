@@ -12,8 +12,7 @@ from recurrl.config import WandbConfig
 from recurrl.config.composed import plain
 from recurrl.errors import ConfigError
 from recurrl.runtime.report import read_summary
-from recurrl.runtime.run_directory import EXPORTS, VIDEOS, run_directory_of
-from recurrl.runtime.run_lock import locked
+from recurrl.runtime.run_directory import EXPORTS, VIDEOS, locked, run_directory_of
 
 
 def upload_main() -> None:

@@ -1,8 +1,16 @@
-"""The directory of a run: finding it, and safely reading files that anybody may have put there."""
+"""The directory of a run: finding it, safely reading files that anybody may have put there, and its lock."""
 
+import errno
+import fcntl
+import logging
 import os
 import re
+import socket
 import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from recurrl.errors import ConfigError
@@ -20,8 +28,16 @@ FOLDERS = (CHECKPOINTS, "not_finite", "tensorboard", "wandb", ".hydra")
 files another program may have written, may not.
 """
 
+LOCK = "run.lock"
+_IN_USE = (errno.EACCES, errno.EAGAIN)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_MOST_BYTES = 4096
+"""Of the lock's file."""
+
 _CHECKPOINT = re.compile(r"frames_[0-9]+")
 _PARTS = ("manifest.json", "state-policy.pt")
+
+logger = logging.getLogger(__name__)
 
 
 class UnreadableError(ConfigError):
@@ -101,4 +117,57 @@ def check_writable_places(run_dir: Path) -> None:
         raise ConfigError(
             f"{path} is a link or is not {kind}, but the run must write there. Move it away, or give the run a "
             "directory of its own with hydra.run.dir=..."
+        )
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Keeps an existing run directory to this process while the block runs.
+
+    The operating system's lock on a file in the directory is released when its process ends, however that happens, and
+    works across machines if the network file system supports locks (NFS does; Lustre if mounted with ``flock``); on
+    others it logs a warning. The file names the holder, and is empty when the run has ended.
+
+    Raises:
+        ConfigError: another process has locked it; the message says which.
+        OSError: the directory cannot be written to.
+    """
+    path = run_dir / LOCK
+    # Non-blocking, because the path may be a pipe, whose opening waits for a writer.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path} is not a file, so no run can lock its directory. Remove it.")
+        _lock(descriptor, path)
+        since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {since} ({' '.join(sys.argv)})"
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode()[:_MOST_BYTES], 0)
+        try:
+            yield
+        finally:
+            os.truncate(descriptor, 0)
+    finally:
+        # Closing any descriptor of the file releases the lock.
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        # POSIX locks are not inherited, so a child that outlives a killed run does not keep the lock.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _IN_USE:
+            # The other process may not have written its name yet.
+            holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace")
+            holder = holder if holder.startswith("process ") and holder.isprintable() else "another process"
+            raise ConfigError(
+                f"{path.parent} is in use by {holder}. Wait until that run has ended, or choose another directory with "
+                "hydra.run.dir=..."
+            ) from error
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning(
+            "The file system of %s does not support locks (%s): a second run could use the directory at the same time.",
+            *(path.parent, error.strerror),
         )

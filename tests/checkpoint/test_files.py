@@ -127,13 +127,6 @@ def test_an_evaluation_is_added_and_no_state_written(tmp_path):
     assert str(files.evaluation(path)) == str(EVALUATION)
 
 
-def test_what_a_process_killed_while_it_added_an_evaluation_left_does_no_harm(written):
-    unfinished(written / files.MANIFEST).write_text("{", encoding="utf-8")
-    assert files.damage(written) is None
-    files.add_evaluation(written, EVALUATION)
-    assert not list(written.glob(".*"))
-
-
 # Damage
 
 
@@ -229,17 +222,6 @@ def test_saving_touches_nothing_of_others_in_the_folder(tmp_path):
     files.remove(folder / "frames_1")
     assert {path: unchanging(path) for path in before} == before
     assert not (folder / "frames_1").exists()
-
-
-def test_checkpoints_may_lie_on_another_disk_that_a_link_points_to(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "checkpoints").symlink_to(tmp_path / "disk")
-    path = tmp_path / "checkpoints" / "frames_1"
-    write(path, {"frames": 1}, policy=module(1))
-    assert files.checkpoints_in(path.parent) == [path]
-    assert files.manifest(tmp_path / "disk" / "frames_1").metadata == {"frames": 1}
-    files.remove(path)
-    assert list((tmp_path / "disk").iterdir()) == []
 
 
 def test_what_others_put_into_a_checkpoint_is_not_damage_not_loaded_and_not_removed(written, tmp_path):

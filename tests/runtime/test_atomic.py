@@ -24,14 +24,6 @@ def test_a_block_that_raises_leaves_the_old_contents_and_no_temporary_file(tmp_p
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_new_file_has_the_permissions_any_other_new_file_gets(tmp_path):
-    ordinary = tmp_path / "ordinary.txt"
-    ordinary.touch()
-    with atomic_write(tmp_path / "atomic.txt") as file:
-        file.write("text")
-    assert (tmp_path / "atomic.txt").stat().st_mode == ordinary.stat().st_mode
-
-
 def test_contents_are_on_the_disk_before_they_take_the_place_of_the_old_ones(tmp_path, monkeypatch):
     events = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_size))

@@ -13,12 +13,12 @@ from contextlib import suppress
 import pytest
 
 from recurrl.errors import ConfigError
-from recurrl.runtime.run_lock import FILE_NAME, locked
+from recurrl.runtime.run_directory import LOCK, locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recurrl.runtime.run_lock import locked
+from recurrl.runtime.run_directory import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     if "fork" in sys.argv:
@@ -60,7 +60,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder, arguments)
     other.kill()
     other.wait()
     with locked(tmp_path):
-        assert f"process {os.getpid()} on" in (tmp_path / FILE_NAME).read_text()
+        assert f"process {os.getpid()} on" in (tmp_path / LOCK).read_text()
 
 
 def test_a_lock_that_is_given_back_can_be_taken_again(tmp_path):
@@ -72,21 +72,21 @@ def test_a_lock_that_is_given_back_can_be_taken_again(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\xff", b"process \x1b[2J", b"x" * 9000])
 def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, holder, content):
     holder()
-    (tmp_path / FILE_NAME).write_bytes(content)
+    (tmp_path / LOCK).write_bytes(content)
     with pytest.raises(ConfigError, match="in use by another process"):
         locked(tmp_path).__enter__()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_something_else_of_that_name_is_refused_at_once(tmp_path, make):
-    make(tmp_path / FILE_NAME)
+    make(tmp_path / LOCK)
     with pytest.raises((ConfigError, IsADirectoryError)):
         locked(tmp_path).__enter__()
 
 
 def test_a_link_of_that_name_is_not_followed(tmp_path):
     (tmp_path / "other").write_text("mine")
-    (tmp_path / FILE_NAME).symlink_to(tmp_path / "other")
+    (tmp_path / LOCK).symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="symbolic link"):
         locked(tmp_path).__enter__()
     assert (tmp_path / "other").read_text() == "mine"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -108,16 +107,3 @@ def test_the_handlers_before_are_put_back():
     with stop_request():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_another_thread_than_the_main_one_leaves_the_signals_alone():
-    found = []
-
-    def run() -> None:
-        with stop_request() as request:
-            found.append(request.made)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [False]

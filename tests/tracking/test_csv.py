@@ -48,12 +48,6 @@ def test_a_metric_that_appears_later_gets_a_column_and_earlier_rows_an_empty_cel
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_second_row_at_the_same_frames_does_not_displace_the_first_when_it_brings_a_column(tmp_path):
-    path = tmp_path / "metrics.csv"
-    write(path, [(8, {"a": 1.0}), (8, {"b": 2.0})])
-    assert path.read_text() == "frames,a,b\n8,1.0,\n8,,2.0\n"
-
-
 names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1).filter(
     lambda name: name != "frames"
 )
@@ -95,14 +89,24 @@ def make_run(run_dir, frames):
     return run_dir
 
 
-def test_a_run_that_resumes_in_its_directory_repeats_no_frame_count(logger_options, tmp_path):
-    run_dir = make_run(tmp_path / "run", [8, 16, 24, 32])
-    tracker = make(logger_options(), run_dir, {"resume": "auto"})
-    for frames in (24, 32, 40):
-        tracker.log(frames, {"a": -1.0})
+@pytest.mark.parametrize(
+    ("before", "metric", "after"),
+    [
+        ("frames,a\n8,8.0\n16,16.0\n24,24.0\n", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
+        ("frames,a\n8,8.0\n", "b", "frames,a,b\n8,8.0,\n16,,-1.0\n24,,-1.0\n"),
+        ("frames,a\n8,8.0\n16,12.3", "a", "frames,a\n8,8.0\n16,-1.0\n24,-1.0\n"),
+        ("", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
+        ("frames,b", "a", "frames,a\n16,-1.0\n24,-1.0\n"),
+    ],
+    ids=["repeated frames", "a new metric", "a row cut off by a crash", "no header", "half a header"],
+)
+def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, tmp_path, before, metric, after):
+    (tmp_path / "metrics.csv").write_text(before)
+    tracker = make(logger_options(), tmp_path, {"resume": "auto"})
+    for frames in (16, 24):
+        tracker.log(frames, {metric: -1.0})
     tracker.close()
-    expected = "frames,a\n8,8.0\n16,16.0\n24,-1.0\n32,-1.0\n40,-1.0\n"
-    assert (run_dir / "metrics.csv").read_text() == expected
+    assert (tmp_path / "metrics.csv").read_text() == after
 
 
 def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_path):
@@ -110,33 +114,6 @@ def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_pat
     before = (run_dir / "metrics.csv").read_bytes()
     make(logger_options(), run_dir, {"resume": str(run_dir)}).close(exit_code=1)
     assert (run_dir / "metrics.csv").read_bytes() == before
-
-
-def test_a_resumed_run_keeps_old_columns_and_adds_new_ones(logger_options, tmp_path):
-    run_dir = make_run(tmp_path / "run", [8])
-    tracker = make(logger_options(), run_dir, {"resume": str(run_dir)})
-    tracker.log(16, {"b": 2.0})
-    tracker.close()
-    assert (run_dir / "metrics.csv").read_text() == "frames,a,b\n8,8.0,\n16,,2.0\n"
-
-
-def test_a_row_that_a_crash_cut_off_is_left_out_when_the_run_resumes(logger_options, tmp_path):
-    run_dir = make_run(tmp_path / "run", [8])
-    with (run_dir / "metrics.csv").open("a") as file:
-        file.write("16,12.3")
-    tracker = make(logger_options(), run_dir, {"resume": str(run_dir)})
-    tracker.log(24, {"a": 1.0})
-    tracker.close()
-    assert frames_of(run_dir / "metrics.csv") == [8, 24]
-
-
-@pytest.mark.parametrize("leftover", ["", "frames,a"])
-def test_a_file_without_a_whole_header_is_started_over_when_the_run_resumes(logger_options, tmp_path, leftover):
-    (tmp_path / "metrics.csv").write_text(leftover)
-    tracker = make(logger_options(), tmp_path, {"resume": str(tmp_path)})
-    tracker.log(8, {"b": 1.0})
-    tracker.close()
-    assert (tmp_path / "metrics.csv").read_text() == "frames,b\n8,1.0\n"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 import warnings
 
 import numpy
@@ -71,16 +69,10 @@ def test_returns_of_training_are_a_line_over_frames_and_evaluations_points_with_
     assert line_of(axes, "training") == [(10, 1.0), (20, 2.0), (30, 3.0)]
     assert points_of(axes) == [(20, 4.0)]
     assert bars_of(axes) == [(3.5, 4.5)]
-    assert is_drawn(tmp_path / "learning_curve.png")
-
-
-def test_the_axes_the_plot_and_its_parts_are_named(plot):
-    axes = plot([(10, {TRAIN: 1.0, EVAL: 4.0, STD: 0.5})])
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("frames (environment steps)", "episode return")
-    assert axes.get_title() == "Learning curve"
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["training", "evaluation (mean ± standard deviation)"]
-    assert axes.lines[0].get_marker() == "."  # a single value can be seen
+    assert is_drawn(tmp_path / "learning_curve.png")
 
 
 def test_iterations_without_a_value_are_skipped(plot):
@@ -105,18 +97,4 @@ def test_a_run_without_a_finished_episode_gives_labelled_axes_that_say_so(plot, 
     axes = plot(rows, rendered=True)
     assert [text.get_text() for text in axes.texts] == ["no finished episode yet"]
     assert "frames" in axes.get_xlabel()
-    assert is_drawn(tmp_path / "learning_curve.png")
-
-
-def test_no_plotting_state_of_the_process_is_touched(tmp_path):
-    (tmp_path / "metrics.csv").write_text(f"frames,{TRAIN}\n10,1.0\n")
-    script = """
-import sys
-from pathlib import Path
-from recurrl.tracking.curve import plot_learning_curve
-plot_learning_curve(Path("metrics.csv"), Path("learning_curve.png"))
-print("matplotlib.pyplot" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
     assert is_drawn(tmp_path / "learning_curve.png")

@@ -6,7 +6,7 @@ import pytest
 import recurrl.tracking
 import recurrl.tracking.csv
 import recurrl.tracking.tensorboard
-from recurrl.tracking import Resumed, Tracker, Trackers, make_trackers
+from recurrl.tracking import Tracker, Trackers, make_trackers
 
 
 class Recorder(Tracker):
@@ -52,16 +52,6 @@ def test_every_run_writes_a_csv_file(logger_options, tmp_path, name, written):
     trackers.log(8, {"loss/critic": 1.0})
     trackers.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.csv", *written]
-
-
-def test_a_logger_gets_its_options_the_directory_and_the_settings(logger_options, tmp_path, monkeypatch):
-    received = []
-    monkeypatch.setattr(
-        recurrl.tracking.tensorboard, "make", lambda *arguments: received.append(arguments) or Recorder()
-    )
-    options, resumed = logger_options("tensorboard"), Resumed(8, {})
-    make_trackers(options, tmp_path, {"seed": 1}, resumed).close()
-    assert received == [(options, tmp_path, {"seed": 1}, resumed)]
 
 
 def test_opened_destinations_are_closed_as_failed_when_a_later_one_fails(logger_options, tmp_path, monkeypatch):

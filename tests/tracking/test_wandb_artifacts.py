@@ -31,11 +31,6 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_without_the_option_a_run_has_no_artifact(trained, tmp_path):
-    assert trained(OFFLINE).code == 0
-    assert only(records(tmp_path / "run"), "artifact") == []
-
-
 def test_a_run_offline_leaves_its_best_checkpoint_for_wandb_sync(trained, tmp_path):
     outcome = trained(OFFLINE, ARTIFACTS, "checkpoint.every_frames=32", "evaluation.every_frames=32")
     assert outcome.code == 0, outcome.err
@@ -153,11 +148,3 @@ def test_a_run_without_a_wandb_run_is_an_error(upload, finished_run):
     done = upload(str(finished_run))
     assert done.code == 1
     assert "has no wandb run: it was trained with logger=csv" in done.error
-
-
-def test_a_run_cannot_be_uploaded_where_wandb_is_disabled(trained, upload, monkeypatch):
-    assert trained().code == 0
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    done = upload("run")
-    assert done.code == 1
-    assert "wandb is disabled" in done.error

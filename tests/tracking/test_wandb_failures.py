@@ -10,15 +10,12 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from disks import with_a_disk_of_its_own
 from wandb_server import WandbServer, sync
 
 from recurrl.tracking import Resumed, Trackers, make_trackers
@@ -82,13 +79,6 @@ def test_a_second_branch_of_a_run_needs_a_new_id(server, online, tmp_path):
     assert [frames for frames, _ in recorded(server, first.ids["wandb"])] == [32, 64, 96]
 
 
-def test_a_resumed_run_without_a_wandb_run_starts_one(server, online, tmp_path):
-    trackers = trackers_of(online, tmp_path / "run", Resumed(64, {}))
-    log(trackers, 96)
-    trackers.close()
-    assert recorded(server, trackers.ids["wandb"]) == [(96, 96)]
-
-
 def test_the_wandb_id_survives_a_part_logged_elsewhere(logger_options, tmp_path):
     trackers = make_trackers(logger_options("csv"), tmp_path, {}, Resumed(64, {"wandb": "abc"}))
     trackers.close()
@@ -134,8 +124,7 @@ def server_that(behaves: str) -> Iterator[str]:
         ("is unreachable", "connection refused"),
         ("is silent", "WANDB_INIT_TIMEOUT"),
         ("rejects the key", "user is not logged in"),
-        *[("WANDB_MODE=sometimes", "mode"), ("WANDB_INIT_TIMEOUT=soon", "init_timeout")],
-        ("WANDB_BASE_URL=nowhere", "base_url"),
+        ("WANDB_MODE=sometimes", "mode"),
     ],
 )
 def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, tmp_path, monkeypatch, behaves, reason):
@@ -201,21 +190,3 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained
     assert outcome.code == 0, outcome.err
     assert "is incomplete" not in outcome.out
     assert len(list((tmp_path / "next").glob("wandb/offline-run-*/*.wandb"))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not with_a_disk_of_its_own("/dev/shm", "1m"), reason="a disk of its own cannot be had here")
-def test_training_continues_when_wandbs_disk_is_full_and_the_next_run_is_recorded(machine, tiny, tmp_path):
-    folder = tmp_path / "0" / "wandb"
-    folder.mkdir(parents=True)
-    train = [*with_a_disk_of_its_own(str(folder), "20k"), str(Path(sys.executable).parent / "recurrl-train")]
-    sweep = ["--multirun", "seed=0,1", "hydra.sweep.dir=.", "hydra.sweep.subdir=${hydra.job.num}"]
-    ours = [*tiny, "logger=wandb", "logger.mode=offline", "total_frames=3200"]
-    outcome = subprocess.run([*train, *sweep, *ours], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert outcome.returncode == 0, outcome.stderr
-    assert len(re.findall(r"wandb run \w+ is incomplete: .*No space left on device", outcome.stdout)) == 1
-    for job in ("0", "1"):
-        assert frames_in(tmp_path / job / "metrics.csv")[-1] == "3200"
-        assert json.loads((tmp_path / job / "summary.json").read_text(encoding="utf-8"))["status"] == "completed"
-    [recorded] = (tmp_path / "1").glob("wandb/offline-run-*/*.wandb")
-    assert recorded.stat().st_size > 50_000
