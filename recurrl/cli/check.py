@@ -84,7 +84,7 @@ def diagnose_run(path: Path, trust_packages: bool = False) -> list[str]:
     """
     from recurrl.build import make_algorithm, make_policy_for, set_process_state
     from recurrl.checkpoint import not_finite
-    from recurrl.cli.run_config import trusted
+    from recurrl.cli.load_run import trusted
     from recurrl.cli.saved_config import saved_config
     from recurrl.runtime.resources import resource_errors_as_messages
     from recurrl.runtime.run_directory import CONFIG_FILE, run_directory_of

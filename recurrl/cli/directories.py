@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from omegaconf import DictConfig
+
+from recurrl.config.composed import value_of
 from recurrl.errors import ConfigError, require
 from recurrl.runtime.run_directory import (
     CHECKPOINTS,
@@ -21,12 +24,14 @@ from recurrl.runtime.run_directory import (
 
 
 @contextmanager
-def run_directory(run_dir: Path, resume: object) -> Iterator[None]:
+def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
     """Locks the directory of a run while the block runs. Of a run that is rejected nothing is left.
+
+    Yields what the run resumes, if anything.
 
     Args:
         run_dir: the directory.
-        resume: what the run resumes, if anything.
+        composed: the run's configuration.
 
     Raises:
         ConfigError: another process uses the directory, or it holds another run, or files of another program that the
@@ -36,8 +41,9 @@ def run_directory(run_dir: Path, resume: object) -> Iterator[None]:
     try:
         with locked(run_dir):
             was_empty = len(list(run_dir.iterdir())) == 1  # with the lock
+            resume = value_of(composed, "resume")
             _check_unused(run_dir, resume)
-            yield
+            yield resume
     except ConfigError:
         if was_empty and not (run_dir / SUMMARY).exists():
             shutil.rmtree(run_dir)

@@ -16,7 +16,7 @@ from recurrl.errors import ConfigError, require
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
-_STARTS = {"kept": "", "zeroed": "with its memory zeroed: ", "shuffled": "with another episode's: "}
+_MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with another episode's"}
 _COLUMNS = ("mean", "95% interval", "interquartile mean", "std", "min", "max", "episodes")
 
 
@@ -40,7 +40,7 @@ def evaluate_main() -> None:
                 arguments.episodes,
                 arguments.seed,
                 arguments.device,
-                states=list(_STARTS) if arguments.memory else ["kept"],
+                states=list(_MEMORY) if arguments.memory else ["kept"],
                 trust_packages=arguments.trust_packages,
                 which=arguments.which,
                 deterministic=not arguments.sampled,
@@ -181,20 +181,9 @@ def _seeds(text: str) -> list[int]:
 def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
     if as_json:
         return json.dumps(reports, indent=2, ensure_ascii=False) + "\n"
-    rows = [(each["run"], _STARTS[states], found) for each in reports for states, found in each["returns"].items()]
-    if len(reports) == 1:
-        lines = [*(f"{start}{_line(found)}" for _, start, found in rows), *reports[0].get("video", ())]
-        return "".join(f"{line}\n" for line in lines)
-    cells = ((f"{run} {start.removesuffix(': ')}".rstrip(), *_cells(found)) for run, start, found in rows)
-    return table([("run", *_COLUMNS), *cells])
-
-
-def _line(found: dict[str, Any]) -> str:
-    mean, interval, interquartile, std, low, high, episodes = _cells(found)
-    return (
-        f"return {mean} ± {std} over {episodes} episodes (min {low}, max {high}); 95% interval of the mean {interval}, "
-        f"interquartile mean {interquartile}"
-    )
+    rows = ((each["run"] + _MEMORY[key], *_cells(of)) for each in reports for key, of in each["returns"].items())
+    videos = "".join(f"{file}\n" for file in reports[0].get("video", ()))
+    return table([("run", *_COLUMNS), *rows]) + videos
 
 
 def _cells(found: dict[str, Any]) -> tuple[str, ...]:

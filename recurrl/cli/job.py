@@ -58,7 +58,7 @@ def run(
         with resource_errors_as_messages():
             remove_unfinished(run_dir)
             if config is None:
-                from recurrl.cli.run_config import with_resumed
+                from recurrl.cli.load_run import with_resumed
 
                 composed, config, start = with_resumed(composed, job_overrides(), run_dir)
             config = resolved(config)

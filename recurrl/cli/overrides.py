@@ -24,9 +24,8 @@ from recurrl.config.plugins import (
     custom_values,
     is_custom,
     key_of,
-    yaml_names,
 )
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
@@ -94,14 +93,9 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
         if changes and "." in key and key.partition(".")[0] in PACKAGES and key not in known:
             result[result.index(text)] = f"++{text}"
-    searches = [text.partition("=")[2] for text in texts if text.startswith("hparams_search=")]
-    if (
-        is_run
-        and not (arguments.multirun or arguments.cfg)
-        and searches
-        and (searches[-1] in yaml_names("hparams_search") or not only_packaged)
-    ):
-        raise ConfigError("hparams_search= searches over many runs. Add -m before it, or leave it out.")
+    if is_run and not (arguments.multirun or arguments.cfg):
+        searches = any(text.startswith("hparams_search=") for text in texts)
+        require(not searches, "hparams_search= searches over many runs. Add -m before it, or leave it out.")
     return result
 
 

@@ -22,7 +22,7 @@ from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import message
 from recurrl.cli.overrides import arguments_of, compose, job_overrides, prepared
 from recurrl.cli.sweep import followed, job_started, recorded
-from recurrl.config.composed import as_schema, value_of
+from recurrl.config.composed import as_schema
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import read_summary
@@ -109,8 +109,7 @@ def _job(composed: DictConfig) -> float | None:
     run_dir, started = Path(HydraConfig.get().runtime.output_dir), job_started()
     try:
         with ExitStack() as stack:
-            resume = value_of(composed, "resume")
-            stack.enter_context(run_directory(run_dir, resume))
+            resume = stack.enter_context(run_directory(run_dir, composed))
             if is_sweep:
                 stack.enter_context(recorded(run_dir, job_overrides()))
                 _name_group(composed)

@@ -20,7 +20,7 @@ from recurrl.cli.directories import run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
 from recurrl.cli.overrides import compose, text_of
-from recurrl.config.composed import as_schema, value_of
+from recurrl.config.composed import as_schema
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.errors import ConfigError
@@ -86,8 +86,7 @@ def train(
             composed.hydra.run.dir = str(directory)
             HydraConfig.instance().set_config(composed)
             del composed["hydra"]
-        resume = value_of(composed, "resume")
-        with run_directory(directory, resume), _log_in(directory / "recurrl.log"):
+        with run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
             typed = as_schema(composed) if resume is None else None
             run_job(composed, typed, strict, directory, started, callbacks)
     return Run(directory, read_summary(directory))

@@ -44,7 +44,7 @@ def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]
     """
     # With torch, which help and typos need not wait for.
     from recurrl import checkpoint
-    from recurrl.cli.run_config import config_of, source_of, trusted
+    from recurrl.cli.load_run import config_of, source_of, trusted
     from recurrl.runtime.resources import resource_errors_as_messages
     from recurrl.tracking.wandb import upload
 

@@ -63,7 +63,9 @@ class ClippedConfig(AlgorithmConfig):
 
     clip_epsilon: float = option("clip range of the probability ratio", BELOW_ONE)
     clip_epsilon_high: float | None = option("clip range above 1; null: the same as below", SCALE)
-    entropy_coeff: float = option("weight of the entropy bonus", WEIGHT)
+    entropy_coeff: float = option(
+        "weight of the entropy bonus; of PPO in units of the advantages' running root mean square", WEIGHT
+    )
     entropy_final_fraction: float = option(
         "fraction of entropy_coeff at the end; 1: constant", FRACTION, only_with=ENTROPY_BONUS
     )
@@ -83,9 +85,6 @@ class ClippedConfig(AlgorithmConfig):
 class PPOConfig(ClippedConfig):
     """Proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347)."""
 
-    entropy_coeff: float = option(
-        "weight of the entropy bonus, in units of the advantages' running root mean square", WEIGHT
-    )
     critic: str = option(
         "shared (a head on the actor's trunk), recurrent (its own encoder, cell and states) or feedforward (its own "
         "encoder and layer, without memory)",

@@ -65,15 +65,14 @@ def with_defaults(config: DictConfig) -> DictConfig:
     for path in paths_of(values, known):
         check_key(path, known)
     schema = OmegaConf.structured(TrainConfig)
-    for group, options in chosen.items():
-        try:
+    try:
+        for group, options in chosen.items():
             schema[group] = OmegaConf.structured(options)
-        except (OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(
-                f"The options of {group}={value_of(config, key_of(group))}, {options.__name__}, cannot be keys of a "
-                f"configuration: {str(error).splitlines()[0].rstrip('.')}. Use numbers, strings, lists and "
-                "dictionaries."
-            ) from error
+    except (OmegaConfBaseException, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"{group}: the options of {options.__name__} must be numbers, strings, lists or dictionaries ({reason})."
+        ) from error
     integers = {key for key, kind, _ in keys_of(chosen=chosen) if int in (kind, *get_args(kind)) or kind == list[int]}
     try:
         merged = OmegaConf.merge(schema, _with_integers(values, "", integers))

@@ -6,6 +6,8 @@ from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+import yaml  # type: ignore[import-untyped]
+
 from recurrl.config.options import Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, PACKAGES, packaged
 from recurrl.config.run import TrainConfig
@@ -17,31 +19,31 @@ FREE = "env.kwargs"
 WRAPPERS = "env.wrappers"
 """The only list whose entries may be mappings."""
 
-OTHER_NAMES = {
-    "frames_per_batch": "n_steps num_steps rollout_length train_batch_size",
-    "total_frames": "timesteps total_steps total_timesteps",
-    "minibatch_slices": "batch_size mini_batch_size minibatch_size num_minibatches",
-    "slice_len": "seq_len sequence_length",
-    "epochs": "n_epochs num_sgd_iter update_epochs",
-    "lr": "learning_rate",
-    "device": "cuda",
-    "logger": "wandb",
-    "cell": "model rnn",
-    "cell.hidden_size": "lstm_hidden_size",
-    "cell.num_layers": "n_lstm_layers",
-    "env.id": "env_id env_name",
-    "env.num_envs": "n_envs",
-    "algorithm.clip_epsilon": "clip_coef clip_param clip_range",
-    "algorithm.clip_value": "clip_range_vf",
-    "algorithm.critic_coeff": "vf_coef",
-    "algorithm.entropy_coeff": "ent_coef",
-    "algorithm.lmbda": "gae_lambda lambda",
-    "algorithm.normalize_advantage": "norm_adv",
-    "policy.initial_std": "action_noise log_std_init",
-}
+OTHER_NAMES = """
+frames_per_batch: n_steps num_steps rollout_length train_batch_size
+total_frames: timesteps total_steps total_timesteps
+minibatch_slices: batch_size mini_batch_size minibatch_size num_minibatches
+slice_len: seq_len sequence_length
+epochs: n_epochs num_sgd_iter update_epochs
+lr: learning_rate
+device: cuda
+logger: wandb
+cell: model rnn
+cell.hidden_size: lstm_hidden_size
+cell.num_layers: n_lstm_layers
+env.id: env_id env_name
+env.num_envs: n_envs
+algorithm.clip_epsilon: clip_coef clip_param clip_range
+algorithm.clip_value: clip_range_vf
+algorithm.critic_coeff: vf_coef
+algorithm.entropy_coeff: ent_coef
+algorithm.lmbda: gae_lambda lambda
+algorithm.normalize_advantage: norm_adv
+policy.initial_std: action_noise log_std_init
+"""
 """Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers."""
 
-SYNONYMS = {theirs: ours for ours, names in OTHER_NAMES.items() for theirs in names.split()}
+SYNONYMS = {theirs: ours for ours, names in yaml.safe_load(OTHER_NAMES).items() for theirs in names.split()}
 
 
 def keys_of(
@@ -105,10 +107,8 @@ def _advice(path: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
     similar = difflib.get_close_matches(last, {key.rpartition(".")[2] for key in known}, n=1, cutoff=0.75)
     wanted = {last} if near else {last, *similar}
-    if near := [*near, *(key for key in known if key.rpartition(".")[2] in wanted and key not in near)]:
-        return f"Did you mean {' or '.join(near)}?"
-    inside = [key.removeprefix(f"{group}.") for key in known if group and key.startswith(f"{group}.")]
-    return f"{group} has: {', '.join(inside)}." if inside else "recurrl-train --help lists all keys."
+    near += [key for key in known if key.rpartition(".")[2] in wanted and key not in near]
+    return f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --help all lists all keys."
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

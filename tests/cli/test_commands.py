@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -139,6 +140,9 @@ def test_a_package_in_the_current_folder_is_found(train, tiny, tmp_path):
     assert outcome.code == 0, outcome.err
 
 
-def test_an_unknown_precision_in_the_environment_is_an_error_message(refused, monkeypatch):
-    monkeypatch.setenv("TORCHRL_RNN_PRECISION", "fp16")
-    assert refused("total_frames=1024").startswith("TORCHRL_RNN_PRECISION is not a precision: 'fp16'. Choose one of:")
+def test_an_unknown_precision_in_the_environment_is_an_error_message(tmp_path):
+    command, environ = [sys.executable, "-m", "recurrl"], {**os.environ, "TORCHRL_RNN_PRECISION": "fp16"}
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: TORCHRL_RNN_PRECISION is not a precision: 'fp16'. Choose one of: auto, ieee,")
+    assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,7 @@ def test_of_several_runs_started_in_one_directory_one_runs(start, tiny, tmp_path
         assert run.returncode == 1
         assert "Traceback" not in message
     (runner,) = [run for run in runs if run not in refused]
-    assert f"is in use by process {runner.pid} on" in message
+    assert f"is in use by process {runner.pid} on" in message or "is in use by another process" in message
     wait_for_frames(tmp_path / "run")
     runner.send_signal(signal.SIGTERM)
     assert runner.wait(60) == 128 + signal.SIGTERM

@@ -42,7 +42,7 @@ def on_full_disks(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("free_kib", "overrides"),
     [
-        ((0, 90, 290), EVERY),
+        ((0, 90, 130, 230, 290, 380), EVERY),
         pytest.param(range(0, 400, 4), EVERY, marks=pytest.mark.slow),
         pytest.param(range(0, 400, 4), (*EVERY, "logger=tensorboard"), marks=pytest.mark.slow),
     ],
