@@ -49,7 +49,7 @@ def with_resumed(
         logger.info("resume=auto: %s", found)
     if start is None:
         return composed, as_schema(composed), None
-    effective, source = config_of(start), source_of(start)
+    effective, source = settings_of(start)
     before = plain(effective)
     for override in parsed(overrides):
         key = override.key_or_group
@@ -58,7 +58,8 @@ def with_resumed(
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     if before.get("schedule_frames") is None and "schedule_frames" not in overridden_keys(overrides):
         # With other total_frames the schedules would otherwise jump back up.
-        effective.schedule_frames = before.get("total_frames") if _extends(effective, before) else None
+        total = before.get("total_frames")
+        effective.schedule_frames = None if OmegaConf.select(effective, "total_frames") == total else total
     _check_code(effective, composed, source)
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
@@ -72,10 +73,6 @@ def with_resumed(
         )
     _check_changes(config, changes)
     return effective, config, start
-
-
-def _extends(effective: DictConfig, before: Mapping[str, Any]) -> bool:
-    return OmegaConf.select(effective, "total_frames") != before.get("total_frames")
 
 
 def _check_code(effective: DictConfig, composed: DictConfig, source: Path) -> None:
@@ -116,14 +113,11 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) 
         )
 
 
-def config_of(saved: checkpoint.Checkpoint) -> DictConfig:
-    """The configuration in the directory of a checkpoint's run; of a checkpoint elsewhere, the one within it."""
-    return config_within(saved.settings, saved.path) if saved.is_alone else saved_config(saved.path)
-
-
-def source_of(saved: checkpoint.Checkpoint) -> Path:
-    """The file or checkpoint that :func:`config_of` reads."""
-    return saved.path if saved.is_alone else run_directory_of(saved.path) / CONFIG_FILE
+def settings_of(saved: checkpoint.Checkpoint) -> tuple[DictConfig, Path]:
+    """The configuration of a checkpoint's run, and where it is: in the run's directory, or for a lone checkpoint in it."""
+    if saved.is_alone:
+        return config_within(saved.settings, saved.path), saved.path
+    return saved_config(saved.path), run_directory_of(saved.path) / CONFIG_FILE
 
 
 def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConfig:
@@ -210,13 +204,13 @@ def open_run(
             available here, or an override does not fit.
     """
     saved = checkpoint.Checkpoint(checkpoint.find(path, which))
-    settings = config_of(saved)
+    settings, source = settings_of(saved)
     if not trust_packages:
         # Before the overrides: what the command line names is trusted, what the file names is not.
-        check_trusted(settings, source_of(saved))
+        check_trusted(settings, source)
     _change(settings, overrides)
     with _naming_version(saved):
-        config = trusted(settings, source_of(saved), trust_packages=True)
+        config = trusted(settings, source, trust_packages=True)
     if device not in (None, config.device):
         # The backend of another device may not run on this one, nor does acting need it.
         backend, recompute = replace(config.backend, name="reference"), replace(config.recompute, name="none")

@@ -47,14 +47,10 @@ def configured(result: Result) -> Result:
 
 
 def jobs_of(sweep_dir: Path) -> list[Result]:
-    """The jobs of a sweep that have begun, in the order of their numbers, with their overrides."""
-    jobs = [job_in(folder, sweep_dir) for folder in job_folders(sweep_dir)]
+    """The jobs of a sweep that have begun, in folders of its own or in folders there, in the order of their numbers."""
+    files = (file for pattern in ("*", "*/*") for file in sweep_dir.glob(f"{pattern}/{OVERRIDES}"))
+    jobs = [job_in(file.parents[1], sweep_dir) for file in files]
     return sorted(jobs, key=lambda job: (len(job.name), job.name) if job.name.isdigit() else (sys.maxsize, job.name))
-
-
-def job_folders(sweep_dir: Path) -> list[Path]:
-    """The run directories of the jobs that have begun: folders of a sweep's, or of folders in it."""
-    return [path.parents[1] for pattern in ("*", "*/*") for path in sweep_dir.glob(f"{pattern}/{OVERRIDES}")]
 
 
 def job_in(folder: Path, sweep_dir: Path) -> Result:

@@ -44,28 +44,20 @@ def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]
     """
     # With torch, which help and typos need not wait for.
     from recurrl import checkpoint
-    from recurrl.cli.load_run import config_of, source_of, trusted
+    from recurrl.cli.load_run import settings_of, trusted
     from recurrl.runtime.resources import resource_errors_as_messages
-    from recurrl.tracking.wandb import upload
+    from recurrl.tracking.wandb import CHECKPOINT, upload
 
     run_dir = run_directory_of(run)
     saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
-    settings = config_of(saved)
-    options, run_id = trusted(settings, source_of(saved), trust_packages).logger, saved.resumed.ids.get("wandb")
+    settings, source = settings_of(saved)
+    options, run_id = trusted(settings, source, trust_packages).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with resource_errors_as_messages(), locked(run_dir):
-        artifacts = _artifacts(run_dir)
+        artifacts: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: checkpoint.best(run_dir)}
+        artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
         # The training run's, which wandb shows as the state of its run.
         exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
         where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code)
     return list(artifacts), where
-
-
-def _artifacts(run_dir: Path) -> dict[str, tuple[Path, Mapping[str, Any]]]:
-    """The best checkpoint, and the folders of exports and videos that there are, each with its metadata."""
-    from recurrl import checkpoint
-    from recurrl.tracking.wandb import CHECKPOINT
-
-    found: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: checkpoint.best(run_dir)}
-    return found | {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}

@@ -4,12 +4,10 @@ The dataclasses below are those that the options of custom choices derive from.
 """
 
 from recurrl.config.algorithm import AlgorithmConfig, ClippedConfig, GRPOConfig, PPOConfig
-from recurrl.config.cell import BackendConfig, CellConfig
+from recurrl.config.cell import BackendConfig, CellConfig, EncoderConfig, MLPConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig, WorkersConfig
-from recurrl.config.encoder import EncoderConfig, MLPConfig
 from recurrl.config.env import EnvConfig
-from recurrl.config.logger import LoggerConfig, WandbConfig
-from recurrl.config.run import EvaluationConfig, PolicyConfig, PretrainConfig, TrainConfig
+from recurrl.config.run import EvaluationConfig, LoggerConfig, PolicyConfig, PretrainConfig, TrainConfig, WandbConfig
 
 __all__ = [
     "AlgorithmConfig",

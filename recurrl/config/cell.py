@@ -1,8 +1,8 @@
-"""Options of the recurrent layer: its cell, and how it is computed."""
+"""Options of the encoder, and of the recurrent layer: its cell, and how it is computed."""
 
 from dataclasses import dataclass
 
-from recurrl.config.options import FEATURES, LAYERS, Condition, option
+from recurrl.config.options import FEATURES, IMAGES, LAYERS, NO_IMAGES, Condition, option
 
 NO_CELL = "none"
 A_CELL = Condition("a cell other than none", lambda run: run.cell.name != NO_CELL)
@@ -39,3 +39,23 @@ class RecomputeConfig:
     """Activations that the recurrent layer's backward pass recomputes instead of storing."""
 
     name: str = option("what the backward pass recomputes instead of storing it", only_with=A_CELL)
+
+
+@dataclass
+class EncoderConfig:
+    """An encoder; one with further options derives a dataclass from this one."""
+
+    name: str = option("the encoder")
+
+
+@dataclass
+class MLPConfig(EncoderConfig):
+    """Dense layers for vectors and convolutions for images; each entry of a dict observation has its own."""
+
+    sizes: list[int] = option("widths of the tanh layers before the cell", FEATURES, only_with=NO_IMAGES)
+    layer_norm: bool = option("normalise these layers before their tanh", only_with=NO_IMAGES)
+    images: str = option(
+        "convolutions: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018)",
+        choices=("nature", "impala"),
+        only_with=IMAGES,
+    )

@@ -6,11 +6,9 @@ Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`
 from dataclasses import dataclass
 
 from recurrl.config.algorithm import AlgorithmConfig
-from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, PrecisionConfig, RecomputeConfig
+from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, EncoderConfig, PrecisionConfig, RecomputeConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig
-from recurrl.config.encoder import EncoderConfig
 from recurrl.config.env import EnvConfig
-from recurrl.config.logger import LoggerConfig
 from recurrl.config.options import (
     BOUNDED,
     CONTINUOUS,
@@ -43,6 +41,25 @@ SCHEDULES = Condition(
     "a learning rate or entropy coefficient that falls",
     lambda run: (run.lr_schedule == "linear" and run.lr_final_fraction != 1) or run.algorithm.follows_schedule,
 )
+
+
+@dataclass
+class LoggerConfig:
+    """Where metrics go besides ``metrics.csv``, which is always written; a logger with options derives a dataclass."""
+
+    name: str = option("where metrics go besides metrics.csv")
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """Weights & Biases."""
+
+    project: str = option("wandb's project")
+    mode: str = option("auto is online with a login, else offline", choices=("auto", "online", "offline", "disabled"))
+    group: str | None = option("wandb's group; null: a sweep's runs have its folder, other runs none")
+    tags: list[str] = option("wandb's tags")
+    artifacts: bool = option("record the best checkpoint as an artifact of the wandb run, once the run is complete")
+    id: str | None = option("id of a wandb run to continue; null: that of the resumed run, or a new one")
 
 
 @dataclass
