@@ -114,7 +114,7 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) 
 
 
 def settings_of(saved: checkpoint.Checkpoint) -> tuple[DictConfig, Path]:
-    """The configuration of a checkpoint's run, and where it is: in the run's directory, or for a lone checkpoint in it."""
+    """The configuration of a checkpoint's run, and its place: the run's directory, or a lone checkpoint itself."""
     if saved.is_alone:
         return config_within(saved.settings, saved.path), saved.path
     return saved_config(saved.path), run_directory_of(saved.path) / CONFIG_FILE
