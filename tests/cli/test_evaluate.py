@@ -79,7 +79,7 @@ def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     outcome = evaluate(finished_run, "--device", "cuda")
     assert outcome.code == 1
-    assert outcome.error.startswith("device must be one of the 0 CUDA devices that torch ")
+    assert outcome.error.startswith("device must be auto, cpu or one of the 0 CUDA devices that torch ")
 
 
 def found_in(outcome) -> list[dict]:
