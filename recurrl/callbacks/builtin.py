@@ -287,7 +287,7 @@ class Log(Callback):
     Args:
         trackers: destinations of metrics.
         diagnosis: knows the warnings for the summary.
-        total_frames: of the run, for the progress bar.
+        total_frames: of the run, for the progress line.
     """
 
     def __init__(self, trackers: Trackers, diagnosis: Diagnosis, total_frames: int) -> None:

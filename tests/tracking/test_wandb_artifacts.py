@@ -75,6 +75,7 @@ def test_a_rejected_artifact_is_an_error_in_the_log(server, trained, tmp_path):
     assert [row["frames"] for row in rows] == [32, 64]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not with_a_disk_of_its_own("/dev/shm", "1m"), reason="a disk of its own cannot be had here")
 def test_a_full_disk_is_an_error_in_the_log_and_loses_no_metrics(machine, tiny, tmp_path):
     folder, kept = tmp_path / "run" / "wandb", tmp_path / "kept"
