@@ -113,16 +113,17 @@ def make_callbacks(
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
     continuous = sum(head.log_std.numel() for head in policy.modules() if isinstance(head, GaussianParameters))
     diagnosis = Diagnosis(config.iterations, config.algorithm.max_grad_norm, continuous, config.policy.initial_std)
+    save = SaveCheckpoint(config, settings, trackers.ids, start, restarts)
     return Callbacks(
         [
             *check,
             EpisodeStatistics(),
             diagnosis,
-            SaveCheckpoint(config, settings, trackers.ids, start, restarts),
+            save,
             Evaluation(restarts),
             *(each if isinstance(each, Callback) else UserCallback(each, policy, config.env) for each in callbacks),
             Log(trackers, diagnosis, config.total_frames),
-            CompleteCheckpoint(config.checkpoint.keep_last),
+            CompleteCheckpoint(config.checkpoint.keep_last, save if callbacks else None),
         ]
     )
 

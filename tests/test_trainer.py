@@ -90,6 +90,18 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
 
 
 @pytest.mark.usefixtures("_here")
+def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tiny: list[str]) -> None:
+    # That checkpoint is first written before the evaluation, which callbacks run after.
+    recurrl.train([*tiny, "total_frames=64", "checkpoint.every_frames=32"], run_dir="run", callbacks=[Counter()])
+    extended = Counter()
+    recurrl.train(["resume=run", "total_frames=96"], run_dir="extended", callbacks=[extended])
+    assert extended.seen == [32, 64, 96]
+    first = Counter()
+    recurrl.train(["resume=run/checkpoints/frames_000000000032"], run_dir="first", callbacks=[first])
+    assert first.seen == [32, 64]
+
+
+@pytest.mark.usefixtures("_here")
 def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_saved(tiny: list[str]) -> None:
     class Unsavable(Counter):
         def state_dict(self) -> dict[str, Any]:

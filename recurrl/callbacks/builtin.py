@@ -177,17 +177,19 @@ class SaveCheckpoint(Callback):
         if self._start is not None and self._start.is_in(trainer.run_dir) and self._start.frames == trainer.frames:
             trainer.checkpoint = self._start.path  # of an iteration whose evaluation is repeated
         elif any(map(trainer.is_due, self._periods)):
-            self._save(trainer)
+            self.save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
         """Saves the last iteration of a run that ends early."""
         if trainer.report.frames_here and self._saved_frames != trainer.frames:
-            self._save(trainer)
+            self.save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
+    def save(self, trainer: Trainer, evaluation: Mapping[str, float] | None = None) -> None:
+        """Writes a checkpoint; with the evaluation, one of an iteration that is logged."""
         self._saved_frames = trainer.frames
+        metrics = {name: value for name, value in trainer.metrics.items() if name not in (evaluation or {})}
         trainer.checkpoint = checkpoint.save(
-            trainer.run_dir, trainer.frames, trainer.metrics, self._components, self._tracker_ids, self._settings
+            trainer.run_dir, trainer.frames, metrics, self._components, self._tracker_ids, self._settings, evaluation
         )
         trainer.report.checkpoint = f"{CHECKPOINTS}/{trainer.checkpoint.name}"
 
@@ -199,10 +201,11 @@ class CompleteCheckpoint(Callback):
 
     Args:
         keep_last: how many to keep beside the best; None for all.
+        rewrites: writes the checkpoint again, because users' callbacks have run since; None if there are none.
     """
 
-    def __init__(self, keep_last: int | None) -> None:
-        self._keep_last = keep_last
+    def __init__(self, keep_last: int | None, rewrites: SaveCheckpoint | None = None) -> None:
+        self._keep_last, self._rewrites = keep_last, rewrites
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Completes the checkpoint, if there is one."""
@@ -212,7 +215,10 @@ class CompleteCheckpoint(Callback):
     def on_end(self, trainer: Trainer) -> None:
         """Completes one that was written at the end."""
         if trainer.checkpoint is not None and trainer.evaluation is not None:
-            checkpoint.add_evaluation(trainer.checkpoint, trainer.evaluation)
+            if self._rewrites is None:
+                checkpoint.add_evaluation(trainer.checkpoint, trainer.evaluation)
+            else:
+                self._rewrites.save(trainer, trainer.evaluation)
             checkpoint.prune(trainer.run_dir, self._keep_last)
             trainer.checkpoint = None
 

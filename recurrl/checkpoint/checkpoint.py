@@ -47,6 +47,7 @@ def save(
     of: Mapping[str, Stateful],
     tracker_ids: Mapping[str, str] = MappingProxyType({}),
     settings: Mapping[str, Any] = MappingProxyType({}),
+    evaluation: Mapping[str, float] | None = None,
 ) -> Path:
     """Writes a checkpoint on rank 0, and returns its path. Collective.
 
@@ -59,6 +60,7 @@ def save(
         of: the :func:`components` of the run.
         tracker_ids: the run's ids at destinations of metrics.
         settings: the run's whole configuration as plain values.
+        evaluation: of the policy, if the iteration is logged.
 
     Raises:
         OSError: the disk is full, or the folder is not writable. Earlier checkpoints stay intact.
@@ -69,7 +71,8 @@ def save(
     if world().rank == 0:
         states = {name: component.state_dict() for name, component in of.items()} | others
         values = {"version": __version__, "frames": frames, "ranks": world().size, "metrics": dict(metrics)}
-        files.write(path, states, {**values, "tracker_ids": dict(tracker_ids), "settings": dict(settings)})
+        values |= {"tracker_ids": dict(tracker_ids), "settings": dict(settings)}
+        files.write(path, states, values, evaluation)
     return path
 
 

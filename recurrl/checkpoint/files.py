@@ -47,13 +47,16 @@ class Stateful(Protocol):
         """Restores them."""
 
 
-def write(path: Path, states: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+def write(
+    path: Path, states: Mapping[str, Any], metadata: Mapping[str, Any], evaluation: Mapping[str, float] | None = None
+) -> None:
     """Writes states into the directory ``path``, which appears only when everything is on disk.
 
     Args:
         path: the directory; an existing checkpoint is replaced.
         states: tensors and plain values, by component.
         metadata: plain values.
+        evaluation: as :func:`add_evaluation` adds it later; None for not yet.
 
     Raises:
         OSError: the disk is full, the folder is not writable, or ``path`` exists and is not a checkpoint. Previous
@@ -71,7 +74,13 @@ def write(path: Path, states: Mapping[str, Any], metadata: Mapping[str, Any]) ->
         for name, state in states.items():
             _save(state, stage / f"state-{name}.pt")
         sums = {file.name: _checksum(file) for file in stage.iterdir()}
-        text = _sealed({"metadata": dict(metadata), "checksums": sums, "evaluation": None})
+        text = _sealed(
+            {
+                "metadata": dict(metadata),
+                "checksums": sums,
+                "evaluation": None if evaluation is None else dict(evaluation),
+            }
+        )
         (stage / MANIFEST).write_text(text, encoding="utf-8")
         for file in [*stage.iterdir(), stage]:
             sync(file)
