@@ -34,8 +34,6 @@ class Options:
     """Matmul precision, see :mod:`recurrl.recurrent.precision`."""
     compute_dtype: torch.dtype = torch.float32
     """Dtype of the recurrent matmul's operands."""
-    fused: bool = True
-    """Allow torch's fused kernels; otherwise everything runs in Python."""
 
 
 class Backend(Protocol):

@@ -50,24 +50,11 @@ def sequence(
         weights = {**weights, "weight_ih": torch.cat((w_ih, hold_G1), 1)}
         x_PI, padding_I = functional.pad(x_PI, (0, 1)), functional.pad(padding_I, (0, 1), value=1.0)
     x_SNI = padding_I.repeat(steps * count, 1).index_copy(0, place_P, x_PI).unflatten(0, (steps, count))
-    entering = tuple(packing.at_starts(stored) for stored in stored_states)
-    output_SNX, *further_NX = _run(cell, x_SNI, entering, weights, options)
+    kernel: Any = torch.gru if cell.TORCH is nn.GRU else torch.lstm
+    initial = [packing.at_starts(stored)[None] for stored in stored_states]
+    settings = ("bias_ih" in weights, 1, 0.0, torch.is_grad_enabled(), False, False)
+    output_SNX, _, *last_1NX = kernel(
+        x_SNI, initial[0] if cell.TORCH is nn.GRU else initial, [*weights.values()], *settings
+    )
     output_BTX = packing.unpack(output_SNX.flatten(0, 1).index_select(0, place_P))
-    return output_BTX, (segments.only_ends(output_BTX), *map(packing.at_ends, further_NX))
-
-
-def _run(cell: Cell, x_SNI: Tensor, states: States, weights: Weights, options: Options) -> tuple[Tensor, ...]:
-    """All outputs and the last of each further state, by the fused kernel, or by a loop if it is disabled."""
-    if options.fused:
-        kernel: Any = torch.gru if cell.TORCH is nn.GRU else torch.lstm
-        initial = [state[None] for state in states]
-        settings = ("bias_ih" in weights, 1, 0.0, torch.is_grad_enabled(), False, False)
-        output, _, *further = kernel(
-            x_SNI, initial[0] if cell.TORCH is nn.GRU else initial, [*weights.values()], *settings
-        )
-        return output, *(state[0] for state in further)
-    outputs = []
-    for x_NX in cell.project(weights, x_SNI):
-        output_NX, states = cell.step(weights, x_NX, states)
-        outputs.append(output_NX)
-    return torch.stack(outputs), *states[1:]
+    return output_BTX, (segments.only_ends(output_BTX), *[packing.at_ends(state[0]) for state in last_1NX])

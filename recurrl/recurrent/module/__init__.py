@@ -169,7 +169,6 @@ class RecurrentModule(TensorDictModuleBase):
             recompute=self.recurrent_recompute,
             precision=self.recurrent_matmul_precision,
             compute_dtype=self.recurrent_compute_dtype,
-            fused=not self.python_based,
         )
 
     @property
@@ -315,13 +314,13 @@ class RecurrentModule(TensorDictModuleBase):
         # Inside a torch.func transform such as vmap tensors have no values to read, and hand-written derivatives are
         # ignored. A private member of torch, which has no public one that tells.
         if torch._C._functorch.maybe_current_level() is not None:
-            if backend in ("native", "scan"):
+            if backend in ("native", "scan", "triton"):
                 raise ValueError(
                     f"backend={backend} is not possible inside torch.vmap and other torch.func transforms, which "
-                    "cannot transform its hand-written derivative. Choose backend=reference, or backend=pad with "
-                    "python_based=True."
+                    "cannot transform its hand-written derivative. Choose backend=reference."
                 )
-            backend = "reference" if backend == backends.AUTO else backend
+            if backend == backends.AUTO or (backend == "pad" and self.python_based):
+                backend = "reference"
         request = (backend, options, x_BTI.device, x_BTI.dtype)
         if torch.compiler.is_compiling():
             # Only these two compile without graph breaks.
