@@ -28,7 +28,7 @@ from recurrl.config import TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
 from recurrl.config.collector import ReplayConfig
 from recurrl.config.plugins import factory
-from recurrl.consistency.check import check_consistency
+from recurrl.consistency import check_consistency
 from recurrl.envs import make_batched_env
 from recurrl.errors import naming, require
 from recurrl.keys import ACTION, HIDDEN, OBSERVATION

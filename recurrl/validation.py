@@ -16,7 +16,7 @@ import torch
 from recurrl.algorithms import compiling
 from recurrl.config import PPOConfig, TrainConfig, WorkersConfig
 from recurrl.config.cell import NO_CELL
-from recurrl.config.collector import MultiAsyncConfig, ReplayConfig
+from recurrl.config.collector import ReplayConfig
 from recurrl.config.keys import WRAPPERS
 from recurrl.config.options import Condition, Meaning, meaning_of
 from recurrl.config.plugins import GROUPS, check_name, factory, is_custom
@@ -208,9 +208,6 @@ def _off_policy(config: TrainConfig) -> None:
     condition = f"on_policy with algorithm={config.algorithm.name}, which does not correct for older weights"
     advice = "Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy."
     _must(config.algorithm.is_off_policy or not config.buffer.replays, "buffer", condition, buffer, advice)
-    asynchronous = config.buffer.replays and isinstance(config.collector, MultiAsyncConfig)
-    condition = f"single or multi_sync with buffer={buffer}, which keeps each environment's steps in their order"
-    _must(not asynchronous, "collector", condition, config.collector.name, "Choose one, or buffer=on_policy.")
 
 
 def _states(config: TrainConfig) -> None:

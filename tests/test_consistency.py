@@ -19,8 +19,7 @@ from wrong_environments import Stale
 
 from recurrl.build import make_collector, make_consistency_check, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.consistency import TOLERANCE
-from recurrl.consistency.network import check_network
+from recurrl.consistency import TOLERANCE, check_network
 from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ConsistencyError
 from recurrl.policy import Policy, PolicyModule

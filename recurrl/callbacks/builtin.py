@@ -49,12 +49,13 @@ class ConsistencyCheck(Callback):
         self._done = False
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
-        """Checks the first rollout of this process, as part of the start-up.
+        """Checks the first rollout of this process, as part of the start-up, unless older weights collected it.
 
         Raises:
             ConsistencyError: the update would see something else.
         """
-        if not self._done:
+        # Rows that a resumed run finds collected ahead are of older weights, so they cannot be replayed.
+        if not self._done and not trainer.collector.metrics().get("collect/staleness"):
             logger.info(self._check(rollout, resumed=trainer.frames > 0))
             self._done = True
 

@@ -136,7 +136,8 @@ class Checkpoint:
         if changes:
             changed = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             logger.warning("Unfinished episodes are restarted: %s.", changed)
-            if flat(self.settings).get("collector.ahead"):
+            saved = flat(self.settings)
+            if saved.get("collector.ahead") or saved.get("collector.name") == "multi_async":
                 logger.warning("The rows that workers had collected ahead are dropped.")
             into = {name: component for name, component in into.items() if name != ranks.EPISODES}
         if self.ranks == world().size == 1:

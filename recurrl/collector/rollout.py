@@ -79,8 +79,8 @@ class Rollout:
             EPISODE_RETURN: torch.zeros(batch, 1, dtype=torch.float64, device=device),
         }
 
-    # A tenth faster than no_grad. What is returned was made outside, so autograd can use it.
-    @torch.inference_mode()
+    # Not inference_mode: buffers that a custom module updates as it acts must stay usable in training.
+    @torch.no_grad()
     def collect(self) -> TensorDictBase:
         """The next rollout ``[N, T]``, in memory that the next call overwrites.
 

@@ -18,6 +18,7 @@ REPLAY = [
     "others",
     [
         ["state=refresh", "buffer.folder=ring"],
+        pytest.param(["collector=multi_async"], marks=pytest.mark.slow),
         pytest.param([], marks=pytest.mark.slow),
         pytest.param(["state=burn_in"], marks=pytest.mark.slow),
     ],
@@ -43,11 +44,6 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
             ["buffer=replay", "algorithm.advantage=gae"],
             "buffer must be on_policy with algorithm=ppo as configured (got replay), because its advantages are not "
             "corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
-        ),
-        (
-            ["buffer=replay", "collector=multi_async"],
-            "collector must be single or multi_sync with buffer=replay, which keeps each environment's steps in their "
-            "order (got multi_async). Choose one, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "algorithm=grpo"],

@@ -173,10 +173,11 @@ def test_a_run_continues_after_the_loss_of_a_machine(ahead: int, cluster: Any, s
     assert frames == list(range(32, 8_001, 32))
 
 
+@pytest.mark.parametrize("collector", [("collector=ray", "collector.ahead=1"), ("collector=multi_async",)])
 def test_a_run_that_is_resumed_with_another_collector_says_that_rows_collected_ahead_are_dropped(
-    recurrl_train: Make, tiny: list[str], tmp_path: Path
+    collector: tuple[str, ...], recurrl_train: Make, tiny: list[str], tmp_path: Path
 ) -> None:
-    ahead = recurrl_train(*tiny, "collector=ray", "collector.ahead=1", "hydra.run.dir=run", cwd=tmp_path)
+    ahead = recurrl_train(*tiny, *collector, "hydra.run.dir=run", cwd=tmp_path)
     assert ahead.code == 0, ahead.err
     resumed = recurrl_train("resume=run", "collector=single", "total_frames=96", cwd=tmp_path)
     assert resumed.code == 0, resumed.err

@@ -213,6 +213,30 @@ def test_the_policys_step_acts(small: Compose) -> None:
     assert torch.equal(batch["action"], same.sequence(*same.inputs(batch)).distribution.logits.argmax(-1))
 
 
+class Counting(torch.nn.Module):
+    """An encoder that scales by a running mean, which it updates whenever it is called."""
+
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        features: Tensor = self.encoder(observation)
+        self.mean = 0.9 * self.mean + 0.1 * features.mean()
+        return features * self.mean
+
+
+def test_a_policy_whose_buffers_change_as_it_acts_can_be_trained(small: Compose) -> None:
+    config = small(*OPTIONS)
+    policy = make(config)
+    encoder = policy.trunk.encoder
+    policy.trunk.encoder = Counting(encoder)
+    (batch,) = batches(config, policy, 1)
+    policy.sequence(*policy.inputs(batch)).features.sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+
+
 def test_non_finite_probabilities_end_the_collection(small: Compose) -> None:
     config = small(*OPTIONS)
     policy = make(config)

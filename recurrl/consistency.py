@@ -1,0 +1,338 @@
+"""The consistency check: does the update see what the rollout saw?
+
+First the batch alone is checked: episode starts, the chain from step to step, observations after resets. Then the
+policy is rerun over it, in sequences and step by step, and the results are compared with the recorded ones.
+
+Shape legend: N environments, T steps of a row, S slices, K steps of a slice, P pairs of observations around a reset.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+
+from recurrl.algorithms.advantages import segment_ends
+from recurrl.config import EnvConfig
+from recurrl.envs import make_env
+from recurrl.errors import ConsistencyError
+from recurrl.keys import ACTION, HIDDEN, LOG_PROB, OBSERVATION, VALUE
+from recurrl.policy import Policy
+from recurrl.recurrent import precision
+from recurrl.recurrent.module.keys import IS_INIT
+
+TOLERANCE = {"ieee": 1e-4, "tf32x3": 1e-3, "tf32": 3e-2, "bf16": 2e-1}
+"""By precision, the difference that rounding may cause, relative to 1 + |recorded|.
+
+Single steps and sequences add the same products in different orders. In float32, whose unit is 6e-8, differences are
+1e-7 to 1e-5; a wrong state causes 1e-2 and more. The units of tf32 and bf16 are 5e-4 and 4e-3.
+"""
+
+REPEATED = 1e-4
+"""The difference, relative to 1 + |value|, that two runs of the same computation may have, whatever its precision."""
+
+NOT_SEEN = "The update would not see what the rollout saw:"
+ENOUGH_RESETS = 5
+COINCIDENCE = 1e-6
+"""Below this probability, equal observations around all resets are not a coincidence."""
+
+
+def check_consistency(
+    policy: Policy,
+    batch_NT: TensorDictBase,
+    *,
+    env: EnvConfig,
+    seed: int,
+    slice_len: int,
+    minibatch_slices: int,
+    precision_name: str,
+    resumed: bool = False,
+) -> str:
+    """Replays the first batch of a run, and returns a line with the largest differences from the recorded entries.
+
+    Log-probabilities and values are replayed as in the update: in sequence mode, in minibatches of slices, from the
+    states stored at their beginnings. The final states of these sequences, and those after single steps from every
+    stored state, must equal the recorded next states; each of these must be the state stored at the next step. The
+    states are then right at all steps, and no error can hide by growing slowly. Policy, batch and random number
+    generators stay as they are.
+
+    Args:
+        policy: the policy that collected the batch, with unchanged weights.
+        batch_NT: the first rollout.
+        env: the environment, for resets if the batch has too few.
+        seed: of these environments.
+        slice_len: steps per slice.
+        minibatch_slices: slices per minibatch.
+        precision_name: of the recurrent layer's matrix products.
+        resumed: rows may continue episodes of an earlier run; otherwise each must begin with an episode.
+
+    Raises:
+        ConsistencyError: with the first entry, environment and step that differ, both values, and a likely cause.
+    """
+    _check_present(batch_NT, policy.state_keys)
+    keys = list(batch_NT.select(OBSERVATION, *policy.state_keys).keys(True, True))
+    _check_finite(batch_NT, keys)
+    _check_marks(batch_NT, resumed)
+    _check_chain(batch_NT, keys, policy.state_keys)
+    # The CPU's generator is always saved; a GPU's must be named.
+    with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
+        observed = [key for key in keys if key not in policy.state_keys]
+        resets = _check_resets(env, seed, batch_NT, observed)
+        tolerance = TOLERANCE[precision.resolve(precision_name, policy.device)]
+        differences = check_network(policy, batch_NT, slice_len, minibatch_slices, tolerance)
+    figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
+    return (
+        f"consistency check: {batch_NT.numel()} frames with {resets} resets replay as collected; largest differences: "
+        f"{figures} (tolerance {tolerance:.0e})"
+    )
+
+
+def _check_present(batch_NT: TensorDictBase, state_keys: Sequence[Any]) -> None:
+    """Checks that the batch marks episode starts and holds the recurrent states."""
+    if state_keys and batch_NT.get(IS_INIT) is None:
+        raise ConsistencyError(
+            f"{NOT_SEEN} the batch has no entry {IS_INIT!r}, so the policy's state would leak from one episode into "
+            "the next. Append torchrl.envs.InitTracker() to the environment, or build it with recurrl.envs.make_env."
+        )
+    for key in state_keys:
+        if batch_NT.get(key) is None or batch_NT["next"].get(key) is None:
+            raise ConsistencyError(
+                f"{NOT_SEEN} the batch does not hold the recurrent state {key!r}, so the policy acted without memory. "
+                "Append module.make_tensordict_primer() to the environment, or build it with recurrl.envs.make_env."
+            )
+
+
+def _check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
+    """Checks that the policy's inputs and outputs are finite."""
+    acted_NT = batch_NT.select(*keys, ACTION, LOG_PROB, VALUE, strict=False)
+    for key, value in acted_NT.items(True, True):
+        at = _first(_any(~value.isfinite()))
+        if at is not None:
+            raise ConsistencyError(
+                f"{NOT_SEEN} {key!r} of {_place(*at)} is not finite. If it comes from the environment, clip or mask it "
+                "there; if from the policy, its weights or learning rate are too large."
+            )
+
+
+def _check_marks(batch_NT: TensorDictBase, resumed: bool) -> None:
+    """Checks that episode starts are marked exactly at the start of collection and after each episode's end.
+
+    In a resumed run, which may continue episodes, a row's first step may be marked or not.
+    """
+    marks = batch_NT.get(IS_INIT)
+    if marks is None:
+        return
+    is_init_NT, done_NT = marks.squeeze(-1), batch_NT["next", "done"].squeeze(-1)
+    began_N1 = is_init_NT[:, :1] if resumed else torch.ones_like(done_NT[:, :1])
+    started_NT = torch.cat((began_N1, done_NT[:, :-1]), 1)
+    at = _first(is_init_NT != started_NT)
+    if at is not None:
+        marked, not_marked = ("is marked", "no episode starts") if is_init_NT[at] else ("is not marked", "one starts")
+        raise ConsistencyError(
+            f"{NOT_SEEN} {_place(*at)} {marked} by {IS_INIT!r} as the start of an episode, but {not_marked} there. "
+            "Let one torchrl.envs.InitTracker(), and nothing else, write that entry."
+        )
+
+
+def _check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Sequence[Any]) -> None:
+    """Checks that within episodes each step begins with the result of the previous one."""
+    continues_NT = ~batch_NT["next", "done"].squeeze(-1)[:, :-1]
+    for key in keys:
+        after = batch_NT["next"].get(key)
+        if after is None:
+            continue
+        now_NT, before_NT = batch_NT[key][:, 1:], after[:, :-1]
+        at = _first(_any(now_NT != before_NT) & continues_NT)
+        if at is not None:
+            cause = (
+                "The recurrent state was replaced (zeroed, for example) mid-episode: leave it to the policy and the "
+                "primer, module.make_tensordict_primer()."
+                if key in state_keys
+                else "The environment or one of its transforms returns a different observation than its step did."
+            )
+            difference = float((now_NT[at].double() - before_NT[at].double()).abs().max())
+            raise ConsistencyError(
+                f"{NOT_SEEN} {key!r} of {_place(at[0], at[1] + 1)} is not what the previous step of the episode led to "
+                f"(difference {difference:.2g}). {cause}"
+            )
+
+
+def _check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
+    """Checks that episodes do not begin with the last observation of the one before; returns the number of resets."""
+    keys = [key for key in keys if batch_NT["next"].get(key) is not None]
+    ended_NT = batch_NT["next", "done"].squeeze(-1)[:, :-1]
+    last_P, first_P = batch_NT["next"].select(*keys)[:, :-1][ended_NT], batch_NT.select(*keys)[:, 1:][ended_NT]
+    resets = last_P.shape[0]
+    if resets < ENOUGH_RESETS:
+        last_P, first_P = _forced_resets(env, seed, keys)
+    if _is_not_reset(last_P, first_P):
+        raise ConsistencyError(
+            f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} equals the last one of the "
+            "previous episode, bit for bit. The environment returns a wrong observation on reset, or resets itself in "
+            "its last step: have reset return the new episode's first observation, and disable automatic resets. If "
+            "episodes really continue where the last one ended, give consistency_check=false."
+        )
+    return resets
+
+
+def _forced_resets(config: EnvConfig, seed: int, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
+    """The observations before and after resets of two new copies of the environment, with random actions."""
+    with closing(make_env(config, 2, seed, reveals=(OBSERVATION, HIDDEN) in keys)) as env:
+        rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
+    before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
+    after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]
+    return torch.cat(before), torch.cat(after)
+
+
+def _is_not_reset(last_P: TensorDictBase, first_P: TensorDictBase, most: int = 64) -> bool:
+    """True if the observations before and after each reset are equal, and that is not a coincidence.
+
+    The probability that two observations are equal is estimated from those of different resets.
+    """
+    last_P, first_P = last_P[:most], first_P[:most]
+    count = last_P.shape[0]
+    equal_PP = torch.ones(count, count, dtype=torch.bool, device=last_P.device)
+    for key in last_P.keys(True, True):
+        equal_PP &= _any(last_P[key].unsqueeze(1) != first_P[key].unsqueeze(0)).logical_not()
+    if count < ENOUGH_RESETS or not equal_PP.diagonal().all():
+        return False
+    others = count * (count - 1)
+    chance = (int(equal_PP.sum()) - count + 1) / (others + 1)
+    return bool(chance**count < COINCIDENCE)
+
+
+def _any(mask: Tensor) -> Tensor:
+    """True where any entry is true, over the dimensions after the first two."""
+    return mask.flatten(2).any(-1) if mask.ndim > 2 else mask
+
+
+def _first(wrong_NT: Tensor) -> tuple[int, int] | None:
+    """Environment and step of the earliest true entry; None if no entry is true."""
+    found = wrong_NT.T.nonzero()
+    return None if len(found) == 0 else (int(found[0, 1]), int(found[0, 0]))
+
+
+def _place(n: int, t: int) -> str:
+    """A location in words, to be followed by a verb."""
+    return f"environment {n}, step {t},"
+
+
+class _Comparison(NamedTuple):
+    """One entry of the batch, as recorded and as replayed.
+
+    Attributes:
+        name: of the quantity, for the line that is printed.
+        key: of the recorded entry.
+        replayed_NT: ``[N, T, ...]``.
+        recorded_NT: likewise.
+        cause: the likely cause of a difference, and what to do.
+    """
+
+    name: str
+    key: Any
+    replayed_NT: Tensor
+    recorded_NT: Tensor
+    cause: str
+
+
+def check_network(
+    policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int, tolerance: float
+) -> dict[str, float]:
+    """Compares two replays with each other, then with the recorded entries; returns the largest differences."""
+    replayed_NT = _replay(policy, batch_NT, slice_len, minibatch_slices)
+    _check_repeats(replayed_NT, _replay(policy, batch_NT, slice_len, minibatch_slices))
+    largest: dict[str, float] = {}
+    wrong: list[tuple[int, int, _Comparison]] = []
+    for entry in _comparisons(policy, batch_NT, replayed_NT, slice_len):
+        difference_NT = _difference(entry.replayed_NT, entry.recorded_NT)
+        largest[entry.name] = max(float(difference_NT.max()), largest.get(entry.name, 0.0))
+        at = _first(difference_NT > tolerance)
+        if at is not None:
+            wrong.append((*at, entry))
+    if wrong:
+        # Report the earliest step, and the cause of the first comparison, from which the others follow.
+        n, t, entry = min(wrong, key=lambda found: found[1])
+        raise ConsistencyError(f"{_described(entry, n, t, tolerance)} {wrong[0][2].cause}")
+    return largest
+
+
+def _replay(policy: Policy, batch_NT: TensorDictBase, slice_len: int, minibatch_slices: int) -> TensorDictBase:
+    """The policy's outputs for the recorded observations and states, in minibatches like those of the update.
+
+    Returns:
+        ``sequence``: the log-probabilities of the recorded actions, the values, and the states at the ends of segments,
+        by :meth:`Policy.sequence`. ``step``: the deterministic action and the next state of a single step from each
+        recorded state.
+    """
+    slices_SK = batch_NT.reshape(-1, slice_len)
+    replayed = []
+    for chosen_SK in slices_SK.split(minibatch_slices):
+        # With gradients enabled, so that the backend is the one of the update.
+        distribution, value, state, _ = policy.sequence(*policy.inputs(chosen_SK))
+        sequence = {LOG_PROB: distribution.log_prob(chosen_SK[ACTION]), **({} if value is None else {VALUE: value})}
+        with torch.no_grad():
+            action, _, _, after, _ = policy.step(*policy.inputs(chosen_SK.reshape(-1)))
+        step = TensorDict({ACTION: action, "next": dict(after)}, [chosen_SK.numel()])
+        entries = {"sequence": {**sequence, "next": dict(state)}, "step": step.reshape(chosen_SK.batch_size)}
+        replayed.append(TensorDict(entries, chosen_SK.batch_size).detach())
+    return torch.cat(replayed).reshape(batch_NT.batch_size)
+
+
+def _check_repeats(once_NT: TensorDictBase, again_NT: TensorDictBase) -> None:
+    """Rejects a policy whose outputs or deterministic actions differ between two calls with the same inputs."""
+    differing = [key for key in once_NT.keys(True, True) if _difference(once_NT[key], again_NT[key]).max() > REPEATED]
+    if any(ACTION not in key for key in differing):
+        raise ConsistencyError(
+            f"{NOT_SEEN} the policy returns different outputs for the same observations and states, so dropout or "
+            "another source of noise is active. Set dropout to 0, or call eval() on the module that has it."
+        )
+    if differing:
+        raise ConsistencyError(
+            "Evaluation would be random: the policy returned two different deterministic actions for the same "
+            "observation. Neither Policy.step(...) without noise nor the mode of the actor's distribution may draw "
+            "random numbers."
+        )
+
+
+def _comparisons(
+    policy: Policy, batch_NT: TensorDictBase, replayed_NT: TensorDictBase, slice_len: int
+) -> Iterator[_Comparison]:
+    sequence_NT = replayed_NT["sequence"]
+    for key in policy.state_keys:
+        recorded_NT = batch_NT["next", key]
+        step = (
+            "Repeating the single step does not reproduce it: something changed the state after the policy wrote it "
+            "(zeroed it, for example), or changed the weights. Leave both alone during collection."
+        )
+        yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], recorded_NT, step)
+        # In sequence mode states are known at the ends of segments only; elsewhere they are zero.
+        ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
+        at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
+        sequence = "The cell computes different results in sequence mode and step by step. Choose another backend."
+        yield _Comparison("state", ("next", key), at_ends_NT, recorded_NT, sequence)
+    network = (
+        "The states are correct, so the network around the cell has changed since, or depends on more than one step: "
+        "batch normalisation, for example, or running statistics updated by each call."
+    )
+    yield _Comparison("log-probability", LOG_PROB, sequence_NT[LOG_PROB], batch_NT[LOG_PROB], network)
+    if batch_NT.get(VALUE) is not None:
+        yield _Comparison("value", VALUE, sequence_NT[VALUE], batch_NT[VALUE], network)
+
+
+def _described(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
+    replayed, recorded = entry.replayed_NT[n, t].flatten(), entry.recorded_NT[n, t].flatten()
+    worst = int(_difference(replayed, recorded).argmax())
+    return (
+        f"{NOT_SEEN} {entry.key!r} of {_place(n, t)} was {float(recorded[worst]):.6g} when collected but is "
+        f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|)."
+    )
+
+
+def _difference(replayed: Tensor, recorded: Tensor) -> Tensor:
+    """Largest difference over the dimensions after the first two, relative to 1 + |recorded|; infinite for NaN."""
+    recorded = recorded.double()
+    difference = ((replayed.double() - recorded).abs() / (1 + recorded.abs())).nan_to_num(torch.inf)
+    return difference.flatten(2).amax(-1) if difference.ndim > 2 else difference
