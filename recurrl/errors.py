@@ -49,5 +49,5 @@ class NonFiniteError(RunError):
     """Training produced NaN or Inf."""
 
 
-class EnvironmentFaultError(RunError):
+class EnvError(RunError):
     """An environment misbehaved; the message says which one and at which step."""

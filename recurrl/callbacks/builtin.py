@@ -20,7 +20,7 @@ from recurrl.checkpoint import ranks
 from recurrl.collector.restarts import RESTARTS, Restarts
 from recurrl.config import TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
-from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
+from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import KEPT, StoppedError
 from recurrl.returns import WINDOW
 from recurrl.runtime.ranks import world
@@ -241,7 +241,7 @@ class Evaluation(Callback):
         """Evaluates if it is due.
 
         Raises:
-            EnvironmentFaultError: an environment failed.
+            EnvError: an environment failed.
             RunError: too many restarts in a row failed.
         """
         if trainer.is_due(trainer.config.evaluation.every_frames):
@@ -260,7 +260,7 @@ class Evaluation(Callback):
             except StoppedError:
                 return
             except (ConfigError, RunError) as error:
-                failed = EnvironmentFaultError(
+                failed = EnvError(
                     f"In the evaluation after {trainer.frames} frames: {error} The policy is saved in "
                     f"{trainer.checkpoint}; resuming from it repeats the evaluation."
                 )

@@ -85,7 +85,7 @@ class Rollout:
         """The next rollout ``[N, T]``, in memory that the next call overwrites.
 
         Raises:
-            EnvironmentFaultError: an environment failed.
+            EnvError: an environment failed.
             NonFiniteError: so are the probabilities of actions.
         """
         if self.begins_with_reset:

@@ -13,7 +13,7 @@ import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
+from recurrl.errors import ConfigError, EnvError, RunError
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +23,7 @@ _LENGTHS = {call: returned.count(",") + 1 for call, returned in _RETURNS.items()
 _REWARD, _FLAG = ("biuf", "a finite number"), ("biu", "True or False")
 
 
-class Fault(Exception):  # noqa: N818  (it becomes an EnvironmentFaultError)
+class Fault(Exception):  # noqa: N818  (it becomes an EnvError)
     """An environment misbehaved; the message continues after the environment's name."""
 
 
@@ -51,12 +51,12 @@ class Faults:
         self.steps += call == "step"
         try:
             yield
-        except (ConfigError, EnvironmentFaultError):
+        except (ConfigError, EnvError):
             raise
         except Fault as fault:
-            raise EnvironmentFaultError(f"{self.name(self.at)} {fault}") from fault.__cause__
+            raise EnvError(f"{self.name(self.at)} {fault}") from fault.__cause__
         except (Exception, SystemExit) as error:
-            raise EnvironmentFaultError(
+            raise EnvError(
                 f"{self.name(self.at)} raised {type(error).__name__} in {call}: {_message(error)}. "
                 "HYDRA_FULL_ERROR=1 shows where."
             ) from error
@@ -116,9 +116,9 @@ class Faults:
             )
         return one.item()
 
-    def error(self, i: int | None, fault: str) -> EnvironmentFaultError:
+    def error(self, i: int | None, fault: str) -> EnvError:
         """A fault of one of them, or of all."""
-        return EnvironmentFaultError(f"{self.name(i)} {fault}")
+        return EnvError(f"{self.name(i)} {fault}")
 
     def name(self, i: int | None = None) -> str:
         """The beginning of a message about one environment, or about all."""
@@ -140,7 +140,7 @@ def making(asked: str) -> Iterator[None]:
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(f"{asked} needs another package: {error}.") from error
     except Exception as error:
-        raise EnvironmentFaultError(
+        raise EnvError(
             f"{asked} cannot be made: it raised {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows where."
         ) from error
 

@@ -1,7 +1,8 @@
 """Sources that make single Gymnasium environments."""
 
+import inspect
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import gymnasium
@@ -9,11 +10,13 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from torchrl.envs import EnvBase
 
+from recurrl.config.env import EnvConfig, wrapper_and_arguments
+from recurrl.config.plugins import load
+from recurrl.envs.arguments import check_arguments
 from recurrl.envs.faults import making
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import Source
 from recurrl.envs.spaces import check_spaces, leaves
-from recurrl.envs.user_wrappers import load_wrappers, wrapped
 from recurrl.envs.wrappers import (
     AddedEntries,
     HideObservations,
@@ -49,7 +52,7 @@ class GymnasiumSource(Source):
     def check(self) -> None:
         """Rejects what cannot be honoured, and wrappers that do not exist."""
         super().check()
-        load_wrappers(self.options.wrappers)
+        _load_wrappers(self.options.wrappers)
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
@@ -60,12 +63,12 @@ class GymnasiumSource(Source):
 
         Raises:
             ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
-            EnvironmentFaultError: the environment's constructor raised.
+            EnvError: the environment's constructor raised.
         """
         options = self.options
         with making(f"env.id={options.id}"):
             env = self.create()
-        env = wrapped(env, options)
+        env = _wrapped(env, options)
         if options.max_episode_steps is not None:
             env = TimeLimit(env, options.max_episode_steps)
         for name in ("observation_space", "action_space"):
@@ -81,7 +84,7 @@ class GymnasiumSource(Source):
 
         Raises:
             ConfigError: as :meth:`plain`, or the policy cannot handle the spaces.
-            EnvironmentFaultError: the environment's constructor raised.
+            EnvError: the environment's constructor raised.
         """
         options, env = self.options, self.plain()
         if has_tuples(env.observation_space) or has_tuples(env.action_space):
@@ -94,3 +97,38 @@ class GymnasiumSource(Source):
         if added := added_entries(options):
             env = AddedEntries(env, added)
         return under_one_key(env)
+
+
+def _load_wrappers(
+    entries: Sequence[Any],
+) -> list[tuple[str, type[gymnasium.Wrapper[Any, Any, Any, Any]], dict[str, Any]]]:
+    """The name, class and arguments of each entry of ``env.wrappers``.
+
+    Raises:
+        ConfigError: an entry does not name a wrapper of Gymnasium, or its arguments do not fit.
+    """
+    found = []
+    for entry in entries:
+        name, arguments = wrapper_and_arguments(entry)
+        asked = f"env.wrappers={name}"
+        wrapper = load(name, asked)
+        if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
+            raise ConfigError(
+                f"{asked} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."
+            )
+        check_arguments(wrapper, ["env", *arguments], asked)
+        found.append((name, wrapper, arguments))
+    return found
+
+
+def _wrapped(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    """The environment within the wrappers of ``env.wrappers``, the last one outermost.
+
+    Raises:
+        ConfigError: a wrapper needs a package that is not installed.
+        EnvError: a wrapper's constructor raised.
+    """
+    for name, wrapper, arguments in _load_wrappers(config.wrappers):
+        with making(f"env.wrappers={name} around env.id={config.id}"):
+            env = wrapper(env, **arguments)
+    return env

@@ -16,7 +16,7 @@ import torch
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.errors import EnvironmentFaultError
+from recurrl.errors import EnvError
 from recurrl.policy import VALUE, Policy
 
 Compose = Callable[..., TrainConfig]
@@ -97,7 +97,7 @@ def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
         for _ in range(20):
             collector.collect()
 
-    with pytest.raises(EnvironmentFaultError, match=says) as caught:
+    with pytest.raises(EnvError, match=says) as caught:
         collect()
     assert "in _observe" in str(caught.value.__cause__)
     for process in multiprocessing.active_children():

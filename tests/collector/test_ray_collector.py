@@ -24,7 +24,7 @@ from test_worker_faults import failing
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.errors import ConfigError, EnvironmentFaultError, RunError
+from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.policy import VALUE
 
 ray = pytest.importorskip("ray")
@@ -258,7 +258,7 @@ def test_an_environment_that_fails_is_named_and_replaced_if_asked(
     config, policy = failing(small, *there, at=30, by=by)
     says = r"Worker . of 2 \(environments . to .\): Environment 0 of 2 .* raised (ArmError|TimeLimitError) in step"
     collector = make_collector(config, policy)
-    with pytest.raises(EnvironmentFaultError, match=says) as caught:
+    with pytest.raises(EnvError, match=says) as caught:
         several(collector, 4)
     assert "in _observe" in str(caught.value.__cause__)
     collector.shutdown()

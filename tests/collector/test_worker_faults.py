@@ -11,7 +11,7 @@ import pytest
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
-from recurrl.errors import EnvironmentFaultError, RunError
+from recurrl.errors import EnvError, RunError
 from recurrl.policy import Policy
 from recurrl.runtime.time_limit import time_limit
 
@@ -46,9 +46,7 @@ def test_an_environment_that_hangs_is_named(at: int, small: Compose) -> None:
     where = "at step 0, raised TimeLimitError in reset" if at == 0 else r"at step \d+, raised TimeLimitError in step"
     with (
         time_limit(0.2),
-        pytest.raises(
-            EnvironmentFaultError, match=f"Environment 0 of 4 .*{where}: no response within collector.timeout_s=0.2 s"
-        ),
+        pytest.raises(EnvError, match=f"Environment 0 of 4 .*{where}: no response within collector.timeout_s=0.2 s"),
     ):
         make_collector(config, policy).collect()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -59,7 +57,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(small: Compose, mo
     # As after Ctrl-Z: the first alarm comes long after it was due, the second one on time.
     times = [0.0, 1000.0, 1000.15]
     monkeypatch.setattr("recurrl.runtime.time_limit.time", SimpleNamespace(monotonic=lambda: times.pop(0)))
-    with time_limit(0.1), pytest.raises(EnvironmentFaultError, match="TimeLimitError"):
+    with time_limit(0.1), pytest.raises(EnvError, match="TimeLimitError"):
         make_collector(config, policy)
     assert not times
 

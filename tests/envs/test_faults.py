@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recurrl.envs.faults import Faults
-from recurrl.errors import EnvironmentFaultError
+from recurrl.errors import EnvError
 
 FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset", "first reset")
 
@@ -86,5 +86,5 @@ def test_values_near_the_limit_of_their_dtype_are_finite(dtype: type) -> None:
     faults = Faults("Large-v0", 2)
     faults.check_finite("reward", np.full((2, 1), min(np.finfo(dtype).max, np.finfo(np.float32).max), dtype))
     for no_number in (np.nan, np.inf):
-        with pytest.raises(EnvironmentFaultError, match="returned a non-finite reward"):
+        with pytest.raises(EnvError, match="returned a non-finite reward"):
             faults.check_finite("reward", np.array([0.0, no_number], dtype))

@@ -20,7 +20,7 @@ from recurrl.build import make_policy_for, make_rollouts, set_process_state
 from recurrl.collector import single
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.errors import ConfigError, EnvironmentFaultError
+from recurrl.errors import ConfigError, EnvError
 
 Compose = Callable[..., TrainConfig]
 
@@ -373,7 +373,7 @@ def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector: Callabl
         if done.any():
             env.reset_tensors(done)
     with pytest.raises(
-        EnvironmentFaultError,
+        EnvError,
         match=r"Environment 1 of 2 \(Vector-v0\), at step 4, returned an action mask that allows no action: \[0 0\]",
     ):
         env.step_tensors(torch.zeros(2, dtype=torch.int64))
@@ -392,5 +392,5 @@ def test_a_constructor_that_raises_is_named(register_vector: Callable[..., str],
         raise OSError("no licence for the simulator")
 
     config = compose("env=gym", f"env.id={register_vector(without_a_licence)}", NATIVE).env
-    with pytest.raises(EnvironmentFaultError, match="cannot be made: it raised OSError: no licence for the simulator"):
+    with pytest.raises(EnvError, match="cannot be made: it raised OSError: no licence for the simulator"):
         make_env(config, 2, seed=0)

@@ -12,7 +12,7 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.errors import ConfigError, EnvironmentFaultError
+from recurrl.errors import ConfigError, EnvError
 from recurrl.evaluation import evaluate, random_metrics
 from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, Policy, make_policy
 
@@ -56,13 +56,13 @@ def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(
     configure: Configure, collect: Collect
 ) -> None:
     config = configure(MASKED, mask_in="observation", action="multi_discrete", nothing_at=3)
-    with pytest.raises(EnvironmentFaultError, match=r"at step 3, returned an action mask that allows no action: \[0 0"):
+    with pytest.raises(EnvError, match=r"at step 3, returned an action mask that allows no action: \[0 0"):
         collect(config)
 
 
 def test_a_mask_that_the_info_does_not_hold_is_refused(configure: Configure) -> None:
     config = configure(CUE, "env.action_mask_from_info=true")
-    with pytest.raises(EnvironmentFaultError, match=r"returned no info\['action_mask'\]"):
+    with pytest.raises(EnvError, match=r"returned no info\['action_mask'\]"):
         make_env(config.env, 1, seed=0)
 
 
