@@ -108,7 +108,10 @@ def _advice(path: str, known: Collection[str]) -> str:
     similar = difflib.get_close_matches(last, {key.rpartition(".")[2] for key in known}, n=1, cutoff=0.75)
     wanted = {last} if near else {last, *similar}
     near += [key for key in known if key.rpartition(".")[2] in wanted and key not in near]
-    return f"Did you mean {' or '.join(near)}?" if near else "recurrl-train --help all lists all keys."
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    inside = [key.removeprefix(f"{group}.") for key in known if group and key.startswith(f"{group}.")]
+    return f"{group} has: {', '.join(inside)}." if inside else "recurrl-train --help all lists all keys."
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

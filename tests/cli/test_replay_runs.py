@@ -42,18 +42,17 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
     [
         (
             ["buffer=replay", "algorithm.advantage=gae"],
-            "buffer must be on_policy with algorithm=ppo as configured (got replay), because its advantages are not "
-            "corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+            "buffer must be on_policy with algorithm=ppo, which does not correct for older weights (got replay). Give "
+            "algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "algorithm=grpo"],
-            "buffer must be on_policy with algorithm=grpo as configured (got replay), because its advantages are not "
-            "corrected for older weights. Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+            "buffer must be on_policy with algorithm=grpo, which does not correct for older weights (got replay). Give "
+            "algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
         ),
         (
             ["buffer=replay", "buffer.frames=1000"],
-            "buffer.frames=1000 is less than an iteration of frames_per_batch=1024. Give buffer.frames=16384, for "
-            "example.",
+            "buffer.frames must be at least frames_per_batch=1024 (got 1000). Give buffer.frames=16384, for example.",
         ),
         (
             ["buffer=replay", "buffer.replay_ratio=1"],

@@ -35,7 +35,7 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
         (["env.num_env=4"], "Unknown configuration key 'env.num_env'. Did you mean env.num_envs"),
         (["hidden_size=8"], "Unknown configuration key 'hidden_size'. Did you mean cell.hidden_size?"),
         (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
-        (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --help lists all keys."),
+        (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --help all lists all keys."),
         (["cell.xyzzy=1"], "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, name, num_layers."),
         (["-m", "sed=0,1"], "Unknown configuration key 'sed'. Did you mean seed?"),
     ],

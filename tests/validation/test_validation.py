@@ -66,7 +66,6 @@ ERRORS = [
     ({"cell.name": "none", "backend.name": "triton"}, "backend=triton has no effect"),
     ({"recompute.name": "full", "backend.name": "pad"}, "recompute=full is not possible with backend=pad"),
     ({"recompute.name": "full", "backend.name": "reference"}, "recompute=full is not possible with backend=reference"),
-    ({"recompute.name": "chunk", "recompute.chunk_len": 0}, "chunk_len=0"),
     ({"backend.name": "triton"}, "backend=triton needs a CUDA device"),
     ({"backend.name": "triton", "cell.hidden_size": 2048}, "hidden_size=2048 is not possible with backend=triton"),
     ({"precision.name": "tf32"}, "precision=tf32 needs a GPU"),
