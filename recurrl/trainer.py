@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,6 +25,7 @@ from recurrl.runtime.ranks import world
 from recurrl.runtime.report import Report
 from recurrl.runtime.signals import StopRequest
 
+logger = logging.getLogger(__name__)
 _STOP_NOTICE = (
     "finishing and saving the current iteration; an evaluation stops and is repeated on resume. A second signal ends "
     "the run immediately. To resume: recurrl-train resume={}"
@@ -117,6 +120,9 @@ class Trainer:
 
     def finished(self) -> bool:
         """True if no iteration follows. Collective: ranks exchange what requests a stop on any of them."""
+        if world().is_orphaned:
+            logger.error("torchrun has ended; so does the run, with a checkpoint.")
+            self.request.record(signal.SIGTERM)
         requests = world().gathered(torch.tensor([self.request.number or 0, self.stopped]))
         number, stopped = requests.amax(0).tolist()
         if number:

@@ -11,6 +11,8 @@ import pytest
 
 import recurrl
 from recurrl.errors import RunError
+from recurrl.runtime.ranks import World
+from recurrl.runtime.report import read_summary
 from recurrl.trainer import Trainer
 
 
@@ -114,3 +116,13 @@ def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_save
 @pytest.fixture
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny: list[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(World, "is_orphaned", True)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        recurrl.train([*tiny, "total_frames=96"], run_dir="run")
+    assert read_summary(Path("run"))["status"] == "interrupted"
+    monkeypatch.undo()
+    assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96

@@ -104,6 +104,7 @@ class World:
         dist: Any = distributed  # typed in part only
         self.rank, self.local_rank = launched_rank(), int(os.environ["LOCAL_RANK"])
         self._dist = dist
+        self._parent = os.getppid()
         with self._lost_rank_named():
             store, _, size = next(dist.rendezvous("env://"))
             self._store = dist.PrefixStore("recurrl", store)
@@ -135,6 +136,11 @@ class World:
         if self.size > 1:
             self._dist.destroy_process_group()
             self.rank, self.local_rank, self.size = 0, 0, 1
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True once torchrun has ended without ending this process."""
+        return self.size > 1 and os.getppid() != self._parent
 
     def failed(self, error: BaseException) -> None:
         """Publishes why this rank ends, unless the reason is another rank."""
