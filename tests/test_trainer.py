@@ -120,9 +120,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_here")
 def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny: list[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(World, "is_orphaned", True)
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+    after_one_iteration = iter([False, True])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        patch.setattr(World, "is_orphaned", property(lambda _: next(after_one_iteration)))
         recurrl.train([*tiny, "total_frames=96"], run_dir="run")
-    assert read_summary(Path("run"))["status"] == "interrupted"
-    monkeypatch.undo()
+    summary = read_summary(Path("run"))
+    assert (summary["status"], summary["frames"]) == ("interrupted", 32)
     assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96

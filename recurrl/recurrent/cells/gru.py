@@ -30,12 +30,11 @@ class GRU(AnalyticCell):
     def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
         """One step from the two projections."""
         (h,) = states_BH
-        x_r, x_z, x_n = x_gates_BG.chunk(3, -1)
-        h_r, h_z, h_n = h_gates_BG.chunk(3, -1)
-        r = torch.sigmoid(x_r + h_r)
-        z = torch.sigmoid(x_z + h_z)
-        n = torch.tanh(x_n + r * h_n)
-        return (n + z * (h - n),)
+        sizes = 2 * h.shape[-1], h.shape[-1]
+        (x_rz, x_n), (h_rz, h_n) = x_gates_BG.split(sizes, -1), h_gates_BG.split(sizes, -1)
+        r, z = torch.sigmoid(x_rz + h_rz).chunk(2, -1)
+        n = torch.tanh(torch.addcmul(x_n, r, h_n))
+        return (torch.lerp(n, h, z),)
 
     def forward_step(self, gates_BA: Tensor, states: Sequence[Tensor], out_states: Sequence[Tensor]) -> None:
         """``activate`` into preallocated memory; gates hold (hₙ, r, z, n)."""
