@@ -85,8 +85,8 @@ def check_consistency(
         differences = check_network(policy, batch_NT, slice_len, minibatch_slices, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
-        f"consistency check: {batch_NT.numel()} frames with {resets} resets replay as collected; largest differences: "
-        f"{figures} (tolerance {tolerance:.0e})"
+        f"consistency check: {batch_NT.numel()} frames with {resets} resets give in the update what they gave in the "
+        f"rollout; largest differences: {figures} (tolerance {tolerance:.0e})"
     )
 
 

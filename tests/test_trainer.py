@@ -121,9 +121,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_here")
 def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny: list[str], monkeypatch: Any) -> None:
     after_one_iteration = iter([False, True])
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+    with monkeypatch.context() as patch:
         patch.setattr(World, "is_orphaned", property(lambda _: next(after_one_iteration)))
-        recurrl.train([*tiny, "total_frames=96"], run_dir="run")
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            recurrl.train([*tiny, "total_frames=96"], run_dir="run")
     summary = read_summary(Path("run"))
     assert (summary["status"], summary["frames"]) == ("interrupted", 32)
     assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96

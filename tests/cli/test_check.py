@@ -9,7 +9,7 @@ import pytest
 from run_files import metrics, summary
 from wrong_environments import Stale
 
-LINE = r"consistency check: 32 frames with \d+ resets replay as collected; largest differences: .*"
+LINE = r"consistency check: 32 frames with \d+ resets give in the update what they gave in the rollout; largest differences: .*"
 
 
 @pytest.fixture
