@@ -9,7 +9,10 @@ import pytest
 from run_files import metrics, summary
 from wrong_environments import Stale
 
-LINE = r"consistency check: 32 frames with \d+ resets give in the update what they gave in the rollout; largest differences: .*"
+LINE = (
+    r"consistency check: 32 frames with \d+ resets give in the update what they gave in the rollout; largest differences: "
+    r".*"
+)
 
 
 @pytest.fixture
