@@ -10,8 +10,8 @@ from run_files import metrics, summary
 from wrong_environments import Stale
 
 LINE = (
-    r"consistency check: 32 frames with \d+ resets give in the update what they gave in the rollout; largest differences: "
-    r".*"
+    r"consistency check: 32 frames with \d+ resets give in the update what they gave in the rollout; largest "
+    r"differences: .*"
 )
 
 
