@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import recurrl
-from recurrl.errors import RunError
+from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.ranks import World
 from recurrl.runtime.report import read_summary
 from recurrl.trainer import Trainer
@@ -61,6 +61,7 @@ class Whole(recurrl.Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         self.calls.append(f"iteration to {trainer.frames}")
+        metrics["mine/frames"] = np.int64(trainer.frames)
         if trainer.frames == self.stop_after:
             trainer.stop()
 
@@ -71,7 +72,7 @@ class Whole(recurrl.Callback):
         self.calls.append(f"close, failed: {failed}")
 
     def metrics(self) -> dict[str, float]:
-        return {"mine/calls": float(len(self.calls))}
+        return {"mine/calls": len(self.calls)}
 
 
 @pytest.mark.usefixtures("_here")
@@ -128,3 +129,13 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny: list[str], 
     summary = read_summary(Path("run"))
     assert (summary["status"], summary["frames"]) == ("interrupted", 32)
     assert recurrl.train(["resume=auto"], run_dir="run").summary["frames"] == 96
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_metric_that_is_no_number_is_an_error(tiny: list[str]) -> None:
+    class Wrong(recurrl.Callback):
+        def metrics(self) -> Any:
+            return {"mine/name": "text"}
+
+    with pytest.raises(ConfigError, match="The metric mine/name must be a number"):
+        recurrl.train(tiny, run_dir="run", callbacks=[Wrong()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
 
 from tensordict import TensorDictBase
 
@@ -12,7 +12,7 @@ from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import merged
 from recurrl.checkpoint import Stateful
 from recurrl.config import EnvConfig
-from recurrl.errors import RunError
+from recurrl.errors import RunError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
 from recurrl.runtime.in_bytes import read, written
@@ -163,9 +163,12 @@ class Callbacks:
         """Those of all.
 
         Raises:
-            ConfigError: two have a metric of the same name.
+            ConfigError: two have a metric of the same name, or one is not a number.
         """
-        return merged(*(callback.metrics() for callback in self._callbacks.values()))
+        metrics = merged(*(callback.metrics() for callback in self._callbacks.values()))
+        for name, value in metrics.items():
+            require(isinstance(value, SupportsFloat), f"The metric {name} must be a number (got {value!r}).")
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, by name."""
