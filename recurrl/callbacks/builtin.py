@@ -17,7 +17,7 @@ from recurrl import checkpoint, evaluation
 from recurrl.callbacks.callback import Callback
 from recurrl.callbacks.diagnosis import Diagnosis
 from recurrl.checkpoint import ranks
-from recurrl.collector.restarts import RESTARTS, Restarts
+from recurrl.collector.restarts import RESTARTS, STALENESS, Restarts
 from recurrl.config import TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.errors import ConfigError, EnvError, RunError
@@ -55,7 +55,7 @@ class ConsistencyCheck(Callback):
             ConsistencyError: the update would see something else.
         """
         # Rows that a resumed run finds collected ahead are of older weights, so they cannot be replayed.
-        if not self._done and not trainer.collector.metrics().get("collect/staleness"):
+        if not self._done and not trainer.collector.metrics().get(STALENESS):
             logger.info(self._check(rollout, resumed=trainer.frames > 0))
             self._done = True
 

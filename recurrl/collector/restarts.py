@@ -15,6 +15,8 @@ MOST_IN_A_ROW = 3
 """Restarts without a success in between, after which environments are assumed to fail always."""
 
 RESTARTS = "collect/restarts"
+STALENESS = "collect/staleness"
+"""The metric of collectors whose rows may be of older weights: updates since those, on average."""
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import nn
 from torchrl.checkpoint import GlobalRNGState
 
+from recurrl.collector.restarts import STALENESS
 from recurrl.collector.rollout import Rollout, Rollouts
 from recurrl.collector.worker_errors import Failure
 from recurrl.config import WorkersConfig
@@ -214,7 +215,7 @@ class WorkerCollector:
 
     def metrics(self) -> dict[str, float]:
         """If workers are ahead, the mean number of updates since the weights of the last rollout."""
-        return {"collect/staleness": self._staleness} if self._ahead else {}
+        return {STALENESS: self._staleness} if self._ahead else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each worker, and the rows that are ahead of learning with the age of their weights.
