@@ -107,7 +107,7 @@ def make_callbacks(
     A run that is interrupted during an evaluation so has a checkpoint, from which a resumed run repeats it.
     """
     share = share_of(config, world())
-    check = [ConsistencyCheck(make_consistency_check(share, policy))] if config.consistency_check else []
+    check = [ConsistencyCheck(make_consistency_check(share))] if config.consistency_check else []
     if world().rank > 0:
         return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
@@ -237,11 +237,10 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 
 
-def make_consistency_check(config: TrainConfig, policy: Policy) -> Callable[..., str]:
-    """:func:`check_consistency` of a run; it takes the first batch, and ``resumed``."""
+def make_consistency_check(config: TrainConfig) -> Callable[..., str]:
+    """:func:`check_consistency` of a run; it takes the policy, a rollout of it, and ``resumed``."""
     return partial(
         check_consistency,
-        policy,
         env=config.env,
         seed=config.seed,
         slice_len=config.slice_len,

@@ -55,7 +55,7 @@ def collect(config: TrainConfig, policy: Policy) -> TensorDictBase:
 
 def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str:
     with pytest.raises(ConsistencyError) as caught:
-        make_consistency_check(config, policy)(batch)
+        make_consistency_check(config)(policy, batch)
     return str(caught.value)
 
 
@@ -67,7 +67,7 @@ def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str
 def test_a_batch_that_is_right_gives_one_line(small: Compose, env: str, cell: str) -> None:
     config = small(*OPTIONS, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy = make(config)
-    line = make_consistency_check(config, policy)(collect(config, policy))
+    line = make_consistency_check(config)(policy, collect(config, policy))
     assert line.startswith("consistency check: 128 frames with ")
     assert "log-probability" in line
     assert "value" in line
@@ -82,7 +82,7 @@ def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_co
     batch = collect(config, policy)
     before, weights = batch.clone(), {name: value.clone() for name, value in policy.state_dict().items()}
     torch.manual_seed(7)
-    make_consistency_check(config, policy)(batch)
+    make_consistency_check(config)(policy, batch)
     drawn = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(torch.rand(3), drawn)
@@ -242,7 +242,7 @@ def test_observations_that_are_equal_by_chance_or_always_are_fine(
     policy = make(config)
     batch = collect(config, policy)
     assert int(batch["next", "done"].sum()) > 5
-    assert make_consistency_check(config, policy)(batch).startswith("consistency check: ")
+    assert make_consistency_check(config)(policy, batch).startswith("consistency check: ")
 
 
 def test_an_observation_that_changes_between_two_steps_is_caught(config: TrainConfig) -> None:
@@ -274,7 +274,7 @@ def test_dropout_that_is_on_is_caught(small: Compose, where: str) -> None:
         policy.trunk.core.layers.dropout = 0.5
     assert "dropout or another source of noise is active" in complaint(config, policy, collect(config, policy))
     policy.eval()
-    make_consistency_check(config, policy)(collect(config, policy))
+    make_consistency_check(config)(policy, collect(config, policy))
 
 
 class Noisy(nn.Module):

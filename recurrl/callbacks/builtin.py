@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
 from operator import itemgetter
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from recurrl.config import TrainConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.evaluation import KEPT, StoppedError
+from recurrl.policy import Policy
 from recurrl.returns import WINDOW
 from recurrl.runtime.ranks import world
 from recurrl.runtime.run_directory import CHECKPOINTS, CURVE, METRICS
@@ -38,26 +40,36 @@ _WINDOWS = ("returns", "lengths", "truncated")
 
 
 class ConsistencyCheck(Callback):
-    """Checks once, on the first rollout, that the update sees what the rollout saw.
+    """Checks once that the update sees what the rollout saw: on the first rollout of the weights that are known here.
+
+    Workers may collect ahead of learning, and rows that a resumed run finds collected are of older weights, so they
+    cannot be replayed. Those that follow are, with a copy of the policy that collected them.
 
     Args:
-        check: takes the rollout and ``resumed``, and returns a line for the log.
+        check: takes the policy, its rollout and ``resumed``, and returns a line for the log.
     """
 
     def __init__(self, check: Callable[..., str]) -> None:
         self._check = check
         self._done = False
+        self._updates = self._copied_after = 0
+        self._copy: Policy | None = None
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
-        """Checks the first rollout of this process, as part of the start-up, unless older weights collected it.
+        """Checks the rollout if it is the first one that can be checked.
 
         Raises:
             ConsistencyError: the update would see something else.
         """
-        # Rows that a resumed run finds collected ahead are of older weights, so they cannot be replayed.
-        if not self._done and not trainer.collector.metrics().get(STALENESS):
-            logger.info(self._check(rollout, resumed=trainer.frames > 0))
-            self._done = True
+        if self._done:
+            return
+        collected_after = self._updates - trainer.collector.metrics().get(STALENESS, 0.0)
+        if collected_after == self._copied_after:
+            logger.info(self._check(self._copy or trainer.policy, rollout, resumed=trainer.frames > 0))
+            self._done, self._copy = True, None
+        elif self._copy is None or collected_after > self._copied_after:
+            self._copy, self._copied_after = deepcopy(trainer.policy), self._updates
+        self._updates += 1
 
 
 class EpisodeStatistics(Callback):

@@ -64,7 +64,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         warm_start(replace(config, pretrain=replace(config.pretrain, epochs=1)), policy, explicit)
         collector = make_collector(config, policy)
         try:
-            line = make_consistency_check(config, policy)(collector.collect())
+            line = make_consistency_check(config)(policy, collector.collect())
             why_not = why_not_resumable(collector)
             lost = f"\nCheckpoints cannot hold unfinished episodes; a resumed run starts new ones. {why_not}."
             return line if why_not is None else line + lost

@@ -183,7 +183,7 @@ class WorkerCollector:
             for worker, arrays in results.items():
                 rows = slice(worker * self._size, (worker + 1) * self._size)
                 for key, array in arrays.items():
-                    self._memory[self._arrived[worker] % (self._ahead + 1)][key][rows] = torch.from_numpy(array)
+                    self._memory[self._arrived[worker] % (self._ahead + 1)][key].numpy()[rows] = array
                 self._arrived[worker] += 1
             if error is not None:
                 raise error from error.__cause__

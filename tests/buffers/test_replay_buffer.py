@@ -217,11 +217,11 @@ def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell: str, compos
     collector.shutdown()
     drawn = ring.sample(64)
     assert not drawn["is_init"][:, 0].all()
-    line = make_consistency_check(config, policy)(drawn, resumed=True)
+    line = make_consistency_check(config)(policy, drawn, resumed=True)
     assert "1024 frames" in line
     drawn[policy.state_keys[0]][3, 0] += 1.0
     with pytest.raises(ConsistencyError):
-        make_consistency_check(config, policy)(drawn, resumed=True)
+        make_consistency_check(config)(policy, drawn, resumed=True)
 
 
 def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_refused() -> None:

@@ -184,6 +184,35 @@ def test_a_run_that_is_resumed_with_another_collector_says_that_rows_collected_a
     assert "The rows that workers had collected ahead are dropped." in resumed.out
 
 
+AHEAD = {
+    "ray": ["collector=ray"],
+    "ray, ahead": ["collector=ray", "collector.ahead=1"],
+    "ray, ahead, replay": ["collector=ray", "collector.ahead=2", "buffer=replay", "buffer.frames=96"],
+    "multi_async": ["collector=multi_async"],
+    "multi_async, replay": ["collector=multi_async", "buffer=replay", "buffer.frames=96"],
+}
+
+
+@pytest.mark.parametrize("overrides", [pytest.param(overrides, id=name) for name, overrides in AHEAD.items()])
+def test_a_resumed_run_checks_its_first_rollout_of_known_weights_and_continues_as_before(
+    overrides: list[str], recurrl_train: Make, tiny: list[str], tmp_path: Path
+) -> None:
+    options = [*tiny, *overrides, "total_frames=192", "checkpoint.every_frames=64", "checkpoint.keep_last=null"]
+    whole = recurrl_train(*options, "hydra.run.dir=whole", cwd=tmp_path)
+    assert whole.code == 0, whole.err
+    half = "resume=whole/checkpoints/frames_000000000064"
+    resumed = recurrl_train(half, "hydra.run.dir=resumed", cwd=tmp_path)
+    assert resumed.code == 0, resumed.err
+    assert resumed.out.count("consistency check: 32 frames") == 1
+    first, second = (untimed_metrics(tmp_path / name) for name in ("whole", "resumed"))
+    assert second[-4:] == first[-4:]
+
+
+def untimed_metrics(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_is_ended(number: int, start: Make, tmp_path: Path) -> None:
     before = of_ray()

@@ -191,7 +191,7 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
     collector = make_collector(config, policy)
     batch = collector.collect()
     collector.shutdown()
-    assert "log-probability" in make_consistency_check(config, policy)(batch)
+    assert "log-probability" in make_consistency_check(config)(policy, batch)
     before = [parameter.clone() for parameter in policy.parameters()]
     make_algorithm(config, policy).update(batch, progress=0.0)
     assert not any(map(torch.equal, before, policy.parameters()))

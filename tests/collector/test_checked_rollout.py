@@ -1,0 +1,101 @@
+"""Which rollout the start-up check examines: one of the weights that it replays, also in resumed runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_processes import OPTIONS, make_policy, value_everything
+
+from recurrl.build import make_rollouts
+from recurrl.callbacks.builtin import ConsistencyCheck
+from recurrl.collector.processes import empty
+from recurrl.collector.rollout import Rollout, Rollouts
+from recurrl.collector.workers import Layout, Worker, WorkerCollector
+from recurrl.config import TrainConfig
+from recurrl.policy import VALUE, Policy
+
+Compose = Callable[..., TrainConfig]
+
+
+class InProcess:
+    """Runs workers in this process."""
+
+    def __init__(self) -> None:
+        self.frames, self.workers = 0, defaultdict[int, Worker](Worker)
+        self.results = defaultdict[int, deque[Any]](deque)
+
+    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
+        self.call(worker, "start", replace(rollouts, policy=deepcopy(rollouts.policy)), seed)
+
+    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[Any]:
+        return [empty(layout, num_envs, steps) for _ in range(slots)]
+
+    def connect(self, worker: int) -> None:
+        self.results[worker].append(None)
+
+    def publish(self, policy: Policy, slot: int) -> Any:
+        return deepcopy(policy.state_dict())
+
+    def call(self, worker: int, method: str, *arguments: Any) -> None:
+        if method == "collect":
+            rollout = self.workers[worker].rollout
+            rollout.policy.load_state_dict(arguments[0])
+            rows = rollout.collect().items(True, True)
+            self.results[worker].append({key: value.numpy().copy() for key, value in rows})
+        else:
+            self.results[worker].append(getattr(self.workers[worker], method)(*arguments))
+
+    def receive(self, workers: Collection[int]) -> dict[int, Any]:
+        return {worker: self.results[worker].popleft() for worker in workers}
+
+    def shutdown(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+
+
+def collector_of(config: TrainConfig, policy: Policy, ahead: int | None) -> Any:
+    rollouts = make_rollouts(config, policy)
+    if ahead is None:
+        return Rollout(rollouts)
+    return WorkerCollector(config.collector, rollouts, InProcess, ahead)
+
+
+@pytest.mark.parametrize("resumed_after", [0, 1, 5])
+@pytest.mark.parametrize("ahead", [None, 0, 1, 3])
+def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_began_with(
+    ahead: int | None, resumed_after: int, small: Compose
+) -> None:
+    config = small(*OPTIONS, "collector=single" if ahead is None else "collector=multi_sync")
+    policy = make_policy(config)
+    checked: list[tuple[int, float, float, bool]] = []
+
+    def iterate(collector: Any, begin: int, count: int) -> None:
+        def check(acting: Policy, rollout: Any, resumed: bool) -> str:
+            (value,) = set(rollout[VALUE].flatten().tolist())
+            checked.append((trainer.iteration, acting.critic_head.bias.item(), value, resumed))
+            return ""
+
+        callback = ConsistencyCheck(check)
+        trainer: Any = SimpleNamespace(policy=policy, collector=collector)
+        for trainer.iteration in range(begin, begin + count):
+            trainer.frames = trainer.iteration * config.frames_per_batch
+            callback.on_rollout(trainer, collector.collect())
+            value_everything(policy, trainer.iteration + 1.0)
+
+    first = collector_of(config, policy, ahead)
+    iterate(first, 0, resumed_after or 6)
+    assert checked == [(0, 0.0, 0.0, False)]
+    if resumed_after:
+        checked.clear()
+        again = collector_of(config, policy, ahead)
+        again.load_state_dict(first.state_dict())
+        iterate(again, resumed_after, 6)
+        assert checked == [(resumed_after + (ahead or 0), float(resumed_after), float(resumed_after), True)]
+        again.shutdown()
+    first.shutdown()
