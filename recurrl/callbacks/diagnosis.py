@@ -31,9 +31,13 @@ WARNINGS = {
     "Memory without use": (
         "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
     ),
+    "Better when sampled": (
+        "sampled actions in use too, which recurrl-evaluate --sampled compares; more total_frames, after which a policy "
+        "is less random"
+    ),
 }
 """What to try, by the title of the warning. docs/not-learning.md says what each means."""
-RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, TRUNCATED, MEMORY = WARNINGS
+RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, TRUNCATED, MEMORY, SAMPLED = WARNINGS
 
 MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
@@ -58,6 +62,8 @@ EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
 """An explained variance this small is chance, as is a larger one in at most this fraction of iterations."""
 USED_MEMORY = 0.05
 """The part of the gain over random actions that a policy loses without its memory, if it uses it."""
+LOST_GAIN = 0.2
+"""The part of the gain over random actions that a policy may lose when its most probable actions are played."""
 
 _STATE = ("frames", "iterations", "explained", "largest_target", "first", "lasting", "issued")
 
@@ -119,6 +125,7 @@ class Diagnosis(Callback):
         else:
             found, learns = {}, self._improved(metrics)
         found |= _memory_without_use(metrics) if learns else self._plain(metrics)
+        found |= _better_when_sampled(metrics)
         return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in found.items()}
 
     def _plain(self, metrics: Metrics) -> dict[str, str]:
@@ -184,6 +191,18 @@ def _memory_without_use(metrics: Metrics) -> dict[str, str]:
     if mean - min(zeroed, shuffled) > USED_MEMORY * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
         return {}
     return {MEMORY: f"a return of {mean:.4g}, {zeroed:.4g} with zeros and {shuffled:.4g} with another episode's"}
+
+
+def _better_when_sampled(metrics: Metrics) -> dict[str, str]:
+    """Compares the evaluation, of most probable actions, with the returns of training, where actions are sampled."""
+    if RANDOM_MEAN not in metrics:
+        return {}
+    evaluated, trained = (metrics["eval/return_mean"], metrics["eval/return_std"]), (metrics[MEAN], metrics[STD])
+    variances = evaluated[1] ** 2 / metrics["eval/episodes"], trained[1] ** 2 / max(1, min(metrics[EPISODES], WINDOW))
+    lost, gain = trained[0] - evaluated[0], trained[0] - metrics[RANDOM_MEAN]
+    if not lost > max(2 * math.sqrt(sum(variances)), LOST_GAIN * abs(gain)):
+        return {}
+    return {SAMPLED: f"a return of {_spread(*evaluated)}, against {_spread(*trained)} in training"}
 
 
 def _spread(mean: float, std: float) -> str:

@@ -18,6 +18,7 @@ from recurrl.callbacks.diagnosis import (
     GRADIENTS,
     MEMORY,
     RANDOM,
+    SAMPLED,
     TRUNCATED,
     WARNINGS,
 )
@@ -89,6 +90,18 @@ class Cue(Task):
         return float(action == self.side) if self.steps > 1 else float(action)
 
 
+class Change(Task):
+    """Pays for another action than the last one, which the most probable action of a constant policy never is."""
+
+    def observation(self):
+        self.last = None if self.steps == 0 else self.last
+        return np.zeros(2, np.float32)
+
+    def reward(self, action):
+        changed, self.last = action != self.last, action
+        return float(changed)
+
+
 FAILURES = {
     RANDOM: (Noise, ("seed=1",), r"a return of \S+ ± \S+, against \S+ ± \S+\. "),
     ENTROPY: (
@@ -109,6 +122,7 @@ FAILURES = {
     CRITIC: (Noise, ("seed=1",), r"above 0\.05 in \d of 35 iterations; for \d+ iterations, "),
     TRUNCATED: (Lost, (), r"after 8 steps on average; for 35 iterations, with returns of -8 ± 0, at first -8 ± 0\. "),
     MEMORY: (Button, (), r"a return of 8, 8 with zeros and 8 with another episode's\. "),
+    SAMPLED: (Change, ("lr=1e-9",), r"a return of 1 ± 0, against 4\.\S+ ± \S+ in training\. "),
 }
 
 
@@ -126,7 +140,7 @@ def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(tit
     assert line.endswith(f" Try {WARNINGS[title]}.")
     assert summary(tmp_path / "run")["warnings"][title] == line
     logged = re.findall(rf"WARNING\] - After (\d+) frames: {title}: ", outcome.out)
-    if title in (RANDOM, MEMORY):  # known from the last evaluation only
+    if title in (RANDOM, MEMORY, SAMPLED):  # known from the last evaluation only
         assert not logged
     else:
         (frames,) = logged

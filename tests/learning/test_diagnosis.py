@@ -18,6 +18,7 @@ from recurrl.callbacks.diagnosis import (
     GRADIENTS,
     MEMORY,
     RANDOM,
+    SAMPLED,
     TRUNCATED,
     WARNINGS,
     Diagnosis,
@@ -48,6 +49,7 @@ ILL = {
 }
 EVALUATED = {"eval/return_mean": 12.0, "eval/return_std": 4.0, "eval/episodes": 20.0}
 ACTED_AT_RANDOM = {"eval/return_mean_random": 2.0, "eval/return_std_random": 4.0}
+NO_BETTER = EVALUATED | ACTED_AT_RANDOM | {"eval/return_mean": 2.0, "train/return_mean": 2.0}
 
 
 def diagnosis(iterations=40, continuous=0, initial_std=1.0):
@@ -78,7 +80,7 @@ def test_a_warning_is_due_once_and_after_enough_iterations(title):
 @pytest.mark.parametrize("title", ILL)
 def test_in_a_long_run_it_is_due_after_a_half_or_at_the_end_after_a_quarter(title):
     of, ill = diagnosis(iterations=200), HEALTHY | ILL[title]
-    at_the_end = ill | EVALUATED | ACTED_AT_RANDOM | {"eval/return_mean": 2.0}
+    at_the_end = ill | NO_BETTER
     for iteration in range(1, 110):
         due = titles(of.update(ill))
         assert due == ([title] if iteration == 100 else [])
@@ -127,7 +129,7 @@ def test_without_episodes_nothing_is_known():
 
 @pytest.mark.parametrize(("mean", "no_better"), [(9.0, True), (11.2, True), (11.3, False), (12.0, False)])
 def test_better_than_random_is_by_more_than_a_standard_error_of_the_difference(mean, no_better):
-    random = ACTED_AT_RANDOM | {"eval/return_mean_random": 10.0}  # the standard error is 1.26
+    random = ACTED_AT_RANDOM | {"eval/return_mean_random": 10.0}  # the standard error is 1.26; that of training 0.92
     found = diagnosis().warnings(HEALTHY | EVALUATED | random | {"eval/return_mean": mean})
     assert list(found) == ([RANDOM] if no_better else [])
 
@@ -141,7 +143,7 @@ def test_after_the_evaluation_of_random_actions_they_decide(better, improved):
     warned(metrics, 20, of)
     assert list(of.warnings(metrics)) == ([] if improved else [ENTROPY])
     assert list(of.warnings(metrics | EVALUATED)) == ([] if improved else [ENTROPY])
-    metrics |= EVALUATED | ACTED_AT_RANDOM | ({} if better else {"eval/return_mean": 2.0})
+    metrics |= EVALUATED | ACTED_AT_RANDOM | {"train/return_mean": 12.0} if better else NO_BETTER
     assert list(of.warnings(metrics)) == ([] if better else [RANDOM, ENTROPY])
 
 
@@ -153,6 +155,16 @@ def test_memory_is_of_use_if_a_twentieth_of_what_was_learnt_is_lost_without_it(z
     without = {"eval/return_mean_zeroed_state": zeroed, "eval/return_mean_shuffled_state": shuffled}
     found = diagnosis().warnings(HEALTHY | EVALUATED | ACTED_AT_RANDOM | without)
     assert list(found) == ([MEMORY] if unused else [])
+
+
+@pytest.mark.parametrize(
+    ("trained", "random", "better"),
+    [(12.0, 2.0, False), (13.8, 2.0, False), (14.7, 2.0, True), (14.7, -10.0, False), (math.nan, 2.0, False)],
+)
+def test_sampled_actions_are_better_if_a_fifth_of_what_they_gain_is_lost_without_sampling(trained, random, better):
+    metrics = EVALUATED | {"train/return_mean": trained, "eval/return_mean_random": random}  # two errors are 1.83
+    found = diagnosis().warnings(HEALTHY | ACTED_AT_RANDOM | metrics)
+    assert list(found) == ([SAMPLED] if better else [])
 
 
 @pytest.mark.parametrize(
