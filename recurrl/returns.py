@@ -1,7 +1,7 @@
 """Statistics of returns: of the episodes of an evaluation, or of the runs of several seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -10,21 +10,24 @@ from numpy.typing import ArrayLike
 
 WINDOW = 100
 """The number of episodes that the means and deviations of returns and lengths of training are taken over."""
-_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t for a two-sided interval of 95%, by degrees of freedom from 1."""
+FEWEST = 3
+"""The number of values from which on their mean has an interval."""
+_T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t for a two-sided interval of 95%, by degrees of freedom from 2."""
 
 
 def summarized(returns: Sequence[float]) -> dict[str, Any]:
     """Statistics of independent returns, and the returns.
 
-    ``std`` is the unbiased deviation, 0 for a single return; ``interval_95`` is that of the mean.
+    ``std`` is the unbiased deviation, 0 for a single return; ``interval_95`` is that of the mean, None for fewer than
+    three returns.
     """
     mean, std = fmean(returns), stdev(returns) if len(returns) > 1 else 0.0
     return {
         "episodes": len(returns),
         "mean": mean,
         "std": std,
-        "interval_95": list(interval_95(mean, std, len(returns))),
+        "interval_95": interval_95(mean, std, len(returns)),
         "interquartile_mean": float(interquartile_mean(returns)),
         "min": min(returns),
         "max": max(returns),
@@ -32,15 +35,36 @@ def summarized(returns: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def interval_95(mean: float, std: float, count: int) -> tuple[float, float]:
+def return_format(mean: float, spread: float = 0.0) -> str:
+    """How to print a return and those beside it, as a format specification such as ``.1f``.
+
+    Four digits of the larger of mean and spread, and at least two of the spread, but no more than the seven digits of
+    the float32 numbers that rewards are.
+    """
+    largest = max(abs(mean), spread)
+    if not 0 < largest < math.inf:
+        return ".4g"
+    place = math.floor(math.log10(largest))
+    digits = max(4, place + 2 - math.floor(math.log10(spread))) if spread > 0 else 4
+    return f".{max(0, min(7, digits) - 1 - place)}f"
+
+
+def interval_text(interval: Iterable[float] | None, form: str, of: str) -> str:
+    """An interval with its ends in a format; that there are too few of what it is over, if there is none."""
+    return f"too few {of}" if interval is None else " to ".join(f"{end:{form}}" for end in interval)
+
+
+def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | None:
     """The 95% interval of the mean of ``count`` values by Student's t; ``std`` is their unbiased deviation.
 
-    Right for as few as two values, if they are about normal. A bootstrap's would contain the mean of two normal values
-    in 52% of cases, of three in 74%, of five in 82%.
+    None for fewer than three: that of two is 9 deviations wide on either side. Right for three that are about normal; a
+    bootstrap's would contain the mean of three normal values in 74% of cases, of five in 82%.
     """
-    degrees, z = max(1, count - 1), NormalDist().inv_cdf(0.975)
-    if degrees <= len(_T_975):
-        t = _T_975[degrees - 1]
+    if count < FEWEST:
+        return None
+    degrees, z = count - 1, NormalDist().inv_cdf(0.975)
+    if count < FEWEST + len(_T_975):
+        t = _T_975[count - FEWEST]
     else:  # Abramowitz and Stegun 26.7.5
         t = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
     half = t * std / math.sqrt(count)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recurrl.callbacks.callback import Callback
-from recurrl.returns import WINDOW
+from recurrl.returns import WINDOW, return_format
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer
@@ -32,8 +32,8 @@ WARNINGS = {
         "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
     ),
     "Better when sampled": (
-        "sampled actions in use too, which recurrl-evaluate --sampled compares; more total_frames, after which a policy "
-        "is less random"
+        "sampled actions in use too, which recurrl-evaluate --sampled compares; more total_frames, after which a "
+        "policy is less random"
     ),
 }
 """What to try, by the title of the warning. docs/not-learning.md says what each means."""
@@ -190,7 +190,10 @@ def _memory_without_use(metrics: Metrics) -> dict[str, str]:
     mean, zeroed, shuffled = (metrics[f"eval/return_mean{of}"] for of in ("", "_zeroed_state", "_shuffled_state"))
     if mean - min(zeroed, shuffled) > USED_MEMORY * abs(mean - metrics.get(RANDOM_MEAN, 0.0)):
         return {}
-    return {MEMORY: f"a return of {mean:.4g}, {zeroed:.4g} with zeros and {shuffled:.4g} with another episode's"}
+    form = return_format(mean)
+    return {
+        MEMORY: f"a return of {mean:{form}}, {zeroed:{form}} with zeros and {shuffled:{form}} with another episode's"
+    }
 
 
 def _better_when_sampled(metrics: Metrics) -> dict[str, str]:
@@ -206,4 +209,5 @@ def _better_when_sampled(metrics: Metrics) -> dict[str, str]:
 
 
 def _spread(mean: float, std: float) -> str:
-    return f"{mean:.4g} ± {std:.3g}"
+    form = return_format(mean, std)
+    return f"{mean:{form}} ± {std:{form}}"

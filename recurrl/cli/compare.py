@@ -1,13 +1,11 @@
 """``recurrl-compare`` and ``recurrl-report``: what differs between runs, and their results, as a table or a page."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from recurrl.cli.messages import errors_as_messages
-from recurrl.cli.results import comparison_table, results_of
-from recurrl.reporting.runs import over_seeds
+from recurrl.cli.results import comparison, comparison_table, results_of
 
 
 def compare_main() -> None:
@@ -24,14 +22,7 @@ def compare_main() -> None:
     arguments = parser.parse_args()
     with errors_as_messages():
         results = [result for path in arguments.run for result in results_of(path)]
-    if arguments.json:
-        found = {
-            "runs": [result.as_json() for result in results],
-            "over_seeds": [g.as_json() for g in over_seeds(results)],
-        }
-        sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    else:
-        sys.stdout.write(comparison_table(results, "run"))
+    sys.stdout.write(comparison(results, "runs") if arguments.json else comparison_table(results, "run"))
 
 
 def report_main() -> None:

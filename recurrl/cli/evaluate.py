@@ -13,6 +13,7 @@ from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.cli.results import table
 from recurrl.errors import ConfigError, require
+from recurrl.returns import interval_text, return_format, summarized
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
@@ -28,8 +29,6 @@ def evaluate_main() -> None:
     with errors_as_messages():
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
-        from recurrl.returns import summarized  # with torch, which help and typos do not wait for
-
         files = [] if arguments.video is None else video_files(runs, Path(arguments.video) if arguments.video else None)
         described = {"overrides": overrides, "deterministic": not arguments.sampled}
         described |= {"video": [str(file) for file in files]} if files else {}
@@ -187,6 +186,6 @@ def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
 
 
 def _cells(found: dict[str, Any]) -> tuple[str, ...]:
-    low, high = found["interval_95"]
-    numbers = [f"{found[key]:.1f}" for key in ("mean", "interquartile_mean", "std", "min", "max")]
-    return (numbers[0], f"{low:.1f} to {high:.1f}", *numbers[1:], str(found["episodes"]))
+    form = return_format(found["mean"], found["std"])
+    mean, *others = (f"{found[key]:{form}}" for key in ("mean", "interquartile_mean", "std", "min", "max"))
+    return (mean, interval_text(found["interval_95"], form, "episodes"), *others, str(found["episodes"]))

@@ -18,6 +18,7 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, resolved, typed
 from recurrl.config.plugins import factory
 from recurrl.errors import ConfigError, RunError
+from recurrl.returns import return_format
 from recurrl.runtime.atomic import atomic_write, remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import Report, read_summary, write_summary
@@ -187,13 +188,13 @@ def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str
 
 def _closing_line(report: Report, run_dir: Path) -> str:
     summary, evaluation = report.summary(), report.evaluation
-    memory = ""
+    mean, std, memory = evaluation["return_mean"], evaluation["return_std"], ""
+    form = return_format(mean, std)
     if "return_mean_zeroed_state" in evaluation:
         zeroed, shuffled = (evaluation[f"return_mean_{states}_state"] for states in ("zeroed", "shuffled"))
-        memory = f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's"
+        memory = f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's"
     compiling = "" if report.compile_time_s is None else f" after {report.compile_time_s:.1f} s of compiling"
     return (
         f"{report.frames} frames in {summary['train_time_s']:.1f} s of training{compiling}; evaluation return "
-        f"{evaluation['return_mean']:.1f} ± {evaluation['return_std']:.1f} over {evaluation['episodes']:.0f} episodes"
-        f"{memory}; {run_dir}"
+        f"{mean:{form}} ± {std:{form}} over {evaluation['episodes']:.0f} episodes{memory}; {run_dir}"
     )

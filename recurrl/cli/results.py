@@ -1,8 +1,9 @@
 """The results of runs, read from their directories, and tables of them."""
 
+import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +15,8 @@ from recurrl.cli.saved_config import saved_config
 from recurrl.config.composed import plain
 from recurrl.config.keys import flat
 from recurrl.errors import ConfigError
-from recurrl.reporting.runs import Group, Result, differing, over_seeds
-from recurrl.returns import interval_95
+from recurrl.reporting.runs import OVER_SEEDS, Result, differing, over_seeds
+from recurrl.returns import interval_95, interval_text, return_format
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text
 
@@ -31,19 +32,28 @@ def results_of(path: Path) -> list[Result]:
         ConfigError: there is neither.
     """
     if (path / CONFIG_FILE).is_file():
-        return [configured(Result(str(path), path, {}, read_summary(path)))]
+        return configured([Result(str(path), path, {}, read_summary(path))])
     if jobs := jobs_of(path):
-        return [configured(job) for job in jobs]
+        return configured(jobs)
     raise ConfigError(f"{path} holds neither a run nor the jobs of a sweep. Give directories that recurrl-train wrote.")
 
 
-def configured(result: Result) -> Result:
-    """With the run's path and its whole configuration; a job that was rejected has none, and is returned unchanged."""
-    if not (result.directory / CONFIG_FILE).is_file():
-        return result
-    values = flat(plain(saved_config(result.directory))).items()
-    settings = {key.removesuffix(".name"): flow(value) for key, value in values}
-    return replace(result, name=str(result.directory), settings=settings)
+def configured(jobs: Sequence[Result]) -> list[Result]:
+    """With their paths and whole configurations.
+
+    A job that was rejected has none: its is that of another, with its own overrides.
+    """
+    saved = {job.directory: _settings(job.directory) for job in jobs if (job.directory / CONFIG_FILE).is_file()}
+    other = next(iter(saved.values()), {})
+    return [
+        replace(job, name=str(job.directory), settings=saved.get(job.directory, {**other, **job.settings}))
+        for job in jobs
+    ]
+
+
+def _settings(run_dir: Path) -> dict[str, str]:
+    values = flat(plain(saved_config(run_dir))).items()
+    return {key.removesuffix(".name"): flow(value) for key, value in values}
 
 
 def jobs_of(sweep_dir: Path) -> list[Result]:
@@ -65,43 +75,36 @@ def _overrides(run_dir: Path) -> dict[str, str]:
     return {key.lstrip("+"): value for key, _, value in pairs}
 
 
+def comparison(results: Sequence[Result], heading: str) -> str:
+    """Runs and their groups over seeds as JSON, the runs below a heading."""
+    groups = [group.as_json() for group in over_seeds(results)]
+    found = {heading: [result.as_json() for result in results], "over_seeds": groups}
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
 def comparison_table(results: Sequence[Result], heading: str) -> str:
     """A table of runs with the settings that differ, and one over seeds where there are several."""
     keys = differing(results)
     rows = ((each.name, *(each.settings.get(key, "") for key in keys), *_outcome(each)) for each in results)
     text = table([(heading, *keys, *_OUTCOME), *rows])
-    groups = over_seeds(results)
-    if not groups:
-        return text
-    heads = (*groups[0].settings, "seeds", "mean return", "std", "95% interval")
-    return f"{text}\n{table([heads, *map(_over_seeds, groups)])}"
+    if groups := over_seeds(results):
+        rows = ((*group.settings.values(), *group.cells()) for group in groups)
+        text += "\n" + table([(*groups[0].settings, *OVER_SEEDS), *rows])
+        text += "".join(f"left out: {name}: {why}\n" for group in groups for name, why in group.left_out.items())
+    return text
 
 
 def _outcome(result: Result) -> tuple[str, ...]:
     """Return, interval of its mean over episodes, frames, time and status, as text."""
-    mean, seconds = result.mean_return, result.summary.get("wall_time_s")
-    std, count = result.summary.get("eval_return_std"), result.summary.get("eval_episodes") or 0
-    interval = ""
-    if mean is not None and std is not None and count > 1:
+    mean, std, seconds = result.mean_return, result.summary.get("eval_return_std"), result.summary.get("wall_time_s")
+    count, texts = result.summary.get("eval_episodes") or 0, ("", "")
+    if mean is not None and std is not None:
         # The deviation of a summary is that of its episodes, not an estimate for others.
-        interval = _interval_text(interval_95(mean, std * math.sqrt(count / (count - 1)), count))
-    return (
-        "" if mean is None else f"{mean:.1f}",
-        interval,
-        f"{result.summary.get('frames', 0):,}",
-        "" if seconds is None else str(timedelta(seconds=round(seconds))),
-        result.status,
-    )
-
-
-def _over_seeds(group: Group) -> tuple[str, ...]:
-    found = group.as_json()
-    numbers = (f"{found[key]:.1f}" for key in ("mean", "std"))
-    return (*group.settings.values(), str(len(group.runs)), *numbers, _interval_text(found["interval_95"]))
-
-
-def _interval_text(interval: Iterable[float]) -> str:
-    return " to ".join(f"{end:.1f}" for end in interval)
+        interval = interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count)
+        form = return_format(mean, std)
+        texts = (f"{mean:{form}}", interval_text(interval, form, "episodes"))
+    time = "" if seconds is None else str(timedelta(seconds=round(seconds)))
+    return (*texts, f"{result.summary.get('frames') or 0:,}", time, result.status)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -19,6 +19,7 @@ from recurrl.cli.results import job_in
 from recurrl.config.plugins import PRESETS
 from recurrl.errors import ConfigError, RunError, require
 from recurrl.reporting.runs import COMPLETED, Result
+from recurrl.returns import return_format
 from recurrl.runtime.run_directory import locked
 
 _NAME = "recurrl"
@@ -143,9 +144,10 @@ def _report(study: optuna.Study, fixed: Sequence[str]) -> None:
     ended = _ended(study)
     failed = [trial.number for trial in ended if trial.state == TrialState.FAIL]
     if len(failed) < len(ended):
-        best, kept = study.best_trial, [text for text in fixed if text.partition("=")[0] not in PRESETS]
+        best, value = study.best_trial, study.best_value
+        kept = [text for text in fixed if text.partition("=")[0] not in PRESETS]
         sys.stdout.write(
-            f"\nThe best of {len(ended)} trials is {best.number}, with a return of {best.value:.1f}.\n"
+            f"\nThe best of {len(ended)} trials is {best.number}, with a return of {value:{return_format(value)}}.\n"
             f"The best one again: recurrl-train {shlex.join([*kept, *_overrides(best)])}\n"
             "The best of many is better than it will be with other seeds: add -m and seed=1,2,3 to see.\n"
         )

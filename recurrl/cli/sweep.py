@@ -4,7 +4,6 @@ The jobs may run in other processes or on other machines, so their results are r
 """
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -18,8 +17,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from recurrl import STARTED
-from recurrl.cli.results import OVERRIDES, comparison_table, configured, jobs_of
-from recurrl.reporting.runs import Result, differing, over_seeds
+from recurrl.cli.results import OVERRIDES, comparison, comparison_table, configured, jobs_of
+from recurrl.reporting.runs import differing
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.report import write_summary
 from recurrl.runtime.run_directory import SUMMARY
@@ -89,15 +88,9 @@ def _report(folder: Path) -> None:
     for job in failed:
         settings = " ".join(f"{key}={value}" for key, value in job.settings.items() if key in keys or not keys)
         sys.stderr.write(f"{job.status}: {job.name}: {settings or '(defaults)'}: {job.error or 'see its log'}\n")
-    _write(folder, jobs)
+    with atomic_write(folder / "sweep.json") as file:
+        file.write(comparison(jobs, "jobs"))
     from recurrl.reporting.page import write_report  # plotly takes half a second
 
-    page = write_report(list(map(configured, jobs)), [folder])
+    page = write_report(configured(jobs), [folder])
     sys.stderr.write(f"The table is also in {folder}/sweep.json, with figures in {page}.\n")
-
-
-def _write(folder: Path, jobs: list[Result]) -> None:
-    found = {"jobs": [job.as_json() for job in jobs], "over_seeds": [group.as_json() for group in over_seeds(jobs)]}
-    with atomic_write(folder / "sweep.json") as file:
-        json.dump(found, file, indent=2, ensure_ascii=False)
-        file.write("\n")

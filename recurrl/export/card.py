@@ -9,6 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.config import TrainConfig
+from recurrl.returns import interval_text, return_format
 
 _KIND = "reinforcement-learning"
 _USE = """```python
@@ -51,7 +52,9 @@ def model_card(
         needs_trust: the configuration names packages to import.
     """
     env, cell, algorithm = config.env.id, config.cell.name, config.algorithm.name
-    mean, spread, (low, high) = f"{found['mean']:.2f}", f"{found['std']:.2f}", found["interval_95"]
+    form = return_format(found["mean"], found["std"])
+    mean, spread = (f"{found[key]:{form}}" for key in ("mean", "std"))
+    interval = interval_text(found["interval_95"], form, "episodes")
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean} +/- {spread}", "verified": False}
     task, dataset = {"type": _KIND, "name": _KIND}, {"type": env, "name": env}
     header = {
@@ -67,7 +70,7 @@ def model_card(
     facts = f"""| | |
 |---|---|
 | task | `{env}`{hides} |
-| return | {mean} ± {spread} over {found["episodes"]} episodes; 95% interval of the mean {low:.2f} to {high:.2f} |
+| return | {mean} ± {spread} over {found["episodes"]} episodes; 95% interval of the mean: {interval} |
 | evaluated with | the most probable actions, seed {evaluation_seed}, which training did not use |
 | trained for | {frames:,} frames, seed {config.seed} |
 | network | {cell}, {config.cell.hidden_size} features |"""

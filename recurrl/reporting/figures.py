@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from recurrl.reporting.runs import Group
+from recurrl.returns import return_format
 from recurrl.tracking.csv import Curve
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
@@ -30,7 +31,7 @@ def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
     """The mean of a metric over seeds and its range, by group; None if no run has it."""
     figure = _figure("frames (environment steps)", "return")
     for color, group in zip(cycle(_COLORS), groups, strict=False):
-        curves = [curve for run in group.runs if (curve := run.curve(metric))]
+        curves = [curve for run in group.seeds or group.runs if (curve := run.curve(metric))]
         if not curves:
             continue
         frames, values = _aligned(curves)
@@ -41,9 +42,8 @@ def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
             figure.add_scatter(y=np.nanmax(values, 0), **bounds, fill="tonexty", fillcolor=f"{color}33")
         name = f"{group.name} ({len(curves)} seeds)" if len(curves) > 1 else group.name
         style = {"color": color, "width": 2}
-        figure.add_scatter(
-            y=np.nanmean(values, 0), **line, line=style, name=name, hovertemplate="%{x:,} frames: %{y:.2f}"
-        )
+        hover = f"%{{x:,}} frames: %{{y:{return_format(np.nanmax(np.abs(values)))}}}"
+        figure.add_scatter(y=np.nanmean(values, 0), **line, line=style, name=name, hovertemplate=hover)
     return figure if figure.data else None
 
 

@@ -13,7 +13,8 @@ from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
-from recurrl.reporting.runs import Group, Result, grouped
+from recurrl.reporting.runs import OVER_SEEDS, Group, Result, grouped
+from recurrl.returns import return_format
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
 
@@ -70,9 +71,9 @@ def _page(runs: Sequence[Result], title: str) -> str:
     groups = grouped(runs)
     settings = {run.directory: group.name for group in groups for run in group.runs}
     figures = {
-        "Evaluation return": _if_several_points(learning_curves(groups, "eval/return_mean")),
-        "Return of training, last 100 episodes": learning_curves(groups, "train/return_mean"),
-        "What the memory is worth": memory_bars(groups),
+        "Evaluation return: most probable actions": _if_several_points(learning_curves(groups, "eval/return_mean")),
+        "Return of training: sampled actions, last 100 episodes": learning_curves(groups, "train/return_mean"),
+        "What the memory is worth: most probable actions": memory_bars(groups),
         "Where the time went": time_bars(groups),
     }
     parts = [
@@ -82,6 +83,7 @@ def _page(runs: Sequence[Result], title: str) -> str:
         *(f"<h2>{escape(name)}</h2>{_drawn(figure)}" for name, figure in figures.items() if figure is not None),
         "<h2>Groups</h2>",
         _table(("settings", *_GROUP_COLUMNS), [_of_group(group) for group in groups]),
+        _left_out(groups),
         "<h2>Runs</h2>",
         _table(("run", "settings", *_RUN_COLUMNS), [_of_run(run, settings[run.directory]) for run in runs]),
         *_videos(runs),
@@ -121,26 +123,27 @@ def _warnings(runs: Sequence[Result]) -> Iterator[str]:
         yield f"<h2>Warnings</h2><ul>{''.join(lines)}</ul>"
 
 
-_GROUP_COLUMNS = ("runs", "mean return", "95% interval", "interquartile mean", "frames", "frames/s", "time a run")
+_GROUP_COLUMNS = (*OVER_SEEDS, "frames", "frames/s", "time a run")
 _RUN_COLUMNS = ("seed", "return", "± std over episodes", "memory zeroed", "frames", "time", "status")
 
 
 def _of_group(group: Group) -> tuple[str, ...]:
     means = {key: fmean(found) for key in ("frames", "frames_per_s", "wall_time_s") if (found := group.numbers(key))}
-    returns = ("", "", "")
-    if group.numbers("eval_return_mean"):
-        over_seeds = group.statistics()
-        interval = " to ".join(f"{end:.2f}" for end in over_seeds["interval_95"]) if over_seeds["episodes"] > 1 else ""
-        returns = (f"{over_seeds['mean']:.2f}", interval, f"{over_seeds['interquartile_mean']:.2f}")
     numbers = (_number(means.get(key), ",.0f") for key in ("frames", "frames_per_s"))
-    return (group.name, str(len(group.runs)), *returns, *numbers, _duration(means.get("wall_time_s")))
+    return (group.name, *group.cells(), *numbers, _duration(means.get("wall_time_s")))
+
+
+def _left_out(groups: Sequence[Group]) -> str:
+    found = [f"{name}: {why}" for group in groups for name, why in group.left_out.items()]
+    return f'<p class="soft">Left out: {escape("; ".join(found))}</p>' if found else ""
 
 
 def _of_run(run: Result, settings: str) -> tuple[str, ...]:
     keys = ("eval_return_mean", "eval_return_std", "eval_return_mean_zeroed_state")
-    returns = (_number(run.summary.get(key), ".2f") for key in keys)
+    found = [run.summary.get(key) for key in keys]
+    form = return_format(found[0] or 0.0, found[1] or 0.0)
     frames, time = _number(run.summary.get("frames"), ",.0f"), _duration(run.summary.get("wall_time_s"))
-    return (run.name, settings, run.settings.get("seed", ""), *returns, frames, time, run.status)
+    return (run.name, settings, run.seed, *(_number(value, form) for value in found), frames, time, run.status)
 
 
 def _number(value: float | None, form: str) -> str:

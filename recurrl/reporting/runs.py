@@ -6,11 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from recurrl.returns import summarized
+from recurrl.returns import interval_text, return_format, summarized
 from recurrl.runtime.run_directory import METRICS
 from recurrl.tracking.csv import Curve, Row, curve_of, read_rows
 
 COMPLETED, STOPPED, UNFINISHED = "completed", "stopped", "unfinished"
+OVER_SEEDS = ("seeds", "mean return", "std", "95% interval", "interquartile mean")
+"""The heads of a table of groups."""
 _RETURN = "eval_return_mean"
 
 
@@ -39,6 +41,11 @@ class Result:
     def has_ended_well(self) -> bool:
         """True if it was completed, or stopped by a callback."""
         return self.status in (COMPLETED, STOPPED)
+
+    @property
+    def seed(self) -> str:
+        """The seed, of which its settings need not have one."""
+        return str(self.summary.get("seed", self.settings.get("seed", "")))
 
     @property
     def mean_return(self) -> float | None:
@@ -85,36 +92,40 @@ class Group:
 
     Attributes:
         settings: by which they differ from other runs.
-        runs: at least one.
+        runs: all of them.
+        seeds: those that statistics are taken over: completed, evaluated, one for each seed.
+        left_out: why each of the others is not among them, by its name.
     """
 
     settings: Mapping[str, str]
     runs: Sequence[Result]
+    seeds: Sequence[Result]
+    left_out: Mapping[str, str]
 
     @property
     def name(self) -> str:
         """Its settings as text."""
-        return settings_line(self.settings) or "all runs"
+        return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def numbers(self, key: str) -> list[float]:
-        """The numbers that the runs' summaries have under a key."""
-        return [float(run.summary[key]) for run in self.runs if run.summary.get(key) is not None]
-
-    def statistics(self) -> dict[str, Any]:
-        """Statistics over seeds of the return of the last evaluation, see :func:`recurrl.returns.summarized`."""
-        return summarized(self.numbers(_RETURN))
+        """The numbers that the summaries of its seeds have under a key."""
+        return [float(run.summary[key]) for run in self.seeds if run.summary.get(key) is not None]
 
     def as_json(self) -> dict[str, Any]:
-        """The settings, the seeds and the statistics over them, for scripts."""
+        """The settings, the seeds and :func:`recurrl.returns.summarized` over them, and what was left out."""
+        found = summarized(self.numbers(_RETURN)) if self.seeds else {}
         keys = ("returns", "mean", "std", "interval_95", "interquartile_mean")
-        found = self.statistics()
-        seeds = [run.settings.get("seed", "") for run in self.runs]
-        return {"settings": dict(self.settings), "seeds": seeds, **{key: found[key] for key in keys}}
+        seeds, statistics = [run.seed for run in self.seeds], {key: found.get(key) for key in keys}
+        return {"settings": dict(self.settings), "seeds": seeds, **statistics, "left_out": dict(self.left_out)}
 
-
-def settings_line(settings: Mapping[str, str]) -> str:
-    """Settings in a line."""
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
+    def cells(self) -> tuple[str, ...]:
+        """Its row below the heads :data:`OVER_SEEDS`."""
+        if not self.seeds:
+            return ("0", *[""] * (len(OVER_SEEDS) - 1))
+        found = self.as_json()
+        form = return_format(found["mean"], found["std"])
+        mean, std, middle = (f"{found[key]:{form}}" for key in ("mean", "std", "interquartile_mean"))
+        return (str(len(self.seeds)), mean, std, interval_text(found["interval_95"], form, "seeds"), middle)
 
 
 def differing(results: Sequence[Result]) -> list[str]:
@@ -130,14 +141,20 @@ def grouped(results: Sequence[Result]) -> list[Group]:
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in results:
         groups.setdefault(tuple(result.settings.get(key, "") for key in keys), []).append(result)
-    return [Group(dict(zip(keys, values, strict=True)), runs) for values, runs in groups.items()]
+    return [_group(dict(zip(keys, values, strict=True)), runs) for values, runs in groups.items()]
+
+
+def _group(settings: Mapping[str, str], runs: Sequence[Result]) -> Group:
+    counted: dict[str, Result] = {}
+    left_out = {}
+    for run in runs:
+        if run.status != COMPLETED or run.mean_return is None:
+            left_out[run.name] = run.status if run.status != COMPLETED else "without an evaluation"
+        elif (first := counted.setdefault(run.seed, run)) is not run:
+            left_out[run.name] = f"{'a copy of' if run.summary == first.summary else 'the same seed as'} {first.name}"
+    return Group(settings, runs, list(counted.values()), left_out)
 
 
 def over_seeds(results: Sequence[Result]) -> list[Group]:
-    """The completed runs of each group in which there are several, all with different seeds."""
-    found = []
-    for group in grouped(results):
-        runs = [run for run in group.runs if run.status == COMPLETED and run.mean_return is not None]
-        if len({run.settings.get("seed") for run in runs}) == len(runs) > 1:
-            found.append(Group(group.settings, runs))
-    return found
+    """The groups of several runs."""
+    return [group for group in grouped(results) if len(group.runs) > 1]

@@ -17,6 +17,11 @@ EVALUATED = (
     *("return_mean_random", "return_std_random"),
 )
 """The metrics of an evaluation that the summary has, with the prefix ``eval_``."""
+_KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("device", "cell", "status", "error", "backend", "checkpoint"), (str, "text")),
+    "warnings": (dict, "a mapping"),
+}
+"""Of the values of a summary that are no numbers."""
 
 
 @dataclass
@@ -150,6 +155,13 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     """
     path = run_dir / SUMMARY
     try:
-        return json.loads(read_text(path)) if path.is_file() else {}
+        found: Any = json.loads(read_text(path)) if path.is_file() else {}
+        if not isinstance(found, dict):
+            raise ValueError("it holds no mapping")
+        for key in Report(0.0).summary():
+            kind, name = _KINDS.get(key, (int | float, "a number"))
+            if (value := found.get(key)) is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise ValueError(f"{key} must be {name} (got {value!r})")
+        return found
     except ValueError as error:
         raise ConfigError(f"{path} was not written by a run: {error}. Delete it.") from error

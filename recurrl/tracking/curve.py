@@ -47,11 +47,16 @@ def _draw(axes: Axes, rows: list[Row]) -> None:
         axes.set_yticks([])
         return
     if train:
-        axes.plot(*zip(*train, strict=True), color="C0", marker="." if len(train) == 1 else "", label="training")
+        axes.plot(
+            *zip(*train, strict=True),
+            color="C0",
+            marker="." if len(train) == 1 else "",
+            label="training (sampled actions, last 100 episodes)",
+        )
     if evaluation:
         frames, returns = zip(*evaluation, strict=True)
         found = dict(curve_of(rows, EVAL_STD))
         deviations = [found.get(at, math.nan) for at in frames]
-        label = "evaluation (mean ± standard deviation)"
+        label = "evaluation (most probable actions, mean ± standard deviation)"
         axes.errorbar(frames, returns, yerr=deviations, fmt="o", color="C1", capsize=4, zorder=3, label=label)
     axes.legend(frameon=False, loc="best")

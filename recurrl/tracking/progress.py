@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TextIO
 
+from recurrl.returns import return_format
+
 SECONDS_BETWEEN_DRAWS = 0.1
 SWITCH = "RECURRL_PROGRESS"
 """The environment variable that turns the line off, for processes whose terminal another one draws on."""
@@ -64,7 +66,7 @@ def described(frames: int, total_frames: int, latest: Mapping[str, float]) -> st
     parts = [f"{frames:,}/{total_frames:,} frames" + (f" at {speed:,.0f}/s" if speed > 0 else "")]
     for label, name in (("return", "train/return_mean"), ("eval", "eval/return_mean")):
         if name in latest:
-            parts.append(f"{label} {latest[name]:.2f}")
+            parts.append(f"{label} {latest[name]:{return_format(latest[name])}}")
     if speed > 0:
         seconds_left = max(0, total_frames - frames) / speed
         parts.append(f"{timedelta(seconds=round(seconds_left))} left")

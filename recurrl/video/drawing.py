@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from recurrl.returns import return_format
 from recurrl.video.episode import Array, Episode
 
 WIDTH, HEIGHT = 1280, 576
@@ -37,6 +38,7 @@ def frames(episode: Episode, every: int = 1) -> Iterator[Image.Image]:
         every: leave out all but each ``every``-th frame.
     """
     curves, steps = _Curves(episode), len(episode.actions)
+    form = return_format(float(np.abs(episode.returns).max()))
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
     large, small = (ImageFont.truetype(fonts, size) for size in (22, 19))
     for frame in range(0, steps + round(_LAST_FRAME_S * episode.fps) + 1, every):
@@ -46,7 +48,7 @@ def frames(episode: Episode, every: int = 1) -> Iterator[Image.Image]:
         _paste_picture(page, episode.pictures[step])
         draw, so_far = ImageDraw.Draw(page), episode.returns[step - 1] if step else 0.0
         action = _text(episode.actions[step]) if step < steps else "none, the episode is over"
-        facts = f"step {step} of {steps}, return {so_far:.4g}, action {action}"
+        facts = f"step {step} of {steps}, return {so_far:{form}}, action {action}"
         draw.text((_MARGIN, 12), textwrap.shorten(episode.title, 46, placeholder="…"), fill="black", font=large)
         draw.text((_MARGIN, 46), textwrap.shorten(facts, 56, placeholder="…"), fill="#444444", font=small)
         yield page

@@ -14,6 +14,7 @@ from recurrl import evaluation
 from recurrl.checkpoint import files
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.load_run import open_run
+from recurrl.returns import return_format
 
 
 def cells(line: str, name: object) -> dict[str, str]:
@@ -27,11 +28,11 @@ def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, fin
     outcome = evaluate(finished_run)
     found = summary(finished_run)
     assert outcome.code == 0, outcome.err
-    assert cells(outcome.out.splitlines()[1], finished_run) == {
-        "mean": f"{found['eval_return_mean']:.1f}",
-        "std": f"{found['eval_return_std']:.1f}",
-        "episodes": "2",
-    }
+    mean, std = found["eval_return_mean"], found["eval_return_std"]
+    form = return_format(mean, std)
+    row = {"mean": f"{mean:{form}}", "std": f"{std:{form}}", "episodes": "2"}
+    assert cells(outcome.out.splitlines()[1], finished_run) == row
+    assert " too few episodes " in outcome.out
 
 
 def test_evaluating_without_memory_prints_what_the_run_itself_found(evaluate, finished_run):
@@ -42,7 +43,7 @@ def test_evaluating_without_memory_prints_what_the_run_itself_found(evaluate, fi
     rows = {"": normal, " with its memory zeroed": zeroed, " with another episode's": shuffled}
     keys = ("eval_return_mean", "eval_return_mean_zeroed_state", "eval_return_mean_shuffled_state")
     for (name, row), key in zip(rows.items(), keys, strict=True):
-        assert cells(row, f"{finished_run}{name}")["mean"] == f"{found[key]:.1f}"
+        assert float(cells(row, f"{finished_run}{name}")["mean"]) == pytest.approx(found[key], rel=1e-3)
 
 
 def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evaluate, tiny):
@@ -119,7 +120,7 @@ def test_several_runs_are_compared_in_a_table(evaluate, finished_run):
     assert outcome.code == 0, outcome.err
     head, first, second = outcome.out.splitlines()
     assert head.split() == ["run", "mean", "95%", "interval", "interquartile", "mean", "std", "min", "max", "episodes"]
-    assert first.split() == [str(finished_run), "5.0", "5.0", "to", "5.0", "5.0", "0.0", "5.0", "5.0", "3"]
+    assert " ".join(first.split()) == f"{finished_run} 5.000 5.000 to 5.000 5.000 0.000 5.000 5.000 3"
     assert second.split()[0] == str(checkpoint)
 
 

@@ -107,7 +107,7 @@ FAILURES = {
     ENTROPY: (
         Lost,
         ("lr=1",),
-        r"\S+ nats, below 0\.02; for \d+ iterations, with returns of -8 ± 0, at first -8 ± 0\. ",
+        r"\S+ nats, below 0\.02; for \d+ iterations, with returns of -8\.000 ± 0\.000, at first -8\.000 ± 0\.000\. ",
     ),
     ADVANTAGES: (
         Lost,
@@ -120,9 +120,9 @@ FAILURES = {
         r"a norm of \S+; for \d+ iterations, ",
     ),
     CRITIC: (Noise, ("seed=1",), r"above 0\.05 in \d of 35 iterations; for \d+ iterations, "),
-    TRUNCATED: (Lost, (), r"after 8 steps on average; for 35 iterations, with returns of -8 ± 0, at first -8 ± 0\. "),
-    MEMORY: (Button, (), r"a return of 8, 8 with zeros and 8 with another episode's\. "),
-    SAMPLED: (Change, ("lr=1e-9",), r"a return of 1 ± 0, against 4\.\S+ ± \S+ in training\. "),
+    TRUNCATED: (Lost, (), r"after 8 steps on average; for 35 iterations, with returns of -8\.000 ± 0\.000, at first "),
+    MEMORY: (Button, (), r"a return of 8\.000, 8\.000 with zeros and 8\.000 with another episode's\. "),
+    SAMPLED: (Change, ("lr=1e-9",), r"a return of 1\.000 ± 0\.000, against 4\.\S+ ± \S+ in training\. "),
 }
 
 

@@ -10,6 +10,7 @@ import yaml
 from run_files import SUMMARY_KEYS, metrics, settings, summary
 
 from recurrl.config import TrainConfig
+from recurrl.returns import return_format
 
 
 def test_the_console_command_writes_a_run_directory_below_the_folder_it_is_called_in(console_run, console_call):
@@ -27,9 +28,10 @@ def test_a_run_says_what_it_runs_and_what_came_out(console_call, console_run):
     assert "CartPole-v1, 4 environments; lstm 8 by backend auto (chosen on the first batch) on cpu" in out
     assert f"backend auto is {found['backend']}" in out
     mean, std = found["eval_return_mean"], found["eval_return_std"]
-    assert f"evaluation return {mean:.1f} ± {std:.1f} over 2 episodes, " in out
+    form = return_format(mean, std)
+    assert f"evaluation return {mean:{form}} ± {std:{form}} over 2 episodes, " in out
     zeroed, shuffled = found["eval_return_mean_zeroed_state"], found["eval_return_mean_shuffled_state"]
-    assert f", {zeroed:.1f} with its memory zeroed, {shuffled:.1f} with another episode's; " in out
+    assert f", {zeroed:{form}} with its memory zeroed, {shuffled:{form}} with another episode's; " in out
     assert str(console_run) in out
 
 

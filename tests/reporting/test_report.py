@@ -1,4 +1,4 @@
-"""``recurrl-report``: one page about runs."""
+"""``recurrl-report``, ``recurrl-compare`` and the end of a sweep: the same figures about the same runs."""
 
 from __future__ import annotations
 
@@ -12,87 +12,172 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from recurrl.cli.results import results_of
+from recurrl.cli.sweep import BeforeSweep, followed
 from recurrl.errors import ConfigError
 from recurrl.reporting.page import write_report
-from recurrl.reporting.runs import Result
-from recurrl.returns import interval_95
+from recurrl.reporting.runs import Result, grouped
+from recurrl.returns import interval_95, return_format
+from recurrl.runtime.report import Report
 
 HEADER = "frames,train/return_mean,eval/return_mean"
-TITLES = ("Evaluation return", "Return of training", "What the memory is worth", "Where the time went", "Runs")
+TITLES = (
+    *("Evaluation return: most probable actions", "Return of training: sampled actions", "What the memory is worth"),
+    *("Where the time went", "Runs"),
+)
+
+
+def write_run(run: Path, overrides: str, **summary: Any) -> None:
+    (run / ".hydra").mkdir(parents=True)
+    (run / ".hydra/overrides.yaml").write_text(overrides)
+    (run / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     """A sweep of two cells and three seeds, one of which failed."""
     for number, (cell, seed) in enumerate((cell, seed) for cell in ("gru", "none") for seed in range(3)):
-        run = tmp_path / "sweep" / str(number)
-        (run / ".hydra").mkdir(parents=True)
-        (run / ".hydra/overrides.yaml").write_text(f"- cell={cell}\n- seed={seed}\n")
-        value = 100 * seed + (50 if cell == "gru" else 0)
+        run, value = tmp_path / "sweep" / str(number), 100.0 * seed + (50 if cell == "gru" else 0)
+        summary: dict[str, Any] = {"status": "failed", "frames": 0, "error": "ValueError: <b>bold</b> & more"}
+        if number != 5:
+            summary = {"status": "completed", "frames": 1000, "wall_time_s": 10.0, "collect_time_s": 2.0, "seed": seed}
+            summary |= {"learn_time_s": 4.0, "startup_time_s": 1.0, "compile_time_s": None, "frames_per_s": 160.0}
+            summary |= {"eval_return_mean": value, "eval_return_std": 1.0, "eval_episodes": 20}
+            summary |= {"eval_return_mean_zeroed_state": 3.0 if cell == "gru" else None, "eval_return_mean_random": 1.0}
+            summary |= {"warnings": {"Entropy gone": "0.0001 nats"} if number == 0 else {}}
+        write_run(run, f"- cell={cell}\n- seed={seed}\n", **summary)
         rows = [f"{100 * i},{value * i / 10},{value * i / 10 if i % 2 else ''}" for i in range(1, 11)]
         (run / "metrics.csv").write_text("\n".join((HEADER, *rows)) + "\n")
-        summary: dict[str, Any] = {
-            "status": "completed",
-            "frames": 1000,
-            "wall_time_s": 10.0,
-            "collect_time_s": 2.0,
-            "learn_time_s": 4.0,
-            "startup_time_s": 1.0,
-            "compile_time_s": None,
-            "frames_per_s": 160.0,
-            "eval_return_mean": float(value),
-            "eval_return_std": 1.0,
-            "eval_episodes": 20,
-            "eval_return_mean_zeroed_state": 3.0 if cell == "gru" else None,
-            "eval_return_mean_random": 1.0,
-            "warnings": {"Entropy gone": "0.0001 nats"} if number == 0 else {},
-        }
-        if number == 5:
-            summary = {"status": "failed", "frames": 0, "error": "ValueError: <b>bold</b> & more"}
-        (run / "summary.json").write_text(json.dumps(summary))
     return tmp_path / "sweep"
 
 
-def report(path: Path, output: Path | None = None) -> Path:
-    return write_report(results_of(path), [path], output)
-
-
-def text_of(page: Path) -> str:
+def report(path: Path, output: Path | None = None) -> str:
     """The page without its script."""
+    page = write_report(results_of(path), [path], output)
+    assert page == (output or path / "report.html")
     return re.sub(r"<script.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep: Path) -> None:
-    page = report(sweep)
-    assert page == sweep / "report.html"
-    text = text_of(page)
-    assert all(title in text for title in TITLES)
+    text = report(sweep)
+    assert [title for title in TITLES if title not in text] == []
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?!data:)""", text)
     assert "5 of 6" in text
     assert "cell=gru" in text
-    # The mean over the seeds, its interval and the interquartile mean.
-    assert re.search(r"<td>cell=gru</td><td>3</td><td>150.00</td><td>-98.43 to 398.43</td><td>150.00</td>", text)
-
-
-# By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)).
-@pytest.mark.parametrize(("count", "half"), [(2, 8.9846), (3, 2.4841), (11, 0.67181), (12, 0.63537), (20, 0.46801)])
-def test_the_interval_of_a_mean_is_students(count: int, half: float) -> None:
-    low, high = interval_95(10.0, 1.0, count)
-    assert (10 - low, high - 10) == (pytest.approx(half, rel=2e-3), pytest.approx(half, rel=2e-3))
-
-
-def test_names_and_errors_are_escaped(sweep: Path) -> None:
-    text = text_of(report(sweep))
+    # Names and errors are escaped.
     assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in text
     assert "<b>bold</b>" not in text
     assert "Entropy gone: 0.0001 nats" in text
 
 
+def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
+    sweep: Path, recurrl_compare: Any, console: Any, tmp_path: Path, capsys: Any
+) -> None:
+    shutil.copytree(sweep / "1", sweep / "6")
+    rows = {"gru": "3 150.0 100.0 -98.4 to 398.4 150.0", "none": "2 50.00 70.71 too few seeds 50.00"}
+    BeforeSweep().on_multirun_start(
+        OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}, "launcher": {"_target_": "BasicLauncher"}}})
+    )
+    with followed():
+        pass
+    assert console("recurrl-report", "sweep", "--output", "page.html", cwd=tmp_path).out == "page.html\n"
+    for text in (capsys.readouterr().out, recurrl_compare("sweep", cwd=tmp_path).out):
+        lines = [re.sub(r"(^| )sweep/", r"\1", " ".join(line.split())) for line in text.splitlines()]
+        assert {f"{cell} {row}" for cell, row in rows.items()} <= set(lines)
+        assert {"left out: 6: a copy of 1", "left out: 5: failed"} <= set(lines)
+    for page in (sweep / "report.html", tmp_path / "page.html"):
+        cells = re.sub("(</?(td|tr)>)+", " ", page.read_text(encoding="utf-8"))
+        assert [row for row in rows.values() if row not in cells] == []
+        assert "Left out: 6: a copy of 1; 5: failed<" in cells
+    for text in ((sweep / "sweep.json").read_text(), recurrl_compare("sweep", "--json", cwd=tmp_path).out):
+        gru, none = json.loads(text)["over_seeds"]
+        assert (gru["mean"], gru["interval_95"], gru["interquartile_mean"]) == (
+            150,
+            pytest.approx([-98.4, 398.4], abs=0.1),
+            150,
+        )
+        assert (none["mean"], none["interval_95"], none["seeds"]) == (50, None, ["0", "1"])
+        assert [[Path(name).name, why] for name, why in none["left_out"].items()] == [["5", "failed"]]
+
+
+@pytest.mark.parametrize(
+    ("summary", "why"),
+    [
+        *(({"status": status}, status) for status in ("failed", "interrupted", "stopped")),
+        ({}, "unfinished"),
+        ({"status": "completed", "seed": 3, "eval_return_mean": None}, "without an evaluation"),
+        ({"status": "completed", "seed": 0, "eval_return_mean": 1.0}, "a copy of first"),
+        ({"status": "completed", "seed": 0, "eval_return_mean": 1.1}, "the same seed as first"),
+        ({"status": "completed", "seed": 1, "eval_return_mean": 1.0}, None),
+    ],
+)
+def test_what_is_not_another_seed_is_left_out(summary: dict[str, Any], why: str | None, tmp_path: Path) -> None:
+    first = {"status": "completed", "seed": 0, "eval_return_mean": 1.0}
+    (group,) = grouped([Result("first", tmp_path, {}, first), Result("second", tmp_path, {}, summary)])
+    assert group.left_out == ({} if why is None else {"second": why})
+    assert [run.name for run in group.seeds] == (["first"] if why else ["first", "second"])
+
+
+def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(
+    finished_run: Path, recurrl_compare: Any, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "sweep/0", "- lr=abc\n- seed=0\n", status="failed", frames=0, error="ConfigError: lr")
+    shutil.copytree(finished_run, tmp_path / "sweep/1")
+    (tmp_path / "sweep/1/.hydra").mkdir(exist_ok=True)
+    (tmp_path / "sweep/1/.hydra/overrides.yaml").write_text("- lr=1e-3\n- seed=0\n")
+    head, *rows = recurrl_compare("sweep", cwd=tmp_path).out.splitlines()
+    assert head.split()[:3] == ["run", "lr", "return"]
+    assert [row.split()[0] for row in rows] == ["sweep/0", "sweep/1"]
+
+
+# By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)).
+@pytest.mark.parametrize(("count", "half"), [(3, 2.4841), (4, 1.5912), (11, 0.67181), (12, 0.63537), (20, 0.46801)])
+def test_the_interval_of_a_mean_is_students(count: int, half: float) -> None:
+    assert interval_95(10.0, 1.0, count) == pytest.approx((10 - half, 10 + half), rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_so_few_values_have_no_interval(count: int) -> None:
+    assert interval_95(10.0, 1.0, count) is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "text"),
+    [
+        (0.00123456, 0.0, "0.001235 ± 0.000000"),
+        (0.0, 0.0, "0 ± 0"),
+        (0.0, 0.25, "0.0000 ± 0.2500"),
+        (0.97851, 0.0046, "0.9785 ± 0.0046"),
+        (1.70432, 0.0212, "1.704 ± 0.021"),
+        (-43.1999, 9.35, "-43.20 ± 9.35"),
+        (3.2, 500.0, "3.2 ± 500.0"),
+        (500.0, 0.0, "500.0 ± 0.0"),
+        (500.0, 0.0213, "500.000 ± 0.021"),
+        (500.0, 1e-9, "500.0000 ± 0.0000"),
+        (-1345.27, 12.34, "-1345 ± 12"),
+        (123456.7, 3.21, "123456.7 ± 3.2"),
+        (1e9, 1e6, "1000000000 ± 1000000"),
+        (float("nan"), 1.0, "nan ± 1"),
+        (float("inf"), 1.0, "inf ± 1"),
+    ],
+)
+def test_returns_have_the_digits_that_their_scale_needs(mean: float, spread: float, text: str) -> None:
+    form = return_format(mean, spread)
+    assert f"{mean:{form}} ± {spread:{form}}" == text
+
+
+@pytest.mark.parametrize("key", Report(0.0).summary())
+def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "0", "[]", **{key: [1]})
+    with pytest.raises(ConfigError, match=rf"0/summary.json was not written by a run: {key} must be .* \(got \[1\]\)"):
+        results_of(tmp_path)
+
+
 def test_a_run_that_was_evaluated_once_has_no_evaluation_curve(finished_run: Path, tmp_path: Path) -> None:
-    text = text_of(report(finished_run, tmp_path / "page.html"))
-    assert "<h2>Evaluation return</h2>" not in text
+    text = report(finished_run, tmp_path / "page.html")
+    assert "<h2>Evaluation return" not in text
     assert "<h2>Return of training" in text
     assert not (finished_run / "report.html").exists()
 
@@ -100,7 +185,7 @@ def test_a_run_that_was_evaluated_once_has_no_evaluation_curve(finished_run: Pat
 def test_a_run_that_wrote_nothing_is_named(sweep: Path) -> None:
     (sweep / "2/summary.json").unlink()
     (sweep / "2/metrics.csv").unlink()
-    assert "2: unfinished: it wrote no summary" in text_of(report(sweep))
+    assert "2: unfinished: it wrote no summary" in report(sweep)
 
 
 def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -113,12 +198,12 @@ def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_video_is_inside_the_page(sweep: Path) -> None:
     (sweep / "0/video").mkdir()
     (sweep / "0/video/replay.gif").write_bytes(b"GIF89a")
-    assert f'src="data:image/gif;base64,{base64.b64encode(b"GIF89a").decode()}"' in text_of(report(sweep))
+    assert f'src="data:image/gif;base64,{base64.b64encode(b"GIF89a").decode()}"' in report(sweep)
 
 
-def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a run nor"):
-        report(tmp_path)
+def test_a_folder_without_runs_is_an_error(console: Callable[..., Any], tmp_path: Path) -> None:
+    done = console("recurrl-report", ".", cwd=tmp_path)
+    assert (done.code, done.err[:29]) == (1, "error: . holds neither a run ")
 
 
 @pytest.mark.slow
@@ -126,29 +211,16 @@ def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1040, 390])
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
 def test_a_browser_draws_it(scheme: int, width: int, sweep: Path, tmp_path: Path) -> None:
-    page, shot = report(sweep), tmp_path / "shot.png"
+    report(sweep)
+    page, shot = (sweep / "report.html").as_uri(), tmp_path / "shot.png"
     command = [
         *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
         *(f"--user-data-dir={tmp_path / 'profile'}", f"--blink-settings=preferredColorScheme={scheme}"),
         *(f"--window-size={width},2400", "--virtual-time-budget=5000", "--enable-logging=stderr", "--v=0"),
     ]
-    drawn = subprocess.run([*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+    drawn = subprocess.run([*command, "--dump-dom", page], capture_output=True, text=True, timeout=120)
     assert drawn.stdout.count('class="main-svg"') >= 4
     assert drawn.stdout.count('class="scatterlayer') >= 2
     assert "Uncaught" not in drawn.stderr
-    subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True)
+    subprocess.run([*command, f"--screenshot={shot}", page], capture_output=True, timeout=120, check=True)
     assert shot.stat().st_size > 30_000
-
-
-@pytest.fixture
-def recurrl_report(console: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs ``recurrl-report``."""
-    return lambda *arguments, cwd: console("recurrl-report", *arguments, cwd=cwd)
-
-
-def test_the_command_says_where_the_page_is(recurrl_report: Callable[..., Any], sweep: Path, tmp_path: Path) -> None:
-    done = recurrl_report("sweep", cwd=tmp_path)
-    assert (done.code, done.out) == (0, "sweep/report.html\n")
-    done = recurrl_report("nowhere", cwd=tmp_path)
-    assert done.code == 1
-    assert done.err.startswith("error: nowhere holds neither a run")

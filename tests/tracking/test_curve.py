@@ -11,6 +11,7 @@ from recurrl.tracking.csv import CsvTracker
 from recurrl.tracking.curve import plot_learning_curve
 
 TRAIN, EVAL, STD = "train/return_mean", "eval/return_mean", "eval/return_std"
+TRAINING = "training (sampled actions, last 100 episodes)"
 
 
 @pytest.fixture
@@ -66,18 +67,18 @@ def is_drawn(path):
 
 def test_returns_of_training_are_a_line_over_frames_and_evaluations_points_with_bars(plot, tmp_path):
     axes = plot([(10, {TRAIN: 1.0}), (20, {TRAIN: 2.0, EVAL: 4.0, STD: 0.5}), (30, {TRAIN: 3.0})], rendered=True)
-    assert line_of(axes, "training") == [(10, 1.0), (20, 2.0), (30, 3.0)]
+    assert line_of(axes, TRAINING) == [(10, 1.0), (20, 2.0), (30, 3.0)]
     assert points_of(axes) == [(20, 4.0)]
     assert bars_of(axes) == [(3.5, 4.5)]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("frames (environment steps)", "episode return")
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["training", "evaluation (mean ± standard deviation)"]
+    assert labels == [TRAINING, "evaluation (most probable actions, mean ± standard deviation)"]
     assert is_drawn(tmp_path / "learning_curve.png")
 
 
 def test_iterations_without_a_value_are_skipped(plot):
     axes = plot([(10, {TRAIN: math.nan}), (20, {TRAIN: 2.0}), (30, {EVAL: 1.0}), (40, {TRAIN: 4.0, EVAL: math.nan})])
-    assert line_of(axes, "training") == [(20, 2.0), (40, 4.0)]
+    assert line_of(axes, TRAINING) == [(20, 2.0), (40, 4.0)]
     assert points_of(axes) == [(30, 1.0)]
 
 

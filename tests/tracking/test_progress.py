@@ -132,13 +132,13 @@ def test_a_value_stays_until_replaced_and_nan_does_not_replace_it(terminal, cloc
     shown = terminal()
     bar = Progress(1000, shown.stream)
     drawn = []
-    for metrics in ({"train/return_mean": math.nan}, {"eval/return_mean": 5.0}, {"train/return_mean": 1.0}, {}):
+    for metrics in ({"train/return_mean": math.nan}, {"eval/return_mean": 5.0}, {"train/return_mean": 0.97}, {}):
         bar.update(100, metrics)
         drawn.append(lines(shown.text())[-1])
         clock.now += 1
     bar.close()
     first, second, third, fourth = (line.partition("frames")[2] for line in drawn)
-    assert (first, second, third, fourth) == ("", " · eval 5.00", *[" · return 1.00 · eval 5.00"] * 2)
+    assert (first, second, third, fourth) == ("", " · eval 5.000", *[" · return 0.9700 · eval 5.000"] * 2)
 
 
 @pytest.mark.parametrize("speed", [{}, {"time/frames_per_s": 0.0}])
