@@ -7,6 +7,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from recurrl.config.plugins import load
+
 
 class OptunaSweeper(Sweeper):
     """Runs trials with the values that Optuna proposes: see :mod:`recurrl.cli.search`."""
@@ -23,6 +25,4 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Runs the trials; the arguments are those of the command line."""
-        from recurrl.cli.search import search  # with Optuna
-
-        search(self.options, arguments, *self.started_with)
+        load("recurrl.cli.search:search", "hydra/sweeper=optuna")(self.options, arguments, *self.started_with)

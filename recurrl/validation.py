@@ -46,8 +46,10 @@ def check_config(config: TrainConfig, explicit: Collection[str] = ()) -> None:
     """
     check_values(config)
     for group in GROUPS:
-        check_name(group, config.env.source if group == "env" else getattr(config, group).name)
-    factory("logger", config.logger.name)  # imports the package that it needs
+        if group != "logger":
+            check_name(group, config.env.source if group == "env" else getattr(config, group).name)
+    for name in config.logger.names:
+        factory("logger", name)  # imports the package that it needs
     # In this order: later checks rely on the existence and range of values that earlier ones checked.
     for check in (_groups, _device, _recurrence, _batches, _normalization, _off_policy, _states, _workers, _ranks):
         check(config)

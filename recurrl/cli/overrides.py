@@ -13,22 +13,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from recurrl.cli.messages import message
+from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, packaged_keys
-from recurrl.config.plugins import (
-    GROUPS,
-    PACKAGES,
-    PRESETS,
-    custom_values,
-    is_custom,
-    key_of,
-)
+from recurrl.config.plugins import GROUPS, PACKAGES, PRESETS, choice_for, custom_values, is_custom, is_of, key_of
 from recurrl.errors import ConfigError, require
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
 """The help of ``--trust-packages``."""
+SEVERAL = "logger"
+"""The only group of which a run may have several choices, as a list."""
 _PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
 _WORDS = ("null", "true", "false", "nan", "inf")
 """What would not be text without quotes, though it looks like it."""
@@ -87,28 +83,38 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
     for text, override in zip(texts, parsed(texts), strict=True):
         key = override.key_or_group.removeprefix("/")
         _check(override, known, only_packaged)
+        require(
+            arguments.multirun or not override.is_sweep_override(),
+            f"{text} has several values. Add -m before it to run each. A list is written as [a,b], and a text with "
+            "commas as '\"a,b\"'.",
+        )
         if key in PACKAGES and not override.is_delete():
-            for name in filter(is_custom, _names(override)):
+            for name in filter(is_custom, _names(override.value())):
                 ConfigStore.instance().store(group=key, name=name, node=custom_values(key, name), provider="recurrl")
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
         if changes and "." in key and key.partition(".")[0] in PACKAGES and key not in known:
             result[result.index(text)] = f"++{text}"
-    if is_run and not (arguments.multirun or arguments.cfg):
+    if is_run and not arguments.multirun:
         searches = any(text.startswith("hparams_search=") for text in texts)
         require(not searches, "hparams_search= searches over many runs. Add -m before it, or leave it out.")
     return result
 
 
-def _names(override: Override) -> list[str]:
-    value = override.value()
-    return [str(getattr(each, "text", each)) for each in (value.list if isinstance(value, ChoiceSweep) else [value])]
+def _names(value: Any) -> list[str]:
+    inner = value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else None
+    return [str(getattr(value, "text", value))] if inner is None else [name for each in inner for name in _names(each)]
 
 
 def _check(override: Override, known: Collection[str], only_packaged: bool) -> None:
-    key = override.key_or_group
+    key, value = override.key_or_group.removeprefix("/"), override.value()
+    if key != SEVERAL and (key in (*PRESETS, *GROUPS) or "/" in key) and "[" in str(override.input_line):
+        names = ",".join(_names(value))
+        raise ConfigError(
+            f"{key} must be one of its choices (got a list). Give one; -m {key}={names} starts a run for each."
+        )
     if key.startswith("hydra") or "/" in key:
         return
-    if key in (*PRESETS, *GROUPS) and not override.is_delete() and override.value() is None:
+    if key in (*PRESETS, *GROUPS) and not override.is_delete() and value is None:
         raise ConfigError(f"{key} must be one of its choices (got null). Leave it out, or choose one.")
     if key not in PRESETS and (only_packaged or key.partition(".")[0] not in PACKAGES):
         check_key(key, known)
@@ -133,9 +139,44 @@ def compose(
     try:
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
             ours = prepared([*folder, *overrides], is_run)[len(folder) :]
-            return hydra.compose("train", [*ours, *search], return_hydra_config=with_hydra)
+            composed = hydra.compose("train", [*ours, *search], return_hydra_config=True)
+            check_choices(composed, composed.hydra)
     except HydraException as error:
         raise ConfigError(message(error)) from error
+    with read_write(composed), open_dict(composed):
+        if not with_hydra:
+            del composed["hydra"]
+    return composed
+
+
+def check_choices(composed: DictConfig, of_hydra: Any) -> None:
+    """Checks that each group has one choice, and that a new run's environment is one that its choice is made for.
+
+    A list of loggers becomes the logger's name, because Hydra merges the values of a list's choices.
+
+    Raises:
+        ConfigError: with what to choose instead.
+    """
+    texts = plain(of_hydra.overrides, resolve=False)
+    choices, overrides = of_hydra.runtime.choices, parsed([*texts["task"], *texts["hydra"]])
+    for group in (group for group in GROUPS if group in composed and group not in choices):
+        names = [name for each in overrides if each.key_or_group == group for name in _names(each.value())]
+        require(
+            group == SEVERAL and bool(names),
+            f"{group} must be one of its choices (got a list in a yaml). Give one; the command line takes several "
+            "loggers.",
+        )
+        composed.logger.name = names
+    choice, env_id = choices.get("env"), value_of(composed, "env.id")
+    if choice and not is_custom(choice) and isinstance(env_id, str) and value_of(composed, "resume") is None:
+        search = [str(each.input_line) for each in overrides if each.key_or_group == "hydra.searchpath"]
+        declared, source = plain(hydra.compose(f"env/{choice}", search).env, resolve=False), composed.env.source
+        its_own = " or ".join([str(declared.get("id")), *declared.get("ids", ())])
+        require(
+            is_of(env_id, declared),
+            f"env.id must be {its_own} with env={choice} (got {env_id}): its other values are for that. Give "
+            f"env={choice_for(env_id)} {'' if source == 'gymnasium' else f'env.source={source} '}env.id={env_id}.",
+        )
 
 
 def job_overrides() -> list[str]:

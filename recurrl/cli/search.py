@@ -126,10 +126,8 @@ def _proposed(study: optuna.Study, space: dict[str, BaseDistribution]) -> Trial:
 
 
 def _overrides(trial: Any) -> list[str]:
-    """The values of a trial; numbers with the digits that matter, so that they can be read and typed."""
-    return [
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in trial.params.items()
-    ]
+    """The values of a trial, with all digits: fewer would run another trial than the one that is recorded."""
+    return [f"{key}={value}" for key, value in trial.params.items()]
 
 
 def _tell(study: optuna.Study, trial: Trial, job: Result) -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from recurrl import __version__
 from recurrl.cli.directories import run_directory
 from recurrl.cli.help import explained, help_of
 from recurrl.cli.messages import message
-from recurrl.cli.overrides import arguments_of, compose, job_overrides, prepared
+from recurrl.cli.overrides import arguments_of, check_choices, compose, job_overrides, prepared
 from recurrl.cli.sweep import followed, job_started, recorded
 from recurrl.config.composed import as_schema
-from recurrl.errors import ConfigError, RunError
+from recurrl.errors import ConfigError, RunError, require
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.signals import Interrupted
@@ -60,10 +59,15 @@ def _command() -> None:
     if every_key:
         sys.argv.remove("all")
     arguments = arguments_of(sys.argv[1:])
-    if arguments.help or (arguments.cfg == "job" and arguments.package is None):
-        _explain(arguments, bool(every_key))
+    if arguments.help or arguments.cfg:
+        require(not arguments.multirun, "-m starts runs, and --help and --cfg start none. Leave one of them out.")
+        composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
+    if arguments.help:
+        sys.stdout.write(help_of(composed, bool(every_key), arguments.config_dir))
+    elif arguments.cfg == "job" and arguments.package is None:
+        sys.stdout.write(explained(composed))
     else:
-        sys.argv[1:] = prepared(sys.argv[1:])
+        sys.argv[1:] = prepared(sys.argv[1:], is_run=arguments.cfg is None)
         with followed():
             _jobs()
     if launched_size() > 1:
@@ -83,12 +87,6 @@ def _follow() -> None:
         if not isinstance(error, ConfigError | RunError):
             raise
         raise RunError(f"rank {launched_rank()}: {error}") from error
-
-
-def _explain(arguments: Namespace, every_key: bool) -> None:
-    """Prints the help, or the configuration of a run with what each key means."""
-    composed = compose(arguments.overrides, arguments.config_dir, is_run=False)
-    sys.stdout.write(help_of(composed, every_key, arguments.config_dir) if arguments.help else explained(composed))
 
 
 _rejected: list[ConfigError | RunError] = []
@@ -112,6 +110,8 @@ def _job(composed: DictConfig) -> float | None:
             resume = stack.enter_context(run_directory(run_dir, composed))
             if is_sweep:
                 stack.enter_context(recorded(run_dir, job_overrides()))
+            check_choices(composed, HydraConfig.get())
+            if is_sweep:
                 _name_group(composed)
             config = as_schema(composed) if resume is None else None
             # This imports torch, which takes seconds.

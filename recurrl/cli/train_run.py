@@ -104,8 +104,11 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
             choices.append(f"{key}={value}")
         elif isinstance(value, Mapping):
             name = value.get("name")
-            if key in GROUPS and isinstance(name, str) and (is_custom(name) or name in yaml_names(key)):
-                choices.append(f"{key}={name}")
+            names = name if isinstance(name, list) else [name]
+            if key in GROUPS and all(
+                isinstance(each, str) and (is_custom(each) or each in yaml_names(key)) for each in names
+            ):
+                choices.append(f"{key}={name if isinstance(name, str) else text_of(name)}")
             values += [f"{key}.{path}={text_of(inner)}" for path, inner in flat(value).items()]
         else:
             values.append(f"{key}={text_of(value)}")

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recurrl.config.keys import check_key, key_paths, keys_of
-from recurrl.config.plugins import GROUPS, key_of, options_class
+from recurrl.config.plugins import GROUPS, joined, key_of, options_class
 from recurrl.config.run import AUTO_DEVICE, AUTO_PRECISION, TrainConfig
 from recurrl.errors import ConfigError
 
@@ -91,8 +91,9 @@ def chosen_options(config: DictConfig) -> dict[str, type]:
     chosen = {}
     for group in GROUPS:
         name, values = value_of(config, key_of(group)), value_of(config, group)
-        if isinstance(name, str) and name != "???" and isinstance(values, DictConfig):
-            chosen[group] = options_class(group, name)
+        names = name if isinstance(name, ListConfig) else [name]
+        if all(isinstance(each, str) and each != "???" for each in names) and isinstance(values, DictConfig):
+            chosen[group] = joined([options_class(group, each) for each in names])
     return chosen
 
 

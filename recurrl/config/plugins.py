@@ -11,7 +11,8 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, make_dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from operator import attrgetter
@@ -94,6 +95,19 @@ def values(group: str, name: str) -> dict[str, Any]:
     for base in content.pop("defaults", ["_self_"]):
         found |= content if base == "_self_" else values(group, base)
     return found
+
+
+def is_of(env_id: str, declared: Mapping[str, Any]) -> bool:
+    """True if an environment's id is one that a yaml of ``env`` is for: its own, or one of its patterns ``ids``."""
+    name = env_id.rpartition(":")[2]
+    own, patterns = declared.get("id", "???"), declared.get("ids", ())
+    return own in ("???", env_id) or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def choice_for(env_id: str) -> str:
+    """The package's choice of ``env`` that declares a pattern of an id; else ``gym``."""
+    found = (name for name in yaml_names("env") if name != "gym" and is_of(env_id, values("env", name) | {"id": None}))
+    return next(found, "gym")
 
 
 def custom_values(group: str, name: str) -> dict[str, Any]:
@@ -226,6 +240,16 @@ def options_class(group: str, name: str) -> type:
     if not is_custom(name):
         return packaged(group).get(name, base)
     return _annotation(factory(group, name), base, f"{_typed_key(group)}={name}")
+
+
+def joined(classes: Sequence[type]) -> type:
+    """The dataclass with the options of several."""
+    last = [cls for cls in dict.fromkeys(classes) if not any(cls in other.__mro__[1:] for other in classes)]
+    return (
+        last[0]
+        if len(last) == 1
+        else make_dataclass("_and_".join(each.__name__ for each in last), (), bases=tuple(last))
+    )
 
 
 def packaged(group: str) -> Mapping[str, type]:

@@ -4,6 +4,7 @@ Values live in ``configs/``, the rules between them in :mod:`recurrl.validation`
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from recurrl.config.algorithm import AlgorithmConfig
 from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, EncoderConfig, PrecisionConfig, RecomputeConfig
@@ -47,7 +48,12 @@ SCHEDULES = Condition(
 class LoggerConfig:
     """Where metrics go besides ``metrics.csv``, which is always written; a logger with options derives a dataclass."""
 
-    name: str = option("where metrics go besides metrics.csv")
+    name: Any = option("where metrics go besides metrics.csv; a list names several, with the options of each")
+
+    @property
+    def names(self) -> list[str]:
+        """The loggers."""
+        return self.name if isinstance(self.name, list) else [self.name]
 
 
 @dataclass

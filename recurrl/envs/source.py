@@ -15,7 +15,7 @@ from recurrl.config.plugins import factory, values
 from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError
 
-_ALWAYS = ("name", "source", "id", "num_envs", "reward_scale", "normalize_observation", "normalize_reward")
+_ALWAYS = ("name", "source", "id", "ids", "num_envs", "reward_scale", "normalize_observation", "normalize_reward")
 """Options that every source honours. Others have the values of ``env=gym`` when they are not used."""
 
 

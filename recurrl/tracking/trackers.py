@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -103,10 +104,10 @@ class Trackers(Tracker):
 def make_trackers(
     logger: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> Trackers:
-    """Opens a run's destinations: ``metrics.csv``, and the configured one.
+    """Opens a run's destinations: ``metrics.csv``, and the configured ones.
 
     Args:
-        logger: the configured one.
+        logger: the options of the configured ones.
         run_dir: the run's directory, which must exist.
         settings: the full configuration as nested dictionaries, for destinations that store it.
         resumed: state to resume from; None for a new run.
@@ -118,16 +119,14 @@ def make_trackers(
     ids = {} if resumed is None else dict(resumed.ids)
     trackers: list[Tracker] = []
     with ExitStack() as opened:
-        for options in (logger,) if logger.name == ALWAYS_ON else (LoggerConfig(name=ALWAYS_ON), logger):
-            tracker = factory("logger", options.name)(options, run_dir, settings, resumed)
+        for name in dict.fromkeys([ALWAYS_ON, *logger.names]):
+            tracker = factory("logger", name)(replace(logger, name=name), run_dir, settings, resumed)
             if not isinstance(tracker, Tracker):
                 kind = type(tracker).__name__
-                raise ConfigError(
-                    f"logger={options.name} must be a recurrl.tracking.Tracker (got {kind}). Derive from it."
-                )
+                raise ConfigError(f"logger={name} must be a recurrl.tracking.Tracker (got {kind}). Derive from it.")
             opened.callback(tracker.close, 1)
             trackers.append(tracker)
             if tracker.id is not None:
-                ids[options.name] = tracker.id
+                ids[name] = tracker.id
         opened.pop_all()
     return Trackers(trackers, ids)

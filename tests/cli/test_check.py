@@ -48,7 +48,7 @@ def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale
         (["cel=gru"], "Unknown configuration key 'cel'. Did you mean cell?"),
         (["slice_len=5"], "slice_len must be a divisor of "),
         (["resume=outputs"], "recurrl-check checks new runs; "),
-        (["cell=gru,lstm"], "Ambiguous value for argument 'cell=gru,lstm'"),
+        (["cell=gru,lstm"], "cell=gru,lstm has several values. Add -m before it"),
     ],
 )
 def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overrides, sentence):

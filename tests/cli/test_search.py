@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,31 @@ def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train,
     trials = study_in(tmp_path / "sweep").trials
     runs = [tmp_path / "sweep" / str(number) for number in range(2)]
     assert [trial.value for trial in trials] == [summary(run)["eval_return_mean"] for run in runs]
-    assert [settings(run)["lr"] for run in runs] == [float(f"{trial.params['lr']:.4g}") for trial in trials]
+    assert [settings(run)["lr"] for run in runs] == [trial.params["lr"] for trial in trials]
     assert len({trial.params["lr"] for trial in trials}) == 2
     assert "2 of 2 jobs completed" in outcome.err
     again = shlex.split(re.search(r"The best one again: recurrl-train (.*)", outcome.out)[1])
     assert train(*again, "hydra.run.dir=again").code == 0
     best = runs[max(range(2), key=lambda number: trials[number].value)]
     assert without_times(metrics(tmp_path / "again")) == without_times(metrics(best))
+
+
+def test_a_trial_runs_with_the_values_that_are_recorded(search, tmp_path):
+    assert search("hydra.sweeper.n_trials=2", "algorithm.gamma=interval(0.99999,0.9999999)").code == 0
+    trials = study_in(tmp_path / "sweep").trials
+    ran = [settings(tmp_path / "sweep" / str(trial.number))["algorithm"]["gamma"] for trial in trials]
+    assert ran == [trial.params["algorithm.gamma"] for trial in trials]
+    assert max(ran) < 1
+
+
+def test_a_search_without_optuna_says_how_to_install_it(train, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "recurrl.cli.search")
+    error = train("-m", "hparams_search=ppo").error
+    assert error == (
+        "hydra/sweeper=optuna needs the module optuna, which is not installed. Install it, for example with: pip "
+        "install 'recurrl[optuna]'."
+    )
 
 
 def test_a_search_in_the_same_folder_continues_to_its_number_of_trials(search, tmp_path, signalled):

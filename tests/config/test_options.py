@@ -31,6 +31,7 @@ FREE_TEXT = {
     "collector.address": "checked with Ray",
     "pretrain.folder": "a path",
     "env.id": "any registered environment",
+    "env.ids": "patterns",
     "device": "checked with torch",
     "resume": "a path",
     "logger.project": "a name",

@@ -1,0 +1,95 @@
+"""One choice of each group, whose values are for one environment; several loggers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from run_files import settings, summary
+
+import recurrl
+from recurrl.cli.overrides import compose
+from recurrl.config.plugins import GROUPS, PRESETS, values, yaml_names
+from recurrl.errors import ConfigError
+
+FOREIGN = "env.id must be CartPole-v1 with env=cartpole_no_velocity (got Acrobot-v1): its other values are for that. "
+ADVICE = "Give env=gym env.id=Acrobot-v1."
+
+
+@pytest.fixture
+def yamls(tmp_path):
+    """Writes a yaml of the user's."""
+
+    def write(group: str, name: str, **content: object) -> None:
+        (tmp_path / "mine" / group).mkdir(parents=True, exist_ok=True)
+        text = "# @package _global_\n" * (group == "experiment") + yaml.dump(content)
+        (tmp_path / "mine" / group / f"{name}.yaml").write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize("env", yaml_names("env"))
+def test_what_a_yaml_says_of_its_environment_applies_to_no_other(env):
+    declared = values("env", env)
+    its_own = [each.replace("*", "Any") for each in (declared["id"].replace("???", "Acrobot-v1"), *declared["ids"])]
+    for env_id in [*its_own, f"package:{its_own[-1]}"] if declared["ids"] else its_own:
+        assert compose([f"env={env}", f"env.id={env_id}"]).env.id == env_id
+    if env != "gym":
+        with pytest.raises(ConfigError, match=f"^env.id must be .* with env={env} .* Give env=gym .*env.id=Other-v1"):
+            compose([f"env={env}", "env.id=Other-v1"])
+
+
+def test_a_foreign_id_is_an_error_wherever_it_comes_from(refused, yamls, tmp_path, monkeypatch):
+    yamls("experiment", "acrobot", env={"id": "Acrobot-v1"})
+    yamls("env", "masked", defaults=["gym", "_self_"], id="CartPole-v1", mask=[1, 3])
+    for overrides in (["env.id=Acrobot-v1"], ["--config-dir", "mine", "experiment=acrobot"]):
+        assert refused(*overrides) == FOREIGN + ADVICE
+    assert refused("--config-dir", "mine", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
+    assert refused("env.id=MiniGrid-Empty-5x5-v0").endswith(" Give env=minigrid env.id=MiniGrid-Empty-5x5-v0.")
+    assert refused("env.id=PongNoFrameskip-v4").endswith(" Give env=atari env.id=PongNoFrameskip-v4.")
+    monkeypatch.chdir(tmp_path)
+    for config in (["env.id=Acrobot-v1"], {"env": {"id": "Acrobot-v1"}}):
+        with pytest.raises(ConfigError, match=re.escape(FOREIGN)):
+            recurrl.train(config, run_dir="run")
+
+
+def test_of_a_sweep_over_ids_only_those_of_the_choice_run(train, tiny):
+    outcome = train("-m", *tiny, "env.id=CartPole-v1,Acrobot-v1")
+    assert "1 of 2 jobs completed" in outcome.err
+    assert outcome.error == FOREIGN + ADVICE
+
+
+def test_a_resumed_run_keeps_its_environments_values(train, finished_run):
+    outcome = train(f"resume={finished_run}", "env.id=CartPole-v0", "total_frames=96", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    assert "resuming with env.id=CartPole-v0, which was CartPole-v1" in outcome.out
+
+
+@pytest.mark.parametrize("group", [group for group in (*GROUPS, *PRESETS) if group != "logger"])
+def test_a_list_for_a_group_is_an_error(refused, yamls, group):
+    several = ",".join([*yaml_names(group), "any"][:2])
+    expected = f"{group} must be one of its choices (got a list). Give one; -m {group}={several} starts a run for each."
+    for options in ([], ["--cfg", "job"], ["--cfg", "all"], ["-m"]):
+        assert refused(*options, f"{group}=[{several}]") == expected
+    assert refused("-m", f"{group}=[{several}],{several}").startswith(expected[:-30])
+    if group in GROUPS:
+        yamls("experiment", "both", defaults=[{f"override /{group}": list(yaml_names(group)) * 2}])
+        error = refused("--config-dir", "mine", "experiment=both")
+        assert error.startswith(f"{group} must be one of its choices (got a list in a yaml). Give one;")
+
+
+def test_several_loggers_take_the_same_metrics(train, tiny, tmp_path):
+    outcome = train(*tiny, "logger=[wandb,tensorboard]", "logger.mode=offline", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    run = tmp_path / "run"
+    assert {"wandb", "tensorboard", "metrics.csv"} <= {path.name for path in run.iterdir()}
+    assert summary(run)["status"] == "completed"
+    assert settings(run)["logger"]["name"] == ["wandb", "tensorboard"]
+    again = recurrl.train(settings(run), run_dir=tmp_path / "again")
+    assert settings(again.directory)["logger"] == settings(run)["logger"]
+
+
+def test_of_several_loggers_each_is_checked(refused):
+    assert refused("logger=[tensorboard,nonesuch]").startswith("logger=nonesuch does not exist.")
+    assert refused("logger=[csv,tensorboard]", "logger.mode=offline").startswith("logger.mode is an option of")
