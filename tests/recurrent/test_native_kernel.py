@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ def machine_kernel() -> Path:
     """The kernel in this machine's own cache, built at most once."""
     assert library.problem() is None
     digest = library._digest(library._SOURCE.read_bytes(), library._compiler(), library._FLAGS)
-    return library._cache_folder() / "native" / f"kernel-{digest}.so"
+    return next((library._cache_folder() / "native").glob(f"kernel-{digest}-*.so"))
 
 
 @pytest.fixture
@@ -52,13 +54,23 @@ def built(machine_kernel: Path, folder: Path) -> Path:
     return Path(shutil.copy2(machine_kernel, folder))
 
 
+@pytest.fixture
+def copying_compiler(machine_kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles in no time, by copying this machine's kernel."""
+    monkeypatch.setattr(library, "_compile", lambda *arguments: shutil.copyfile(machine_kernel, arguments[-1]))
+
+
 def build() -> Path:
     """Builds and loads the kernel, and runs it."""
     library.kernel.cache_clear()
-    module = layers_of("gru", "native", "none", (2, 3, 4, 5)).float()
-    assert outputs_and_gradients(module, batch(module, resets("random", 2, 3)))["y"].isfinite().all()
+    assert outputs_and_gradients(*small_layer())["y"].isfinite().all()
     (found,) = (Path(os.environ["RECURRL_CACHE_DIR"]) / "native").glob("*.so")
     return found
+
+
+def small_layer() -> tuple[Any, Any]:
+    module = layers_of("gru", "native", "none", (2, 3, 4, 5)).float()
+    return module, batch(module, resets("random", 2, 3))
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> str:
@@ -79,6 +91,7 @@ def test_it_is_built_once_in_a_private_folder(folder: Path) -> None:
 
 
 @pytest.mark.native
+@pytest.mark.usefixtures("copying_compiler")
 @pytest.mark.parametrize("changed", ["_FLAGS", "_processor", "CC"])
 def test_another_compiler_processor_or_flag_is_another_kernel(
     folder: Path, built: Path, monkeypatch: pytest.MonkeyPatch, changed: str
@@ -95,40 +108,90 @@ def test_another_compiler_processor_or_flag_is_another_kernel(
     assert built.exists()
 
 
+def another_library(path: Path) -> None:
+    """An ELF without the kernel's functions, intact by its name."""
+    subprocess.run(["cc", "-shared", "-x", "c", "-", "-o", str(path)], input=b"int other;", check=True)
+    name, _, _ = path.stem.rpartition("-")
+    path.rename(path.with_name(f"{name}-{library._sha256(path.read_bytes())}.so"))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replaced(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replaced
+
+
+def given_away(path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(path, 12345, -1)
+
+
+HOSTILE_FILES: dict[str, Callable[[Path], object]] = {
+    "cut short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
+    "a bit flipped": flip,
+    "something else": lambda path: path.write_bytes(b"anything"),
+    "another library": another_library,
+    "a pipe": instead(os.mkfifo),
+    "a folder": instead(Path.mkdir),
+    "a link to nothing": instead(lambda path: path.symlink_to("nothing")),
+    "a link to another file": instead(lambda path: path.symlink_to(library._SOURCE)),
+    "writable by others": lambda path: path.chmod(0o666),
+    "another user's": given_away,
+}
+
+
 @pytest.mark.native
-@pytest.mark.parametrize(("of_file", "mode"), [(True, 0o666), (False, 0o770)])
-def test_a_kernel_that_others_could_have_written_is_not_loaded(
-    folder: Path, built: Path, caplog: pytest.LogCaptureFixture, of_file: bool, mode: int
+@pytest.mark.usefixtures("copying_compiler")
+@pytest.mark.parametrize("harm", HOSTILE_FILES.values(), ids=HOSTILE_FILES.keys())
+def test_a_file_in_the_cache_that_is_not_the_kernel_is_never_loaded(
+    built: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
 ) -> None:
-    built.write_bytes(b"anything")
-    (built if of_file else folder).chmod(mode)
-    said = messages(caplog)
-    assert f"{built if of_file else folder} belongs to another user or can be written to by others. Delete it." in said
-    assert built.read_bytes() == b"anything"
+    harm(built)
+    assert "The kernel of backend native is compiled again" in messages(caplog)
+    if not built.is_dir():
+        library._loaded(built)  # repaired
+    assert outputs_and_gradients(*small_layer())["y"].isfinite().all()
+
+
+HOSTILE_CACHES: dict[str, Callable[[Path, Any], object]] = {
+    "writable by others": lambda folder, _: (folder.mkdir(parents=True), folder.chmod(0o770)),
+    "a file in the folder's place": lambda folder, _: folder.parent.write_text("", encoding="utf-8"),
+    "no home directory": lambda _, patch: (
+        [patch.delenv(name, raising=False) for name in ("RECURRL_CACHE_DIR", "XDG_CACHE_HOME", "HOME")],
+        patch.setattr("os.path.expanduser", lambda path: path),
+    ),
+    "no space": lambda _, patch: patch.setattr(library, "replacing", no_space),
+}
+
+
+def no_space(path: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
 @pytest.mark.native
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_a_kernel_of_another_user_is_not_loaded(built: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.chown(built, 12345, -1)
-    assert "belongs to another user" in messages(caplog)
-
-
-@pytest.mark.native
-def test_a_cache_that_cannot_be_written_to_costs_a_build_in_each_process(
-    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("copying_compiler")
+@pytest.mark.parametrize("harm", HOSTILE_CACHES.values(), ids=HOSTILE_CACHES.keys())
+def test_a_cache_that_cannot_be_used_costs_a_build_in_each_process(
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Callable[[Path, Any], object],
 ) -> None:
-    folder.parent.write_text("a file in the folder's place", encoding="utf-8")
-    temporary = {path.name for path in Path(library.tempfile.gettempdir()).glob("recurrl-native-*")}
-    said = messages(caplog)
-    assert said.count("The kernel of backend native is compiled again in each process") == 1
-    assert {path.name for path in Path(library.tempfile.gettempdir()).glob("recurrl-native-*")} == temporary
-
-
-@pytest.mark.native
-def test_a_damaged_kernel_is_not_used(built: Path, caplog: pytest.LogCaptureFixture) -> None:
-    built.write_bytes(b"anything")
-    assert "compiled again in each process" in messages(caplog)
+    harm(folder, monkeypatch)
+    temporary = {*Path(tempfile.gettempdir()).glob("recurrl-native-*")}
+    assert messages(caplog).count("The kernel of backend native is compiled again in each process") == 1
+    assert {*Path(tempfile.gettempdir()).glob("recurrl-native-*")} == temporary
+    assert not [*folder.glob("*")]
 
 
 @pytest.mark.native
@@ -163,7 +226,9 @@ def compiler(tmp_path: Path, script: str) -> str:
     ("script", "said"),
     [
         ("echo 'warning: odd' >&2; echo 'error: no stdlib.h' >&2; exit 1", "fails with: error: no stdlib.h Repair it"),
-        ("touch $(echo \"$@\" | sed 's/.* -o //')", "cannot be loaded"),
+        ("touch $(echo \"$@\" | sed 's/.* -o //')", "cannot be stored and loaded: .*file too short"),
+        ("echo 'int a;' | cc -shared -x c - -o $(echo \"$@\" | sed 's/.* -o //')", "is another library"),
+        ("echo 'cc1: fatal error: error writing to /tmp/a.s: No space left on device' >&2; exit 1", "Set TMPDIR to a"),
     ],
 )
 def test_a_compiler_that_fails_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -23,6 +24,8 @@ _NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-ma
 # Without -ffast-math, which would let NaN and Inf become anything.
 _FLAGS = ("-O3", _NATIVE, "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread", "-x", "c")
 _INSTALL = "Install one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
+
+_NOT_CACHED = "The kernel of backend native is compiled again in each process: %s"
 
 _log = logging.getLogger(__name__)
 
@@ -46,39 +49,78 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL | str:
         return _load(dtype)
     except NoKernelError as error:
         return str(error)
+    except OSError as error:
+        return (
+            f"The kernel of backend=native cannot be stored and loaded: {error}. Set TMPDIR to a folder with space "
+            "that programs may be loaded from, or choose backend=scan."
+        )
 
 
 def _cache_folder() -> Path:
-    """``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``; it need not exist."""
-    explicit = os.environ.get("RECURRL_CACHE_DIR")
-    return Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrl"
+    """``$RECURRL_CACHE_DIR``, ``$XDG_CACHE_HOME/recurrl`` or ``~/.cache/recurrl``; it need not exist.
+
+    Raises:
+        FileNotFoundError: neither is set, and there is no home directory.
+    """
+    if explicit := os.environ.get("RECURRL_CACHE_DIR"):
+        return Path(explicit)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recurrl"
+    except RuntimeError as error:
+        raise FileNotFoundError(f"{error} RECURRL_CACHE_DIR=... names a folder for it") from error
 
 
 def _load(dtype: torch.dtype) -> ctypes.CDLL:
+    """The kernel from the cache, where it is built if necessary; without a cache, from a temporary folder.
+
+    Raises:
+        NoKernelError: it cannot be compiled.
+        OSError: it cannot be stored or loaded.
+    """
     if os.name != "posix":
         raise NoKernelError("backend=native needs Linux or macOS. Choose backend=scan.")
     compiler, flags = _compiler(), (*_FLAGS, *(["-DDOUBLE"] if dtype == torch.float64 else []))
     source = _SOURCE.read_bytes()
-    name = f"kernel-{_digest(source, compiler, flags)}.so"
-    folder = _cache_folder() / "native"
+    name, folder = f"kernel-{_digest(source, compiler, flags)}", None
     try:
+        folder = _cache_folder() / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_private(folder)
-        path = folder / name
-        if not path.exists():
-            with replacing(path) as temporary:
-                _compile(source, compiler, flags, temporary)
-        _check_private(path)
-        return ctypes.CDLL(str(path))
+        for path in folder.glob(f"{name}-*.so"):
+            try:
+                return _loaded(path)
+            except OSError as error:
+                _log.info("The kernel of backend native is compiled again: %s", error)
     except OSError as error:
-        _log.info("The kernel of backend native is compiled again in each process: %s", error)
+        folder = None
+        _log.info(_NOT_CACHED, error)
     with tempfile.TemporaryDirectory(prefix="recurrl-native-") as private:
-        path = Path(private) / name
-        _compile(source, compiler, flags, path)
-        try:
-            return ctypes.CDLL(str(path))  # stays loaded without its file
-        except OSError as error:
-            raise NoKernelError(f"The kernel of backend=native cannot be loaded: {error}. {_INSTALL}") from error
+        built = Path(private) / "kernel.so"
+        _compile(source, compiler, flags, built)
+        named = built.rename(built.with_name(f"{name}-{_sha256(built.read_bytes())}.so"))
+        if folder is not None:
+            try:
+                with replacing(folder / named.name) as temporary:
+                    shutil.copyfile(named, temporary)
+                return _loaded(folder / named.name)
+            except OSError as error:
+                _log.info(_NOT_CACHED, error)
+        return _loaded(named)  # stays loaded without its file
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    """The kernel in a file that is as its name says it was written: one that is cut short would kill the process.
+
+    Raises:
+        OSError: it is not such a file, or does not hold the kernel.
+    """
+    _check_private(path)
+    if _sha256(path.read_bytes()) != path.stem.rpartition("-")[2]:
+        raise OSError(f"{path} was modified or cut short")
+    found = ctypes.CDLL(str(path))
+    if not all(hasattr(found, name) for name in ("forward", "backward")):
+        raise OSError(f"{path} is another library")
+    return found
 
 
 def _compiler() -> list[str]:
@@ -97,7 +139,11 @@ def _digest(source: bytes, compiler: list[str], flags: tuple[str, ...]) -> str:
     path = Path(compiler[0]).resolve()
     changed = path.stat()
     parts = (*compiler, path, changed.st_size, changed.st_mtime_ns, *flags, platform.platform(), _processor())
-    return hashlib.sha256(source + "\0".join(map(str, parts)).encode()).hexdigest()[:32]
+    return _sha256(source + "\0".join(map(str, parts)).encode())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _processor() -> str:
@@ -111,23 +157,29 @@ def _processor() -> str:
 
 
 def _check_private(path: Path) -> None:
-    """Rejects a file or folder that another user could have written.
+    """Rejects a path that is neither a file nor a folder, or that another user could have written.
 
     Raises:
-        PermissionError: another user owns it or may write to it.
+        OSError: it is, or there is nothing.
     """
     found = path.stat()
+    if not (path.is_file() or path.is_dir()):
+        raise OSError(f"{path} is not a file")
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise PermissionError(f"{path} belongs to another user or can be written to by others. Delete it.")
 
 
 def _compile(source: bytes, compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
     try:
-        done = subprocess.run([*compiler, *flags, "-", "-o", str(to)], input=source, capture_output=True, check=False)
+        command, english = [*compiler, *flags, "-", "-o", str(to)], {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(command, input=source, capture_output=True, check=False, env=english)
     except OSError as error:
         raise NoKernelError(f"backend=native needs a C compiler, and {compiler[0]} does not run: {error}.") from error
     if done.returncode != 0:
         output = done.stderr.decode(errors="replace").strip()
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in output:
+                raise OSError(number, os.strerror(number), str(to.parent))
         line = next((line for line in output.splitlines() if "error" in line), output)
         raise NoKernelError(
             f"backend=native needs a C compiler, and {shlex.join(compiler)} fails with: {line} Repair it "
