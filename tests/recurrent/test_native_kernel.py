@@ -41,7 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def machine_kernel() -> Path:
-    """The kernel in this machine's own cache, built at most once."""
+    """The kernel in the session's own cache, built at most once."""
+    library.kernel.cache_clear()
     assert library.problem() is None
     digest = library._digest(library._SOURCE.read_bytes(), library._compiler(), library._FLAGS)
     return next((library._cache_folder() / "native").glob(f"kernel-{digest}-*.so"))
