@@ -156,7 +156,7 @@ def agent_of(small: Callable[..., TrainConfig]) -> Callable[..., tuple[Agent, Tr
     """A policy whose heads are far from zero and whose statistics have seen something, as an agent."""
 
     def agent_of(env_id: str, *overrides: str, **kwargs: Any) -> tuple[Agent, TrainConfig]:
-        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", "encoder.images=impala", *overrides)
+        config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
         config.env.kwargs = kwargs
         set_process_state(config)
         policy = make_policy_for(config)

@@ -55,7 +55,8 @@ class MLPConfig(EncoderConfig):
     sizes: list[int] = option("widths of the tanh layers before the cell", FEATURES, only_with=NO_IMAGES)
     layer_norm: bool = option("normalise these layers before their tanh", only_with=NO_IMAGES)
     images: str = option(
-        "convolutions: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018)",
-        choices=("nature", "impala"),
+        "convolutions: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018); or bits, dense "
+        "layers on the bits of bytes; auto: bits for up to 200 cells of bytes, nature from 36×36, impala between",
+        choices=("auto", "nature", "impala", "bits"),
         only_with=IMAGES,
     )

@@ -13,6 +13,7 @@ from recurrl.config.plugins import factory, is_custom
 from recurrl.errors import require
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
 from recurrl.policy.encoders.checked import make_encoder
+from recurrl.policy.encoders.images import kind_of_network
 from recurrl.policy.heads import make_actor
 from recurrl.policy.initialization import HEAD_GAIN, TANH_GAIN, linear
 from recurrl.policy.noise import CorrelatedNoise
@@ -177,6 +178,8 @@ def kinds(observation: TensorSpec, action: TensorSpec) -> set[Condition]:
         image = is_image(spec)
         if image or path not in ((PREVIOUS_ACTION,), (PREVIOUS_REWARD,)):
             met.add(IMAGES if image else NO_IMAGES)
+            # The bits of a small image enter dense layers.
+            met |= {NO_IMAGES} if image and kind_of_network("auto", spec) == "bits" else set()
         if not (image or isinstance(spec, Categorical) or path == (PREVIOUS_ACTION,)):
             met.add(NUMBERS)
     for path, spec in _leaves(action):

@@ -177,8 +177,7 @@ def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [name for name in yaml_names("env") if name != "gym"])
 def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untyped, tmp_path, env):
-    images = ["encoder.images=impala"] if env == "minigrid" else []
-    composed = compose_untyped(*TINY, f"env={env}", *images)
+    composed = compose_untyped(*TINY, f"env={env}")
     of_spaces = ("env.normalize_observation", "env.mask", "env.previous_", "encoder.", "policy.")
     _, silent = judged([(env, composed)], tmp_path, *of_spaces)
     assert not silent

@@ -19,7 +19,7 @@ ENVIRONMENTS = {
     "CarRacing-v3": ("box2d", ("Box2D",), ("env=gym",)),
     "InvertedPendulum-v5": ("mujoco", ("mujoco",), ("env=gym",)),
     "HalfCheetah-v5": ("mujoco", ("mujoco",), ("env=gym",)),
-    "MiniGrid-MemoryS7-v0": ("minigrid", ("minigrid",), ("env=minigrid", "encoder.images=impala")),
+    "MiniGrid-MemoryS7-v0": ("minigrid", ("minigrid",), ("env=minigrid",)),
     "ALE/Breakout-v5": ("atari", ("ale_py",), ("env=gym", "env.packages=[ale_py]")),
     "ALE/Pong-v5": ("atari", ("ale_py", "cv2"), ("env=atari",)),
 }

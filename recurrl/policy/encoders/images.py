@@ -13,6 +13,19 @@ from recurrl.policy.initialization import RELU_GAIN, convolution, linear
 NATURE_SMALLEST = 36
 """Height and width below which nothing is left after the three convolutions of the Nature CNN."""
 
+GRID_CELLS = 200
+"""Height times width up to which ``encoder.images=auto`` takes bytes for the symbols of a grid."""
+
+
+def kind_of_network(images: str, spec: TensorSpec) -> str:
+    """``nature``, ``impala`` or ``bits``: as configured, or what ``auto`` chooses for an image of this size."""
+    if images != "auto":
+        return images
+    _, height, width = ChannelsFirst(tuple(spec.shape)).shape
+    if spec.dtype == torch.uint8 and height * width <= GRID_CELLS:
+        return "bits"
+    return "nature" if min(height, width) >= NATURE_SMALLEST else "impala"
+
 
 def make_image_network(kind: str, spec: TensorSpec) -> nn.Sequential:
     """A network from images ``[B, *spec.shape]`` to features.
@@ -49,7 +62,7 @@ class ChannelsFirst(nn.Module):
         shape: ``(C, H, W)``.
     """
 
-    def __init__(self, shape: tuple[int, ...], scale: float) -> None:
+    def __init__(self, shape: tuple[int, ...], scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
         self.without_channels = len(shape) == 2

@@ -1,4 +1,4 @@
-"""``encoder=mlp``: dense layers, one-hot vectors for discrete observations, and convolutions for images.
+"""``encoder=mlp``: dense layers, one-hot vectors for discrete observations, convolutions for images, bits for grids.
 
 Shape legend: B batch.
 """
@@ -7,11 +7,13 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torchrl.data import Categorical, TensorSpec
 
 from recurrl.config import MLPConfig
+from recurrl.errors import require
 from recurrl.policy.encoders.entries import per_entry
-from recurrl.policy.encoders.images import make_image_network
+from recurrl.policy.encoders.images import kind_of_network, make_image_network
 from recurrl.policy.initialization import TANH_GAIN, linear
 from recurrl.specs import choices, is_image
 
@@ -29,14 +31,14 @@ def make(options: MLPConfig, observation: TensorSpec) -> nn.Module:
         observation: the spec of an unbatched observation.
 
     Raises:
-        ConfigError: an image is too small for the configured convolutions.
+        ConfigError: an image is too small for the configured convolutions, or is not of bytes, whose bits it takes.
     """
     return per_entry(observation, partial(_make_network, options))
 
 
 def _make_network(options: MLPConfig, spec: TensorSpec) -> nn.Module:
-    if is_image(spec):
-        return make_image_network(options.images, spec)
+    if is_image(spec) and (kind := kind_of_network(options.images, spec)) != "bits":
+        return make_image_network(kind, spec)
     first, width = _to_vector(options, spec)
     layers = [first]
     for size in options.sizes:
@@ -48,6 +50,9 @@ def _make_network(options: MLPConfig, spec: TensorSpec) -> nn.Module:
 
 def _to_vector(options: MLPConfig, spec: TensorSpec) -> tuple[nn.Module, int]:
     """The module that maps an entry to a floating-point vector, and the vector's width."""
+    if is_image(spec):
+        require(spec.dtype == torch.uint8, f"encoder.images must be nature or impala for {spec.dtype} (got bits).")
+        return Bits(), 8 * spec.shape.numel()
     sizes = choices(spec)
     if sizes is not None:
         return OneHot(sizes), sum(sizes)
@@ -58,6 +63,19 @@ def _to_vector(options: MLPConfig, spec: TensorSpec) -> tuple[nn.Module, int]:
         width = options.sizes[0] if options.sizes else EMBEDDING
         return nn.Embedding(size, width), width
     return nn.Identity() if len(spec.shape) == 1 else nn.Flatten(), spec.shape.numel()
+
+
+class Bits(nn.Module):
+    """The bits of bytes, from which a dense layer can tell symbols apart and can also read numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        bits = torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1
+        self.table = nn.Buffer(bits.to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Bytes ``[B, ...]`` to zeros and ones ``[B, 8 · entries]``, the lowest bit of each byte first."""
+        return functional.embedding(image.long(), self.table).flatten(1)
 
 
 class OneHot(nn.Module):

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 from torchrl.data import Bounded, Unbounded
 
+from recurrl.config import MLPConfig
 from recurrl.errors import ConfigError
-from recurrl.policy.encoders.images import make_image_network
+from recurrl.policy.encoders.images import kind_of_network, make_image_network
+from recurrl.policy.encoders.mlp import Bits, make
 
 
 def image(*shape: int) -> Unbounded:
@@ -39,6 +41,40 @@ def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_nu
     torch.testing.assert_close(first(pixels.movedim(-1, 1)), last(pixels))
     torch.testing.assert_close(numbers(pixels / 255), last(pixels))
     assert not torch.equal(last(pixels)[0], last(pixels)[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (image(7, 7, 3), "bits"),
+        (image(3, 13, 13), "bits"),
+        (image(8, 8), "bits"),
+        (image(20, 20, 3), "impala"),
+        (image(35, 80, 3), "impala"),
+        (image(64, 64, 3), "nature"),
+        (image(84, 84, 4), "nature"),
+        (Bounded(0, 1, (7, 7, 3), dtype=torch.float32), "impala"),
+    ],
+    ids=lambda of: of if isinstance(of, str) else "x".join(map(str, of.shape)),
+)
+def test_the_network_is_chosen_by_the_size(spec: Bounded | Unbounded, kind: str) -> None:
+    assert kind_of_network("auto", spec) == kind
+    assert kind_of_network("nature", spec) == "nature"
+    options = MLPConfig(name="mlp", sizes=[16], layer_norm=False, images="auto")
+    layers = [type(module) for module in make(options, spec).modules()]
+    assert (Bits in layers) == (kind == "bits")
+    assert (nn.Conv2d in layers) == (kind != "bits")
+
+
+def test_bits_are_those_of_each_byte_in_order() -> None:
+    pixels = torch.randint(256, (4, 7, 6, 3), dtype=torch.uint8)
+    bits = Bits()(pixels).reshape(4, -1, 8)
+    assert torch.equal((bits * 2 ** torch.arange(8)).sum(-1).byte(), pixels.flatten(1))
+    with pytest.raises(ConfigError, match=r"encoder.images must be nature or impala for torch.float32 \(got bits\)"):
+        make(
+            MLPConfig(name="mlp", sizes=[], layer_norm=False, images="bits"),
+            Bounded(0, 1, (7, 7, 3), dtype=torch.float32),
+        )
 
 
 def test_an_image_that_is_too_small_is_rejected() -> None:

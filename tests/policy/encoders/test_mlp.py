@@ -58,7 +58,7 @@ def test_each_entry_of_a_mapping_has_its_own_network(options: Options) -> None:
 def test_the_error_for_an_image_names_its_entry(options: Options) -> None:
     spec = Composite(camera=Composite(left=Unbounded((35, 80, 3), dtype=torch.uint8)))
     with pytest.raises(ConfigError, match=r"^Observation entry camera\.left: An image of 35×80 pixels is too small"):
-        make(options(), spec)
+        make(options("encoder.images=nature"), spec)
 
 
 def test_hidden_layers_are_orthogonal_with_gain_sqrt_2(options: Options) -> None:
