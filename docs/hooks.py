@@ -12,9 +12,9 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:]+)(#[^)]*)?\)")
 
 
 def on_config(config: Any) -> None:
-    """Lists the decisions after the other pages."""
-    decisions = sorted(path.relative_to(_DOCS).as_posix() for path in _DOCS.glob("decisions/*.md"))
-    config.nav.append({"Decisions": decisions})
+    """Lists the decisions."""
+    (reference,) = (section["Reference"] for section in config.nav if "Reference" in section)
+    reference[-1]["Decisions"] = sorted(path.relative_to(_DOCS).as_posix() for path in _DOCS.glob("decisions/*.md"))
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,13 +31,47 @@ RUNS = {
 }
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built without a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    first = (tmp_path / "index.html").read_text(encoding="utf-8")
+    return folder
+
+
+def test_the_site_begins_with_the_readme_and_shows_guides_before_decisions(site: Path) -> None:
+    first = (site / "index.html").read_text(encoding="utf-8")
     assert "robot without velocity" in first
     assert not re.search(r'(?:src|href)="https?://(?!squidfunk)', first), "a page asks another host"
+    links = re.findall(r'md-nav__link[^>]*>\s*<span class="md-ellipsis">\s*([^<]*?)\s*<', first)
+    assert "recurrl" not in links  # above them stands the site's name
+    assert links.index("Overview") < links.index("Environments") < links.index("Decisions")
+
+
+MEASURE = """<script>
+const texts = (of, wrong) => [...document.querySelectorAll(of)].filter(wrong).map(each => each.textContent);
+document.title = JSON.stringify([
+  texts("td:first-child code", each => each.getClientRects().length > 1),
+  texts("pre code", each => each.scrollWidth > each.clientWidth + 1), document.querySelectorAll("code").length]);
+</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which is not installed")
+@pytest.mark.parametrize("width", [390, 820, 1400])
+@pytest.mark.parametrize("page", [".", "configuration", "get-started"])
+def test_no_name_of_a_key_is_broken_and_no_line_of_a_console_cut_off(site: Path, page: str, width: int) -> None:
+    measured = site / page / "measured.html"
+    text = (site / page / "index.html").read_text(encoding="utf-8")
+    measured.write_text(text.replace("</body>", MEASURE), encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={site / 'profile'}"]
+    command += [f"--window-size={width},2000", "--virtual-time-budget=3000", "--dump-dom", measured.as_uri()]
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    broken, cut_off, count = json.loads(re.findall("<title>(.*?)</title>", drawn)[0])
+    assert (broken, cut_off) == ([], [])
+    assert count > 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
