@@ -118,11 +118,13 @@ class Interface(nn.Module):
         source = source_of(env)
         self.env, (self.observation_space, self.action_space) = env, source.plain_spaces()
         entries = _entries(OBSERVATION, self.observation_space)
-        self.observed = [entry for entry in entries if not entry.path or entry.path[0] not in critic_only]
+        unseen = {*critic_only, *map(str, env.mask)}
+        self.observed = [entry for entry in entries if not entry.path or entry.path[0] not in unseen]
         self.added = [name for name in added_entries(env) if name not in critic_only]
         self.parts = [ActionPart(entry, source.scales_actions) for entry in _entries(ACTION, self.action_space)]
         self._modules_of_parts = nn.ModuleList(self.parts)
-        visible = seen_entries(self.observation_space, env.mask)[1] if env.mask else None
+        is_vector = isinstance(self.observation_space, spaces.Box)
+        visible = seen_entries(self.observation_space, env.mask)[1] if env.mask and is_vector else None
         self.register_buffer("visible", None if visible is None else torch.from_numpy(visible))
         is_dict = isinstance(self.observation_space, spaces.Dict | spaces.Tuple)
         self._has_entries = is_dict or bool(self.added or critic_only)

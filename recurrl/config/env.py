@@ -28,7 +28,7 @@ class EnvConfig:
     wrappers: list[Any] = option(
         "Gymnasium wrappers, innermost first: module:Wrapper or {wrapper: module:Wrapper, ...}"
     )
-    mask: list[int] = option("indices of the observation to hide from the policy", INDEX)
+    mask: list[Any] = option("what to hide from the policy: indices of a vector, or names of a dict's entries", INDEX)
     max_episode_steps: int | None = option("truncate episodes after this many steps; null: the registered limit", STEPS)
     reward_scale: float = option("factor on rewards for learning; reported returns are unscaled", SCALE)
     normalize_observation: bool = option("normalise observations by the policy's running statistics", only_with=NUMBERS)

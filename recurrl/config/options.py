@@ -28,6 +28,8 @@ class Range(NamedTuple):
 
     def holds(self, number: float) -> bool:
         """True for a number within the range; NaN is not."""
+        if self.integers and number % 1 != 0:
+            return False
         if number in ((self.low,) * self.above + (self.high,) * self.below):
             return False
         return self.low <= number <= self.high

@@ -147,10 +147,16 @@ def check_name(group: str, name: str) -> None:
         raise unknown_choice(group, _typed_key(group), name, names(group))
 
 
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that a mistyped one, or a beginning, stands for; None without a near one: a far one misleads."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [one for one in known if one.startswith(name)]
+    return near[0] if near else None
+
+
 def unknown_choice(group: str, key: str, name: str, known: Sequence[str]) -> ConfigError:
     """The error for ``key=name``, which does not exist, with the nearest of the known choices and all of them."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    guess = f" Did you mean {key}={near[0]}?" if near else ""
+    near = nearest(name, known)
+    guess = f" Did you mean {key}={near}?" if near else ""
     custom = ", or package.module:Name for a custom one" if group in PACKAGES else ""
     return ConfigError(f"{key}={name} does not exist.{guess} Choose one of: {', '.join(known)}{custom}.")
 

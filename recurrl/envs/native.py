@@ -22,7 +22,7 @@ from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import check_spaces, spec_of
 from recurrl.envs.wrappers import normalised_actions, seen_entries
 from recurrl.errors import ConfigError
-from recurrl.keys import OBSERVATION
+from recurrl.keys import OBSERVATION, path_of
 
 Array = np.ndarray[Any, Any]
 Observed = dict[NestedKey, Array]
@@ -44,7 +44,7 @@ class NativeVectorEnv(BatchedEnv):
     Args:
         vector: the vector environment.
         env_id: its registered id.
-        mask: indices of the observation to hide.
+        mask: indices of a vector observation to hide, or names of a dict's entries.
 
     Raises:
         ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
@@ -52,7 +52,7 @@ class NativeVectorEnv(BatchedEnv):
 
     faults: Faults
 
-    def __init__(self, vector: Vector, env_id: str, mask: Sequence[int]) -> None:
+    def __init__(self, vector: Vector, env_id: str, mask: Sequence[int | str]) -> None:
         vector = ResetOnDemand(vector) if type(vector) is CartPoleVectorEnv else vector
         _check_mode(vector, env_id)
         count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
@@ -134,9 +134,10 @@ class NativeVectorEnv(BatchedEnv):
 
     def _seen_of(self, entries: list[Array]) -> Observed:
         keys = self._reader.keys
-        if self._seen is not None:
-            return {keys[0]: entries[0][:, self._seen]}
-        return {key: entry.copy() for key, entry in zip(keys, entries, strict=True)}
+        if self._seen is not None and keys == [OBSERVATION]:
+            return {OBSERVATION: entries[0][:, self._seen]}
+        found = zip(keys, entries, strict=True)
+        return {key: entry.copy() for key, entry in found if self._seen is None or path_of(key)[1] in self._seen}
 
     def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
         """The observations, with those of new episodes replaced by the previous episodes' last ones."""
@@ -147,15 +148,21 @@ class NativeVectorEnv(BatchedEnv):
                 "each episode's last observation there."
             )
         filled = {key: values.copy() for key, values in self._last.items()}
-        # One per environment, or one for all of them.
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            for i in which:
-                entries = [entry[None] for entry in self._of_one.read(final[i])]
-                for key, values in self._seen_of(entries).items():
-                    filled[key][i] = values[0]
-        else:
-            for key, values in self._taken(final).items():
-                filled[key][which] = values[which]
+        try:
+            # One per environment, or one for all of them.
+            if isinstance(final, np.ndarray) and final.dtype == object:
+                for i in which:
+                    entries = [entry[None] for entry in self._of_one.read(final[i])]
+                    for key, values in self._seen_of(entries).items():
+                        filled[key][i] = values[0]
+            else:
+                for key, values in self._taken(final).items():
+                    filled[key][which] = values[which]
+        except (Fault, IndexError) as error:
+            raise Fault(
+                "returned an info['final_obs'] that is neither a batch of observations nor an array of objects, an "
+                f"observation for each environment whose episode ended: {error}"
+            ) from error
         return filled
 
     def _set_seed(self, seed: int | None) -> None:

@@ -21,44 +21,62 @@ Space = spaces.Space[Any]
 
 
 class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Removes entries of a vector observation.
+    """Removes entries of a vector observation, or of a dict.
 
     Args:
         env: the environment.
-        mask: the indices of the entries.
-        reveals: put them under the entry ``hidden`` of a dict instead, and the others under ``observation``.
+        mask: the indices of a vector's entries, or the names of a dict's.
+        reveals: put those of a vector under the entry ``hidden`` of a dict instead, and the others under
+            ``observation``.
 
     Raises:
-        ConfigError: an index the observation does not have, or nothing would be left.
+        ConfigError: an entry the observation does not have, or nothing would be left.
     """
 
-    def __init__(self, env: Env, mask: Sequence[int], reveals: bool = False) -> None:
+    def __init__(self, env: Env, mask: Sequence[int | str], reveals: bool = False) -> None:
         super().__init__(env)
         self.observation_space, self._seen = seen_entries(env.observation_space, mask)
         self._hidden: Array | None = None
+        self._names = set(map(str, mask))
         if reveals:
+            if isinstance(env.observation_space, spaces.Dict):
+                raise ConfigError(
+                    "algorithm.critic_observation must name the entries of a dict that only the critic sees (got "
+                    f"hidden). Give [{', '.join(map(str, mask))}], and leave env.mask out."
+                )
             hidden, self._hidden = seen_entries(env.observation_space, self._seen.tolist())
             self.observation_space = spaces.Dict({OBSERVATION: self.observation_space, HIDDEN: hidden})
 
     def observation(self, observation: Any) -> Any:
         """The entries that are seen, and those that are hidden if they are revealed."""
-        if self._hidden is None:
-            return observation[self._seen]
-        return {OBSERVATION: observation[self._seen], HIDDEN: observation[self._hidden]}
+        if self._hidden is not None:
+            return {OBSERVATION: observation[self._seen], HIDDEN: observation[self._hidden]}
+        if isinstance(self.observation_space, spaces.Dict):
+            return {name: entry for name, entry in observation.items() if name not in self._names}
+        return observation[self._seen]
 
 
-def seen_entries(space: Space, mask: Sequence[int]) -> tuple[spaces.Box, Array]:
-    """The space of a vector observation without the masked entries, and the indices of those that remain.
+def seen_entries(space: Space, mask: Sequence[int | str]) -> tuple[Space, Array]:
+    """The space of an observation without the masked entries, and the indices or names of those that remain.
 
     Raises:
-        ConfigError: an index the observation does not have, or nothing would be left.
+        ConfigError: an entry the observation does not have, or nothing would be left.
     """
+    if isinstance(space, spaces.Dict):
+        hidden = set(map(str, mask))  # the parts of a tuple are called 0, 1, and so on
+        if not hidden < set(space):
+            raise ConfigError(
+                f"env.mask={list(mask)} must be some, but not all, entries of the observation: {', '.join(space)}."
+            )
+        shown = spaces.Dict({name: entry for name, entry in space.items() if name not in hidden})
+        return shown, np.array(list(shown))
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise ConfigError(
-            f"env.mask={list(mask)} hides entries of a vector, but the observation space is {space}. Remove env.mask."
+            f"env.mask={list(mask)} hides entries of a vector or a dict, but the observation space is {space}. Remove "
+            "env.mask."
         )
     size = space.shape[0]
-    if any(index >= size for index in mask) or len(set(mask)) >= size:
+    if not set(mask) < set(range(size)):
         raise ConfigError(
             f"env.mask={list(mask)} is out of range: the observation has {size} entries (0 to {size - 1}). Leave at "
             "least one visible."

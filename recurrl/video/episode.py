@@ -3,6 +3,7 @@
 Shape legend: T steps, U units of a state, D entries of the observation that are hidden.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from recurrl.policy import Policy
 from recurrl.policy.policy import StepOutput
 
 Array = np.ndarray[Any, Any]
+_MOST_CURVES = 16
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Episode:
         pictures: as PNG; T + 1, the last one after the last step.
         actions: as the environment received them; T.
         returns: the running return after each step, ``[T]``.
-        hidden: entries of the observation that the policy does not see, by their index, ``[T]`` each.
+        hidden: numbers of the observation that the policy does not see, by their place, ``[T]`` each.
         states: the recurrent states after each step by name, ``[T, U]`` each.
         values: the critic's, ``[T]``; None without a critic.
         fps: steps per second, as the environment says.
@@ -36,7 +38,7 @@ class Episode:
     pictures: list[bytes]
     actions: list[Any]
     returns: Array
-    hidden: dict[int, Array]
+    hidden: dict[int | str, Array]
     states: dict[str, Array]
     values: Array | None
     fps: float
@@ -47,11 +49,11 @@ class Recorder:
 
     Args:
         policy: that acts.
-        mask: indices of the observation that it does not see.
+        mask: what it does not see: indices of a vector observation, or names of a dict's entries.
         title: of the episode.
     """
 
-    def __init__(self, policy: Policy, mask: list[int], title: str) -> None:
+    def __init__(self, policy: Policy, mask: Sequence[int | str], title: str) -> None:
         self._keys, self._mask, self._title = policy.trunk.state_keys, mask, title
         self._watched: Watched | None = None
         self._states: list[list[Array]] = []
@@ -81,8 +83,16 @@ class Recorder:
             shown.actions,
             # Rounded as those that the evaluation adds up.
             np.cumsum(np.array(shown.rewards, np.float32).reshape(-1), dtype=np.float64),
-            {index: np.array([each[index] for each in shown.observations[:steps]]) for index in self._mask},
+            {place: values for key in self._mask for place, values in _curves(key, shown.observations[:steps])},
             {path_of(key)[-1]: values for key, values in zip(self._keys, states, strict=True)},
             np.array(self._values[:steps]) if self._values else None,
             float(self._watched.metadata.get("render_fps") or 30),
         )
+
+
+def _curves(key: int | str, observations: list[Any]) -> Iterator[tuple[int | str, Array]]:
+    """The numbers of an entry of observations, ``[T]`` each, with the place of each; the first few of a large entry."""
+    values_TD = np.stack([np.ravel(each[key]) for each in observations])
+    if values_TD.dtype.kind in "biuf":
+        for i, values_T in enumerate(values_TD.T[:_MOST_CURVES]):
+            yield key if values_TD.shape[1] == 1 else f"{key}.{i}", values_T

@@ -103,6 +103,8 @@ def played(agent: Agent, seed: int, episodes: int) -> list[float]:
         *((MASKED, (), {"mask_in": "observation", "action": kind}) for kind in ("discrete", "multi_discrete")),
         (MASKED, ("env.action_mask_from_info=true", *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}),
         ("recurrl-test/Tuples-v0", PREVIOUS, {}),
+        ("recurrl-test/Tuples-v0", ("env.mask=[0]",), {}),
+        (CUE, ("env.mask=[state]",), {"observation": "dict", "delay": 6}),
         ("Pendulum-v1", ("env.mask=[2]", "env.max_episode_steps=30", *PREVIOUS), {}),
         ("Pendulum-v1", ("env.wrappers=[gymnasium.wrappers:FlattenObservation]", "env.max_episode_steps=9"), {}),
         ("CartPole-v1", ("env.mask=[1,3]", "env.vectorization=vector_entry_point"), {}),

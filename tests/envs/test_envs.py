@@ -199,7 +199,7 @@ def test_a_mask_that_does_not_fit_is_rejected(mask: list[int], compose: Compose)
 
 
 def test_a_mask_on_an_observation_that_is_no_vector_is_rejected(compose: Compose) -> None:
-    with pytest.raises(ConfigError, match="hides entries of a vector"):
+    with pytest.raises(ConfigError, match="hides entries of a vector or a dict"):
         make_env(compose("env=repeat_first", "env.mask=[0]").env, 1, seed=0)
 
 

@@ -239,6 +239,11 @@ def test_the_mask_applies_to_final_observations(register_vector: Callable[..., s
     env.reset()
     two_steps = env.rollout(2, break_when_any_done=False)
     assert two_steps["next", "observation"].tolist() == [[[0, 1], [0, 2]]]
+    vector = register_vector(clocks(autoreset_mode=SAME_STEP, entries=True))
+    env = make_env(compose("env=gym", f"env.id={vector}", NATIVE, "env.mask=[clock]").env, 1, seed=0)
+    env.reset()
+    shown = env.rollout(2, break_when_any_done=False)["next", "observation"]
+    assert {key: entry.tolist() for key, entry in shown.items(True, True)} == {("inner", "even"): [[1, 0]]}
 
 
 class Spoilt(Clocks):
@@ -267,6 +272,10 @@ class Spoilt(Clocks):
                 reward[2] = np.inf
             reward = reward[:1] if self.fault == "rewards" else reward
             truncated = np.stack([truncated] * 2, 1) if self.fault == "flags" else truncated
+            if self.fault == "final of objects":
+                info["final_obs"] = observation.astype(object)
+            if self.fault == "final of none":
+                info["final_obs"] = np.array([], object)
             if self.fault == "final observation":
                 info["final_obs"][1][0] = np.nan
         return observation, reward, terminated, truncated, info
@@ -286,6 +295,11 @@ MESSAGES = {
     "rewards": "The vector environment of 4 (Vector-v0), at step 3, returned rewards of shape (1,). Have step return",
     "flags": "Environment 0 of 4 (Vector-v0), at step 3, returned the truncated array([False, False]), a ndarray. "
     "Have step",
+    "final of objects": "at step 3, returned an info['final_obs'] that is neither a batch of observations nor an array "
+    "of objects, an observation for each environment whose episode ended: gave the observation 'observation' the shape "
+    "(3,) and the dtype object",
+    "final of none": "neither a batch of observations nor an array of objects, an observation for each environment "
+    "whose episode ended: index 1 is out of bounds",
     "final": "at step 2, ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires.",
 }
 

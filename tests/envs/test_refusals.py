@@ -5,18 +5,8 @@ from __future__ import annotations
 import gymnasium
 import pytest
 
-
-def test_an_id_that_is_not_registered_is_rejected_with_near_ones(refused):
-    error = refused("env=gym", "env.id=CartPol-v1")
-    assert error.startswith("env.id=CartPol-v1 is not registered with Gymnasium. Did you mean CartPole-v1")
-    assert error.endswith("If another package registers it, give env.packages=[package].")
-
-
-def test_an_id_unlike_any_registered_one_is_rejected_without_suggestions(refusal):
-    assert refusal({"env.id": "qqqqqqqq"}) == (
-        "env.id=qqqqqqqq is not registered with Gymnasium. If another package registers it, give "
-        "env.packages=[package]."
-    )
+from recurrl.envs.source import source_of
+from recurrl.errors import ConfigError
 
 
 def test_a_package_that_does_not_exist_is_rejected(refusal):
@@ -53,8 +43,9 @@ def test_a_package_that_is_an_extra_of_recurrl_is_rejected_with_the_extra(refuse
     )
 
 
-def test_a_negative_index_in_the_mask_is_rejected(refusal):
-    assert refusal({"env.mask": [1, -1]}) == "env.mask[1] must be an integer from 0 (got -1)."
+@pytest.mark.parametrize("index", [-1, 2.5])
+def test_an_index_in_the_mask_is_an_integer_from_zero(refusal, index):
+    assert refusal({"env.mask": [1, index]}) == f"env.mask[1] must be an integer from 0 (got {index})."
 
 
 @pytest.mark.parametrize("mask", [[4], [0, 1, 2, 3]], ids=str)
@@ -70,7 +61,38 @@ def test_a_mask_that_does_not_fit_is_rejected_when_the_first_environment_is_made
 def test_a_mask_of_an_observation_that_is_no_vector_is_rejected(recurrl_train, tmp_path):
     outcome = recurrl_train("env=gym", "env.id=CliffWalking-v1", "env.mask=[0]", cwd=tmp_path)
     assert outcome.error == (
-        "env.mask=[0] hides entries of a vector, but the observation space is Discrete(48). Remove env.mask."
+        "env.mask=[0] hides entries of a vector or a dict, but the observation space is Discrete(48). Remove env.mask."
+    )
+
+
+@pytest.mark.parametrize("mask", ["[nonesuch]", "[0]", "[state,more]"])
+def test_a_mask_of_a_dict_names_some_of_its_entries(recurrl_train, tmp_path, mask):
+    task = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Cue-v0", "+env.kwargs.observation=dict")
+    error = recurrl_train(*task, f"env.mask={mask}", cwd=tmp_path).error
+    assert error.endswith(" must be some, but not all, entries of the observation: more, state.")
+
+
+@pytest.mark.parametrize(
+    ("env_id", "advice"),
+    [
+        ("CartPol-v1", " Did you mean CartPole-v1?"),
+        ("Acrobot-v2", " Did you mean Acrobot-v1?"),
+        ("Nope-v0", ""),
+        ("qqqqqqqq", ""),
+        ("Maze-v3", ""),
+        ("MiniGrid-Empty-5x5-v0", " Give env=minigrid env.id=MiniGrid-Empty-5x5-v0."),
+        ("PongNoFrameskip-v4", " Give env=atari env.id=PongNoFrameskip-v4."),
+        ("ALE/Breakout-v5", " Give env=atari env.id=ALE/Breakout-v5."),
+    ],
+)
+def test_an_id_that_is_not_registered_is_rejected_with_the_nearest_one_or_none(compose, monkeypatch, env_id, advice):
+    known = {name: spec for name, spec in gymnasium.registry.items() if spec.namespace is None and name != env_id}
+    monkeypatch.setattr(gymnasium, "registry", {name: known[name] for name in known if "MiniGrid" not in name})
+    with pytest.raises(ConfigError) as caught:
+        source_of(compose("env=gym", f"env.id={env_id}").env).check()
+    assert str(caught.value) == (
+        f"env.id={env_id} is not registered with Gymnasium.{advice} If another package registers it, give "
+        "env.packages=[package]."
     )
 
 

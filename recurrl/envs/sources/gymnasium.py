@@ -1,6 +1,5 @@
 """Environments registered with Gymnasium: single ones, or the id's own vector environment."""
 
-import difflib
 import inspect
 from collections.abc import Callable
 from contextlib import closing
@@ -13,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from torchrl.envs import EnvBase
 
 from recurrl.config.env import NATIVE
-from recurrl.config.plugins import import_custom
+from recurrl.config.plugins import choice_for, import_custom, nearest
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.faults import making
 from recurrl.envs.gymnasium_source import GymnasiumSource
@@ -75,8 +74,10 @@ class Registered(GymnasiumSource):
         if colon:
             import_custom(module, f"env.id={options.id}")
         if name not in gymnasium.registry:
-            near = difflib.get_close_matches(name, sorted(gymnasium.registry), n=3, cutoff=0.6)
-            advice = f" Did you mean {' or '.join(near)}?" if near else ""
+            near, choice = nearest(name, sorted(gymnasium.registry)), choice_for(name)
+            advice = f" Did you mean {near}?" if near else ""
+            if choice not in ("gym", options.name):
+                advice = f" Give env={choice} env.id={name}."
             raise ConfigError(
                 f"env.id={options.id} is not registered with Gymnasium.{advice} If another package registers it, give "
                 "env.packages=[package]."
