@@ -37,11 +37,6 @@ def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():
     assert all((group, default_name(group)) in YAMLS for group in GROUPS)
 
 
-@pytest.mark.parametrize(("group", "name"), YAMLS)
-def test_the_name_in_a_yaml_is_that_of_its_file(group, name):
-    assert values(group, name)["name"] == name
-
-
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in PACKAGES for name in names(group)])
 def test_every_choice_has_a_factory_with_options(group, name):
     if name in NOT_IN_DEV:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -64,36 +65,31 @@ def test_the_help_lists_choices_of_a_users_own(train, tmp_path):
 
 
 LIGHT = """
-import sys
+import json, os, sys
+import hydra
 from recurrl.cli.train import main
-try:
-    main()
-finally:
-    print("torch was imported" if "torch" in sys.modules else "torch was not imported")
+for arguments in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        sys.argv[1:] = arguments
+        try:
+            sys.exit(main())
+        finally:
+            print("torch was imported" if "torch" in sys.modules else "torch was not imported", "by", *arguments)
+    os.wait()
 """
+MISTYPED = ("--seed 1", "learning_rate=1", "cell=gruu", "lr=abc", "hydra.run.dir=taken")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["--hydra-help"],
-        ["--version"],
-        ["--cfg", "job"],
-        ["--seed", "1"],
-        ["learning_rate=1"],
-        ["cell=gruu"],
-        ["lr=abc"],
-        ["hydra.run.dir=taken"],
-    ],
-    ids=" ".join,
-)
-def test_help_and_mistyped_commands_are_answered_without_importing_torch(arguments, tmp_path):
+def test_help_and_mistyped_commands_are_answered_without_importing_torch(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "metrics.csv").touch()
-    done = subprocess.run([sys.executable, "-c", LIGHT, *arguments], cwd=tmp_path, capture_output=True, text=True)
-    assert "torch was not imported" in done.stdout, done.stderr
+    asked = ("--help", "--hydra-help", "--version", "--cfg job", *MISTYPED)
+    program = [sys.executable, "-c", LIGHT, json.dumps([words.split() for words in asked])]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    for words in asked:
+        assert f"torch was not imported by {words}\n" in done.stdout, done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stderr.count("error: ") == len(MISTYPED)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 

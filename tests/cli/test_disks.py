@@ -21,7 +21,6 @@ from recurrl.runtime.atomic import unfinished
 PROGRAM = Path(__file__).parents[1] / "full_disk.py"
 FULL = "The disk is full: No space left on device"
 EVERY = ("checkpoint.every_frames=32", "total_frames=96", "resume=auto", "backend=pad")
-TOO_LARGE = ("--not-finite", "env=gym", "env.id=Large-v0", "env.normalize_reward=false", "epochs=10")
 
 
 @pytest.fixture

@@ -24,24 +24,18 @@ def cells(line: str, name: object) -> dict[str, str]:
     return {"mean": mean, "std": std, "episodes": episodes}
 
 
-def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, finished_run):
-    outcome = evaluate(finished_run)
-    found = summary(finished_run)
-    assert outcome.code == 0, outcome.err
-    mean, std = found["eval_return_mean"], found["eval_return_std"]
-    form = return_format(mean, std)
-    row = {"mean": f"{mean:{form}}", "std": f"{std:{form}}", "episodes": "2"}
-    assert cells(outcome.out.splitlines()[1], finished_run) == row
-    assert " too few episodes " in outcome.out
-
-
-def test_evaluating_without_memory_prints_what_the_run_itself_found(evaluate, finished_run):
+def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave_with_and_without_memory(evaluate, finished_run):
     outcome = evaluate(finished_run, "--memory")
     assert outcome.code == 0, outcome.err
     _, normal, zeroed, shuffled = outcome.out.splitlines()
     found = summary(finished_run)
-    rows = {"": normal, " with its memory zeroed": zeroed, " with another episode's": shuffled}
-    keys = ("eval_return_mean", "eval_return_mean_zeroed_state", "eval_return_mean_shuffled_state")
+    mean, std = found["eval_return_mean"], found["eval_return_std"]
+    form = return_format(mean, std)
+    row = {"mean": f"{mean:{form}}", "std": f"{std:{form}}", "episodes": "2"}
+    assert cells(normal, finished_run) == row
+    assert " too few episodes " in normal
+    rows = {" with its memory zeroed": zeroed, " with another episode's": shuffled}
+    keys = ("eval_return_mean_zeroed_state", "eval_return_mean_shuffled_state")
     for (name, row), key in zip(rows.items(), keys, strict=True):
         assert float(cells(row, f"{finished_run}{name}")["mean"]) == pytest.approx(found[key], rel=1e-3)
 

@@ -17,20 +17,6 @@ pytest.importorskip("joblib")
 pytest.importorskip("submitit")
 
 LAUNCHERS = ["joblib", "submitit_local"]
-KILLER = """
-import os, pathlib, signal, time
-import gymnasium
-from gymnasium.envs.classic_control import CartPoleEnv
-
-def make(**options):
-    while not pathlib.Path("sweep/0/summary.json").exists():
-        time.sleep(0.1)
-    if pathlib.Path("kill").exists():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return CartPoleEnv(**options)
-
-gymnasium.register("Killer-v0", entry_point=make, max_episode_steps=50)
-"""
 
 
 @pytest.fixture(autouse=True)

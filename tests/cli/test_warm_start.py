@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import resealed
 from run_files import metrics, settings, summary, without_times
 
 from recurrl import checkpoint
-from recurrl.algorithms import Algorithm
 from recurrl.build import make_policy_for
 from recurrl.checkpoint import files
 
@@ -22,12 +19,6 @@ LAST = "frames_000000000064"
 
 def state_of(run: Path, frames: int = 64):
     return files.state(run / "checkpoints" / f"frames_{frames:012d}", "policy")
-
-
-def rewritten(path: Path, state: object) -> None:
-    """Replaces the policy of a checkpoint by another state, with checksums that fit."""
-    torch.save(state, path / "state-policy.pt")
-    resealed(path)
 
 
 @pytest.fixture
@@ -94,18 +85,10 @@ def test_the_standard_deviation_that_is_given_is_kept(train, tiny):
     assert "stays as initialised" not in train(*task, "init_from=source", "hydra.run.dir=taken").out
 
 
-def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, copied, tmp_path, monkeypatch):
+def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, copied, tmp_path, signalled):
     arguments = (*tiny, "cell=lstm", "total_frames=96", f"init_from={copied}", "resume=auto")
     assert train(*arguments, "hydra.run.dir=whole").code == 0
-    learn, rest = Algorithm.update, [signal.SIGTERM]
-
-    def interrupted(*given, **options):
-        found = learn(*given, **options)
-        while rest:
-            os.kill(os.getpid(), rest.pop())
-        return found
-
-    monkeypatch.setattr(Algorithm, "update", interrupted)
+    signalled(signal.SIGTERM)
     stopped = train(*arguments, "hydra.run.dir=parts")
     assert stopped.code == 143
     assert "init_from: taken from" in stopped.out
@@ -123,37 +106,3 @@ def test_another_source_for_a_resumed_run_is_rejected(train, finished_run):
         f"init_from={finished_run} has no effect in a resumed run, where it was None: its weights are restored. Leave "
         "it out, or start a new run without resume."
     )
-
-
-def test_a_path_that_is_not_a_run_is_rejected_with_what_was_looked_for(train, tiny, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for path, why in (("nowhere", "does not exist"), ("empty", "is neither a run directory nor a checkpoint in one")):
-        outcome = train(*tiny, f"init_from={path}")
-        assert outcome.error == (
-            f"init_from={path}: {path} {why}. Give a run directory (it holds config.yaml and checkpoints/), or one of "
-            "its checkpoints."
-        )
-    assert not (tmp_path / "outputs").exists() or not list((tmp_path / "outputs").glob("*/*"))
-
-
-def test_a_damaged_checkpoint_is_rejected(train, tiny, copied):
-    file = copied / "checkpoints" / LAST / "state-policy.pt"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    outcome = train(*tiny, "cell=lstm", f"init_from={copied}")
-    assert f"{LAST} is damaged: " in outcome.error
-    assert "Nothing of it was loaded." in outcome.error
-
-
-HOSTILE = {
-    "not a mapping": [1, 2],
-    "no tensors": {"actor_head.network.weight": "text", 3: torch.zeros(2, 8)},
-    "of another type": {"actor_head.network.weight": torch.zeros(2, 8, dtype=torch.int8)},
-    "sparse": {"actor_head.network.weight": torch.zeros(2, 8).to_sparse()},
-    "without memory": {"actor_head.network.weight": torch.zeros(2, 8, device="meta")},
-    "not finite": {
-        "actor_head.network.weight": torch.full((2, 8), torch.nan),
-        "actor_head.network.bias": torch.ones(2),
-    },
-}

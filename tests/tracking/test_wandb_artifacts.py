@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -14,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 from disks import with_a_disk_of_its_own
+from run_files import summary
 from wandb_files import history, only, records
-from wandb_server import WandbServer, sync
+from wandb_server import synced
 
 from recurrl import checkpoint
 
@@ -38,9 +38,7 @@ def test_a_run_offline_leaves_its_best_checkpoint_for_wandb_sync(trained, tmp_pa
     expected = contents(best)
     # Even if the run's directory changes afterwards.
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    server = WandbServer()
-    sync(tmp_path / "run", server)
-    server.stop()
+    server = synced(tmp_path / "run")
     [run_id] = server.history
     [(name, artifact)] = server.artifacts.items()
     sent = (name, artifact.request["artifactTypeName"], artifact.request["runName"])
@@ -61,7 +59,7 @@ def test_a_run_online_uploads_its_best_checkpoint(server, trained, tmp_path):
 
 def is_completed_with_an_error(outcome, run_dir, reason):
     assert outcome.code == 0, outcome.err
-    assert json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["status"] == "completed"
+    assert summary(run_dir)["status"] == "completed"
     line, *_ = [line for line in outcome.out.splitlines() if "[ERROR]" in line]
     assert "The best checkpoint is not an artifact of wandb run" in line
     assert reason in line
@@ -122,9 +120,7 @@ def test_exported_files_and_videos_are_added_to_the_run_later(trained, upload, t
     done = upload("run")
     assert done.code == 0, done.err
     assert "checkpoint, export, video: " in done.out
-    server = WandbServer()
-    sync(tmp_path / "run", server)
-    server.stop()
+    server = synced(tmp_path / "run")
     [(run_id, rows)] = server.history.items()
     assert [row["frames"] for row in rows] == [32, 64]
     assert set(server.artifacts) == {f"{kind}-{run_id}" for kind in ("checkpoint", "export", "video")}

@@ -1,4 +1,4 @@
-"""What the tests of the command line read from a run directory."""
+"""What tests read from the directory of a run."""
 
 from __future__ import annotations
 
