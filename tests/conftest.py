@@ -81,6 +81,16 @@ class Outcome(NamedTuple):
         found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
         return found[1].strip() if found else ""
 
+    def succeeded(self) -> Outcome:
+        """The same, of a command that succeeded."""
+        assert self.code == 0, self.err
+        return self
+
+    def failed(self) -> Outcome:
+        """The same, of a command that ended with an error."""
+        assert self.code == 1, self.err
+        return self
+
 
 class EnvironmentMadeError(Exception):
     """An environment was made where none may be."""
@@ -315,8 +325,7 @@ def finished_run(
     """The directory of a finished run of an LSTM with checkpoints at 32 and 64 frames; read-only."""
     folder = tmp_path_factory.mktemp("finished")
     ours = ["cell=lstm", "lr=3e-3", "lr_final_fraction=0.1", "checkpoint.every_frames=32", "hydra.run.dir=run"]
-    done = recurrl_train(*tiny, *ours, cwd=folder)
-    assert done.code == 0, done.err
+    recurrl_train(*tiny, *ours, cwd=folder).succeeded()
     return folder / "run"
 
 

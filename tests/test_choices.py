@@ -69,8 +69,7 @@ def test_a_users_own_experiment_composes(recurrl_train, tmp_path):
     (tmp_path / "mine" / "experiment" / "long.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /cell: lstm\ntotal_frames: 2048\n", encoding="utf-8"
     )
-    outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path).succeeded()
     composed = typed(OmegaConf.create(outcome.out))
     assert (composed.cell.name, composed.total_frames) == ("lstm", 2048)
 

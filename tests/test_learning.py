@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 def train(console: Console, tmp_path: Path, *overrides: str) -> dict[str, Any]:
     """The summary of a run with the given overrides and no others."""
-    outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path).succeeded()
     found: dict[str, Any] = summary(tmp_path / "run")
     assert found["warnings"] == {}
     assert "[WARNING]" not in outcome.out

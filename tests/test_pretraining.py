@@ -197,14 +197,12 @@ def folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train: Any, tiny: list[str], folder: Path) -> None:
     asked = (*tiny, f"pretrain.folder={folder}", "pretrain.epochs=2", "hydra.run.dir=run")
     cwd = folder.parent
-    outcome = recurrl_train(*asked, "total_frames=32", cwd=cwd)
-    assert outcome.code == 0, outcome.err
+    outcome = recurrl_train(*asked, "total_frames=32", cwd=cwd).succeeded()
     assert "in 3 episodes of " in outcome.out
     assert "pretraining: epoch 2 of 2: log likelihood -0." in outcome.out
     assert -1 < summary(cwd / "run")["pretrain_log_likelihood"] < 0
     assert [row["frames"] for row in metrics(cwd / "run")] == ["32"]
-    resumed = recurrl_train("resume=run", "total_frames=64", cwd=cwd)
-    assert resumed.code == 0, resumed.err
+    resumed = recurrl_train("resume=run", "total_frames=64", cwd=cwd).succeeded()
     assert "pretraining" not in resumed.out
     changed = recurrl_train("resume=run", "total_frames=96", "pretrain.epochs=3", cwd=cwd)
     assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
@@ -219,8 +217,7 @@ def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(
         (*tiny, *task, "hydra.run.dir=parts", "total_frames=32"),
         ("resume=auto", *tiny, *task, "hydra.run.dir=parts"),
     ):
-        done = recurrl_train(*arguments, cwd=cwd)
-        assert done.code == 0, done.err
+        recurrl_train(*arguments, cwd=cwd).succeeded()
     whole, parts = (without_times(metrics(cwd / name)) for name in ("whole", "parts"))
     evaluated = [name for name in whole[0] if name.startswith("eval/")]  # only at the end of a run
     assert [row | dict.fromkeys(evaluated) for row in whole] == [row | dict.fromkeys(evaluated) for row in parts]

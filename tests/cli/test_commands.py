@@ -27,8 +27,7 @@ def test_the_commands_are_installed_with_the_package():
 
 
 def test_the_configuration_can_be_printed_and_nothing_runs(train, tmp_path):
-    outcome = train("--cfg", "job", "cell=lstm", "lr=1e-4")
-    assert outcome.code == 0, outcome.err
+    outcome = train("--cfg", "job", "cell=lstm", "lr=1e-4").succeeded()
     printed = yaml.safe_load(outcome.out)
     assert printed.keys() == {field.name for field in fields(TrainConfig)}
     assert (printed["cell"]["name"], printed["lr"]) == ("lstm", 0.0001)
@@ -36,8 +35,7 @@ def test_the_configuration_can_be_printed_and_nothing_runs(train, tmp_path):
 
 
 def test_the_help_lists_the_choices_and_the_most_used_keys_and_nothing_runs(train, tmp_path, compose):
-    outcome = train("--help")
-    assert outcome.code == 0, outcome.err
+    outcome = train("--help").succeeded()
     lines = outcome.out.splitlines()
     for group in (group for group in GROUPS if group != "env"):
         assert f"{group}: {', '.join(names(group))}" in lines
@@ -51,8 +49,7 @@ def test_the_help_lists_the_choices_and_the_most_used_keys_and_nothing_runs(trai
 
 
 def test_every_key_is_behind_help_all(train, tmp_path):
-    outcome = train("--help", "all", "cell=lstm")
-    assert outcome.code == 0, outcome.err
+    outcome = train("--help", "all", "cell=lstm").succeeded()
     lines = [line.partition("#")[0].strip() for line in outcome.out.splitlines()]
     assert {"mask: [1, 3]", "desired_kl: 0.01", "name: lstm"} <= set(lines)
     assert list(tmp_path.iterdir()) == []
@@ -132,8 +129,7 @@ def test_a_package_in_the_current_folder_is_found(train, tiny, tmp_path):
         "from gymnasium.envs.classic_control import CartPoleEnv\n"
         "gymnasium.register('MyOwn-v0', entry_point=CartPoleEnv, max_episode_steps=9)\n"
     )
-    outcome = train(*tiny, "env=gym", "env.packages=[my_own_tasks]", "env.id=MyOwn-v0", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(*tiny, "env=gym", "env.packages=[my_own_tasks]", "env.id=MyOwn-v0", "hydra.run.dir=run").succeeded()
 
 
 def test_an_unknown_precision_in_the_environment_is_an_error_message(tmp_path):

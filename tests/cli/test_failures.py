@@ -26,8 +26,7 @@ PATHS = {
 
 def test_a_refused_run_prints_one_error_message_and_leaves_no_directory(train, tmp_path):
     for directory in ((), ("seed=3", "hydra.run.dir=deep/run")):
-        outcome = train("recompute=full", "backend=pad", *directory)
-        assert outcome.code == 1
+        outcome = train("recompute=full", "backend=pad", *directory).failed()
         assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
     assert list(tmp_path.iterdir()) == []
 
@@ -36,8 +35,7 @@ def test_a_refused_run_prints_one_error_message_and_leaves_no_directory(train, t
 @pytest.mark.parametrize("key", PATHS)
 def test_a_path_that_cannot_be_used_is_refused_with_its_key(train, tiny, tmp_path, key, path):
     (tmp_path / "file").touch()
-    outcome = train(*PATHS[key], *tiny, f"{key}={path}")
-    assert outcome.code == 1
+    outcome = train(*PATHS[key], *tiny, f"{key}={path}").failed()
     assert f"{key}=" in outcome.error, outcome.err
 
 
@@ -59,8 +57,7 @@ def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_pa
         return learn(*arguments)
 
     monkeypatch.setattr(Algorithm, "update", failing)
-    outcome = train(*tiny, "hydra.run.dir=run")
-    assert outcome.code == 1
+    outcome = train(*tiny, "hydra.run.dir=run").failed()
     assert "RuntimeError: the GPU fell off" in outcome.err
     found = summary(tmp_path / "run")
     assert (found["status"], found["error"]) == ("failed", "RuntimeError: the GPU fell off")

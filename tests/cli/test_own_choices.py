@@ -66,8 +66,7 @@ def package(tmp_path: Path) -> Path:
 @pytest.fixture
 def own_run(train, tiny, package, tmp_path) -> Path:
     """A finished run with a logger of the user's own, which has not been imported since."""
-    outcome = train(*tiny, f"logger={OWN}", "logger.share=0.25", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(*tiny, f"logger={OWN}", "logger.share=0.25", "hydra.run.dir=run").succeeded()
     package.unlink()
     return tmp_path / "run"
 
@@ -82,8 +81,7 @@ def test_options_are_taken_from_the_command_line_and_recorded(own_run):
 
 
 def test_a_sweep_over_a_choice_of_the_package_and_one_of_the_users_own(train, tiny, package, tmp_path):
-    outcome = train("-m", *tiny, f"logger=csv,{OWN}", "hydra.sweep.dir=sweep")
-    assert outcome.code == 0, outcome.err
+    train("-m", *tiny, f"logger=csv,{OWN}", "hydra.sweep.dir=sweep").succeeded()
     assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]
 
 
@@ -111,15 +109,13 @@ def test_options_that_a_configuration_cannot_hold_are_rejected(train, package):
 
 def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, package, tmp_path):
     ours = ["logger=own_package.notes:Failing", "checkpoint.every_frames=32", "hydra.run.dir=run"]
-    outcome = train(*tiny, *ours)
-    assert outcome.code == 1
+    outcome = train(*tiny, *ours).failed()
     assert "no such note" in outcome.err
     assert "own_package/notes.py" in outcome.err  # its traceback
     found = summary(tmp_path / "run")
     assert (found["status"], found["error"]) == ("failed", "KeyError: 'no such note'")
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
-    outcome = train("resume=run", "logger=csv", "total_frames=96", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train("resume=run", "logger=csv", "total_frames=96", "hydra.run.dir=run").succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64", "96"]
 
 
@@ -176,18 +172,16 @@ def test_code_is_found_wherever_a_saved_configuration_names_it(
     (values[group] if group else values)[name] = value
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
     for name in ("resume", "evaluate"):
-        outcome = commands(train, evaluate, check, run)[name]()
-        assert outcome.code == 1
+        outcome = commands(train, evaluate, check, run)[name]().failed()
         assert "Traceback" not in outcome.err
         assert str(run / "config.yaml") in outcome.error, name
         assert not package.exists(), name
 
 
 def test_a_run_is_used_again_once_its_code_is_trusted(train, evaluate, check, own_run, package, tmp_path):
-    assert evaluate(own_run, "--trust-packages").code == 0
+    evaluate(own_run, "--trust-packages").succeeded()
     assert package.exists()
     assert check("--not-finite", own_run / "checkpoints", "--trust-packages").code == 1  # no batch was saved
-    outcome = train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", "hydra.run.dir=next")
-    assert outcome.code == 0, outcome.err
+    train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", "hydra.run.dir=next").succeeded()
     assert settings(tmp_path / "next")["logger"] == settings(own_run)["logger"]
     assert "notes 0.25" in (tmp_path / "next" / "notes.txt").read_text()

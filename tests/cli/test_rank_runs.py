@@ -145,8 +145,7 @@ def test_the_batch_that_was_not_finite_is_kept_of_all_ranks_and_replayed_by_one(
     ours = ("env=gym", f"env.id={env}", "env.normalize_reward=false", "epochs=10", "hydra.run.dir=run")
     (code, _, err), (other, _, told) = ranks(2, *ours)
     assert (code, other) == (1, 1), err + told
-    outcome = recurrl_check("--not-finite", tmp_path / "run/not_finite/frames_000000000000", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    outcome = recurrl_check("--not-finite", tmp_path / "run/not_finite/frames_000000000000", cwd=tmp_path).succeeded()
     minibatches = [line for line in outcome.out.splitlines() if line.startswith("minibatch ")]
     assert len(minibatches) == 96 // 4 // 12
 

@@ -42,8 +42,7 @@ def test_the_new_run_starts_with_all_weights_and_statistics_and_nothing_else(sma
 def test_a_run_starts_at_no_frames_from_a_run_directory_or_a_checkpoint(train, tiny, finished_run, tmp_path):
     first = finished_run / "checkpoints" / "frames_000000000032"
     for source, name in ((finished_run, LAST), (first, first.name)):
-        outcome = train(*tiny, "cell=lstm", f"init_from={source}", f"hydra.run.dir={name}")
-        assert outcome.code == 0, outcome.err
+        outcome = train(*tiny, "cell=lstm", f"init_from={source}", f"hydra.run.dir={name}").succeeded()
         assert f"init_from: taken from {finished_run / 'checkpoints' / name}: " in outcome.out
         assert [row["frames"] for row in metrics(tmp_path / name)] == ["32", "64"]
         assert settings(tmp_path / name)["init_from"] == str(source)
@@ -70,8 +69,7 @@ def test_what_does_not_fit_stays_as_initialised_and_is_named_with_both_shapes(sm
 
 def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path):
     other = ("env=gym", "env.id=Acrobot-v1", "cell.hidden_size=9", "encoder.sizes=[9]", "hydra.run.dir=run")
-    outcome = train(*tiny, "cell=lstm", f"init_from={finished_run}", *other)
-    assert outcome.code == 1
+    outcome = train(*tiny, "cell=lstm", f"init_from={finished_run}", *other).failed()
     assert outcome.error.startswith(f"init_from={finished_run}: nothing of {finished_run / 'checkpoints' / LAST} fits")
     assert "trunk.encoder.1.weight is 8×2 there and 9×6 here" in outcome.error
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -79,7 +77,7 @@ def test_a_run_that_nothing_fits_is_rejected(train, tiny, finished_run, tmp_path
 
 def test_the_standard_deviation_that_is_given_is_kept(train, tiny):
     task = (*tiny, "env=pendulum_no_velocity")
-    assert train(*task, "hydra.run.dir=source").code == 0
+    train(*task, "hydra.run.dir=source").succeeded()
     given = train(*task, "init_from=source", "policy.initial_std=0.2", "hydra.run.dir=given")
     assert "stays as initialised: actor_head.network (policy.initial_std was given)" in given.out, given.err
     assert "stays as initialised" not in train(*task, "init_from=source", "hydra.run.dir=taken").out
@@ -87,14 +85,13 @@ def test_the_standard_deviation_that_is_given_is_kept(train, tiny):
 
 def test_a_resumed_run_does_not_take_the_weights_again(train, tiny, copied, tmp_path, signalled):
     arguments = (*tiny, "cell=lstm", "total_frames=96", f"init_from={copied}", "resume=auto")
-    assert train(*arguments, "hydra.run.dir=whole").code == 0
+    train(*arguments, "hydra.run.dir=whole").succeeded()
     signalled(signal.SIGTERM)
     stopped = train(*arguments, "hydra.run.dir=parts")
     assert stopped.code == 143
     assert "init_from: taken from" in stopped.out
     shutil.rmtree(copied)
-    resumed = train(*arguments, "hydra.run.dir=parts")
-    assert resumed.code == 0, resumed.err
+    resumed = train(*arguments, "hydra.run.dir=parts").succeeded()
     assert "init_from: " not in resumed.out
     assert summary(tmp_path / "parts")["frames"] == 96
     assert without_times(metrics(tmp_path / "parts")) == without_times(metrics(tmp_path / "whole"))

@@ -20,8 +20,7 @@ def train(recurrl_train, tmp_path):
     """Trains into a folder below the test's, and returns it."""
 
     def train(*overrides, run="run"):
-        outcome = recurrl_train(*overrides, f"hydra.run.dir={tmp_path / run}", cwd=EXTENDING)
-        assert outcome.code == 0, outcome.err
+        recurrl_train(*overrides, f"hydra.run.dir={tmp_path / run}", cwd=EXTENDING).succeeded()
         return tmp_path / run
 
     return train

@@ -37,7 +37,7 @@ def test_the_error_of_a_prediction_from_the_features_falls(train):
 def test_a_custom_algorithm_resumes_and_is_evaluated(algorithm, train, tiny, evaluated):
     again = train(*algorithm, f"resume={train(*algorithm, *tiny)}", "total_frames=96", run="again")
     assert len(column(again, "frames")) == 1
-    assert evaluated(again, "--trust-packages").code == 0
+    evaluated(again, "--trust-packages").succeeded()
 
 
 def test_options_of_a_custom_algorithm_are_checked_and_can_be_explained(error, explained, tiny):
@@ -51,6 +51,5 @@ def test_options_of_a_custom_algorithm_are_checked_and_can_be_explained(error, e
 def test_worker_processes_find_a_custom_cell_beside_a_custom_algorithm(console, tiny, tmp_path, extending, collector):
     # In a process of its own, because the tests have the examples on their path.
     arguments = [*PREDICTING, *tiny, "cell=elman", f"collector={collector}", f"hydra.run.dir={tmp_path / 'run'}"]
-    outcome = console("recurrl-train", *arguments, cwd=extending)
-    assert outcome.code == 0, outcome.err
+    console("recurrl-train", *arguments, cwd=extending).succeeded()
     assert len(column(tmp_path / "run", "frames")) == 2

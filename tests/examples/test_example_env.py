@@ -45,14 +45,13 @@ def test_only_a_trusted_run_is_evaluated(train, evaluated, error, tiny):
     run = train(*tiny, *BY_NAME)
     refused = evaluated(run)
     assert "names code that would be imported and executed: my_package.corridor:Corridor." in refused.error
-    assert evaluated(run, "--trust-packages").code == 0
+    evaluated(run, "--trust-packages").succeeded()
     named = error(f"resume={run}", "total_frames=96")
     assert named.endswith("name it on this command line too: env.source=my_package.corridor:Corridor.")
 
 
 def test_it_is_checked_without_training(recurrl_check, extending, tiny):
-    checked = recurrl_check(*tiny, *BY_NAME, cwd=extending)
-    assert checked.code == 0, checked.err
+    checked = recurrl_check(*tiny, *BY_NAME, cwd=extending).succeeded()
     assert "Checkpoints cannot hold" not in checked.out
 
 

@@ -43,8 +43,7 @@ def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous
     whole = train(*options, "total_frames=128", run="whole")
     resumed = train(*options, "total_frames=128", f"resume={train(*options)}", run="resumed")
     assert without_times(metrics(resumed)) == without_times(metrics(whole))[2:]
-    outcome = evaluated(resumed, "--trust-packages")
-    assert outcome.code == 0, outcome.err
+    evaluated(resumed, "--trust-packages").succeeded()
 
 
 @pytest.mark.parametrize(

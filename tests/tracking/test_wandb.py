@@ -167,8 +167,7 @@ def test_a_run_gets_the_name_in_the_environment(machine, logger_options, tmp_pat
 
 def test_a_sweep_is_a_group_of_finished_runs_with_every_metric_of_every_row(machine, recurrl_train, tiny, tmp_path):
     ours = ["-m", *tiny, "logger=wandb", "logger.mode=offline", "cell=gru,lstm", "hydra.sweep.dir=sweep"]
-    outcome = recurrl_train(*ours, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    recurrl_train(*ours, cwd=tmp_path).succeeded()
     for job, cell in enumerate(("gru", "lstm")):
         run_dir = tmp_path / "sweep" / str(job)
         found = records(run_dir)

@@ -85,11 +85,10 @@ def test_the_wandb_id_survives_a_part_logged_elsewhere(logger_options, tmp_path)
 
 def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(trained, tmp_path):
     ours = ("logger.mode=offline", "checkpoint.every_frames=32")
-    assert trained(*ours, "total_frames=96").code == 0
+    trained(*ours, "total_frames=96").succeeded()
     # As if killed before its last checkpoint: the third iteration is repeated.
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "frames_000000000096")
-    outcome = trained(*ours, "total_frames=128", "resume=auto")
-    assert outcome.code == 0, outcome.err
+    outcome = trained(*ours, "total_frames=128", "resume=auto").succeeded()
     assert outcome.err.count("wandb: WARNING") == 0
     assert re.findall(r"wandb sync (\S+)", outcome.out) == [str(tmp_path / "run" / "wandb")]
     server = synced(tmp_path / "run")
@@ -182,7 +181,6 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained
     assert "Traceback" not in outcome.err
     assert frames_in(tmp_path / "run") == [32, 64, 96, 128]
     # The next run in this process is recorded.
-    outcome = trained("logger.mode=offline", "hydra.run.dir=next")
-    assert outcome.code == 0, outcome.err
+    outcome = trained("logger.mode=offline", "hydra.run.dir=next").succeeded()
     assert "is incomplete" not in outcome.out
     assert len(list((tmp_path / "next").glob("wandb/offline-run-*/*.wandb"))) == 1
