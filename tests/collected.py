@@ -1,7 +1,5 @@
 """Policies and what they collect, made as a run makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,8 +3,6 @@
 Importing torch takes seconds, so commands run in this process wherever that shows the same.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import hydra
@@ -81,12 +79,12 @@ class Outcome(NamedTuple):
         found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
         return found[1].strip() if found else ""
 
-    def succeeded(self) -> Outcome:
+    def succeeded(self) -> Self:
         """The same, of a command that succeeded."""
         assert self.code == 0, self.err
         return self
 
-    def failed(self) -> Outcome:
+    def failed(self) -> Self:
         """The same, of a command that ended with an error."""
         assert self.code == 1, self.err
         return self

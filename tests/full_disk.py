@@ -3,8 +3,6 @@
 Usage: full_disk.py FOLDER FREE_KIB,... ARGUMENT...
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

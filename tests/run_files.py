@@ -1,7 +1,5 @@
 """What tests read from the directory of a run."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

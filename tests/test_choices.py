@@ -1,7 +1,5 @@
 """The yamls of ``configs/``: each composes and is valid where it can run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The start-up check: one line when right, and an error message for each fault, which is injected here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluation: whole episodes, and what the policy's memory is worth in them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The main job: solved environments, by the commands of the README."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The choices of each group, as found: each has a yaml with its name, and a factory with options."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from importlib.util import find_spec

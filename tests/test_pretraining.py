@@ -1,7 +1,5 @@
 """Pretraining: what recorded episodes become, what they teach, and what is rejected."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The package as a library: ``recurrl.train`` and ``recurrl.load``."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

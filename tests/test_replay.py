@@ -4,8 +4,6 @@ Log-probabilities and values recomputed from slices equal those of collection, a
 batches and slices; and the first update does not depend on the backend.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

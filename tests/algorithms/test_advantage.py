@@ -1,7 +1,5 @@
 """Advantages against a plain-Python definition that knows terminations and truncations: GAE has ratios of one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Advantages relative to a group, against a definition in plain Python."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, stdev
 

@@ -1,7 +1,5 @@
 """What a custom algorithm may do: the same bits as a plain loop of autograd, or an error that says what to do."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """A loss that is compiled: it says the same as one that is not, and what it costs to compile is told apart."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -5,8 +5,6 @@ The numbers were written down once, when the losses equalled the formulas (``tes
 of random numbers matters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

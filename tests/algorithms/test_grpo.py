@@ -1,7 +1,5 @@
 """GRPO's loss against its formula, for every option."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """PPO's loss and its options against TorchRL's, with one policy and critic in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks learn together what one process learns from all rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The states that slices start from, and what gradients flow where: against a loop over single steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

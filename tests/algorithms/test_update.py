@@ -1,7 +1,5 @@
 """An update: schedules, early stopping, clipping, skipped steps, what a checkpoint holds."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

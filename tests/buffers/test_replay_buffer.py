@@ -1,7 +1,5 @@
 """Replay: drawn slices are contiguous pieces of one environment's steps, all frames are drawn, and a ring resumes."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``recurrl-train algorithm=...``: each algorithm and variant trains, resumes from its checkpoint, and is evaluated."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

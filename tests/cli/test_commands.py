@@ -1,7 +1,5 @@
 """The commands: their installation, help, and errors of the command line."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

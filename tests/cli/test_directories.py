@@ -1,7 +1,5 @@
 """Run directories: each command has one of its own, and a second command keeps out of it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs on a disk that is full or not to be written to: what they say, and what they leave."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

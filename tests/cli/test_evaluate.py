@@ -1,7 +1,5 @@
 """``recurrl-evaluate``: evaluating a run, or one of its checkpoints."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Evaluations that a signal ends, or an environment: the policy is saved before them, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

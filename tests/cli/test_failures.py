@@ -1,7 +1,5 @@
 """``recurrl-train``, runs that end badly: what they say, record and leave."""
 
-from __future__ import annotations
-
 import gymnasium
 import pytest
 from run_files import metrics, summary

@@ -1,7 +1,5 @@
 """Runs that are asked to end, and runs that resume."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sweeps whose jobs run in other processes: joblib, submitit, and presets of them."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """A run that ends because learning yields no numbers any more, and what there is to see of it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

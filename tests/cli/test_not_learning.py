@@ -1,7 +1,5 @@
 """``recurrl-train`` on tasks that it cannot learn: the warnings, each with its figure."""
 
-from __future__ import annotations
-
 import re
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Cells of a user's own on the command line: all that are found in ``examples/extending``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import my_package.elman_cell

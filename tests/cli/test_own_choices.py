@@ -1,7 +1,5 @@
 """Choices of a user's own through the commands: options, sweeps, yamls, resuming, and code that nobody asked for."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

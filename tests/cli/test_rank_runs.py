@@ -1,7 +1,5 @@
 """Runs of several ranks: one run directory, checkpoints that resume, and ranks that end together."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

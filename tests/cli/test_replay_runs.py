@@ -1,7 +1,5 @@
 """``buffer=replay`` and ``algorithm.advantage`` through the command line."""
 
-from __future__ import annotations
-
 import pytest
 from run_files import metrics, without_times
 

@@ -1,7 +1,5 @@
 """``recurrl-train -m``: sweeps over combinations of overrides."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

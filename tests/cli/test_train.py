@@ -1,7 +1,5 @@
 """``recurrl-train``, one run: what it writes and says."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 

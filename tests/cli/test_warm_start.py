@@ -1,7 +1,5 @@
 """``init_from=``: a new run that starts with the weights of another one."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

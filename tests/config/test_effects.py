@@ -1,7 +1,5 @@
 """A value that the user gave and that has no effect in the run is refused; one of the package's yamls is left alone."""
 
-from __future__ import annotations
-
 import pytest
 
 CELL = "a cell other than none"

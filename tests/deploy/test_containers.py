@@ -1,7 +1,5 @@
 """Files for containers: valid, without root, with a root file system that is only read, and with commands that run."""
 
-from __future__ import annotations
-
 import fnmatch
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The file for a Ray cluster: Ray takes it, and what it says to run is a run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

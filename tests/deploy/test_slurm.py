@@ -1,7 +1,5 @@
 """The jobs for SLURM: what they call, and whole runs on a SLURM of two nodes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

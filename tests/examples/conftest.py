@@ -1,7 +1,5 @@
 """What the tests of the examples share: commands in the folder of the examples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``examples/extending``: an algorithm from scratch, and one with parameters, through the command line."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

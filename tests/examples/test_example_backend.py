@@ -1,7 +1,5 @@
 """The backend of ``examples/extending``: trained, resumed and evaluated by the commands, and given to a module."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from my_package.loop_backend import Loop, LoopConfig

@@ -1,7 +1,5 @@
 """The example of an environment with an option of its own, by the commands."""
 
-from __future__ import annotations
-
 import pytest
 from run_files import metrics, settings, summary, without_times
 

@@ -1,7 +1,5 @@
 """``examples/extending``: a buffer, a collector, an encoder and a logger with options, through the command line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

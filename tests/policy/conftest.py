@@ -1,7 +1,5 @@
 """Small configurations of the tiny tasks, and batches collected with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

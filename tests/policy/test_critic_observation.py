@@ -1,7 +1,5 @@
 """``algorithm.critic_observation``: entries of the observation that the critic sees and the actor does not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every kind of observation and of action: what the update sees is what the rollout saw, and a GRU learns the task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import isfinite
 from statistics import fmean

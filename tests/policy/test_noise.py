@@ -1,7 +1,5 @@
 """The noise of continuous actions: correlated from step to step, and of the policy's own distribution at each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

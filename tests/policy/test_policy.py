@@ -1,7 +1,5 @@
 """``Policy.step`` and ``Policy.sequence``: their contract, custom networks, and the TensorDict module."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``wandb agent`` runs the example's sweep with a command that ``recurrl-train`` takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The best checkpoint as an artifact at the end of a run, and other files after it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

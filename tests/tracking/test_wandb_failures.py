@@ -1,7 +1,5 @@
 """wandb with its server unreachable or lost or its process killed; and resumed runs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

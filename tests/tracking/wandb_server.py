@@ -1,7 +1,5 @@
 """A fake wandb server that records runs and their artifacts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
