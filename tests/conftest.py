@@ -120,18 +120,8 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
     """Overrides of a run of two iterations that takes less than a second."""
-    return [
-        "device=cpu",
-        "total_frames=64",
-        "frames_per_batch=32",
-        "env.num_envs=4",
-        "slice_len=4",
-        "minibatch_slices=4",
-        "epochs=2",
-        "cell.hidden_size=8",
-        "encoder.sizes=[8]",
-        "evaluation.episodes=2",
-    ]
+    frames = ["total_frames=64", "frames_per_batch=32", "env.num_envs=4", "slice_len=4", "minibatch_slices=4"]
+    return ["device=cpu", *frames, "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]", "evaluation.episodes=2"]
 
 
 @pytest.fixture(scope="session")
@@ -180,34 +170,21 @@ def agent_of(small: Callable[..., TrainConfig]) -> Callable[..., tuple[Agent, Tr
     return agent_of
 
 
-@pytest.fixture(scope="session")
-def recurrl_train() -> Callable[..., Outcome]:
-    """Runs ``recurrl-train`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(train_command.main, "recurrl-train", arguments, cwd)
+def _command(program: str, main: Callable[[], None]) -> Any:
+    """A fixture that runs a command in this process, in the folder ``cwd``."""
+
+    @pytest.fixture(scope="session", name=program.replace("-", "_"))
+    def command() -> Callable[..., Outcome]:
+        return lambda *arguments, cwd: _run(main, program, arguments, cwd)
+
+    return command
 
 
-@pytest.fixture(scope="session")
-def recurrl_evaluate() -> Callable[..., Outcome]:
-    """Runs ``recurrl-evaluate`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(evaluate_command.evaluate_main, "recurrl-evaluate", arguments, cwd)
-
-
-@pytest.fixture(scope="session")
-def recurrl_check() -> Callable[..., Outcome]:
-    """Runs ``recurrl-check`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(check_command.check_main, "recurrl-check", arguments, cwd)
-
-
-@pytest.fixture(scope="session")
-def recurrl_upload() -> Callable[..., Outcome]:
-    """Runs ``recurrl-upload`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(upload_command.upload_main, "recurrl-upload", arguments, cwd)
-
-
-@pytest.fixture(scope="session")
-def recurrl_compare() -> Callable[..., Outcome]:
-    """Runs ``recurrl-compare`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(compare_command.compare_main, "recurrl-compare", arguments, cwd)
+recurrl_train = _command("recurrl-train", train_command.main)
+recurrl_evaluate = _command("recurrl-evaluate", evaluate_command.evaluate_main)
+recurrl_check = _command("recurrl-check", check_command.check_main)
+recurrl_upload = _command("recurrl-upload", upload_command.upload_main)
+recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
 
 
 @pytest.fixture(scope="session")
