@@ -18,27 +18,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from recurrl.recurrent.backends.triton import tiles
 
-if TYPE_CHECKING:
-    from recurrl.recurrent.backends.triton.launches import Launch
-
+SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448}
+"""Maximum bytes per program by compute capability (CUDA C++ programming guide); 86 stands for all that have so few."""
 _TENSOR_CORES = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)")
 # All other arguments are pointers to float32.
 _ARGUMENTS = {
     "starts": "*i8",
     "lane_begin": "*i64",
     "lane_length": "*i32",
-    "slots": "*i64",
-    **dict.fromkeys(("t", "first", "last", "lanes", "lanes_after", "slot_here", "slot_after", "part"), "i32"),
-    "stored_stride": "i32",
+    **dict.fromkeys(("first", "last", "lanes", "stored_stride"), "i32"),
 }
-_HEADS = (
-    "cell", "hidden", "precision", "kernels", "registers", "spilled bytes", "shared memory, KB",
-    "tensor-core instructions",
-)  # fmt: skip
+_HEADS = ("cell", "hidden", "precision", "registers", "spilled bytes", "shared memory, KB", "tensor-core instructions")
 
 
 class Layer(NamedTuple):
@@ -59,8 +53,6 @@ class Figures:
     hidden_size: int
     precision: str
     architecture: int
-    lanes: int
-    """Lanes per program."""
     registers: int
     """Per thread."""
     spills: int
@@ -73,7 +65,7 @@ class Figures:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``benchmark.py kernels``."""
-    known = ", ".join(str(architecture) for architecture in tiles.SHARED_MEMORY)
+    known = ", ".join(str(architecture) for architecture in SHARED_MEMORY)
     parser.add_argument("--cells", default=",".join(tiles.CELLS), help="default: %(default)s")
     parser.add_argument("--hidden", default="64,128", help="hidden sizes; default: %(default)s")
     parser.add_argument("--precisions", default=",".join(tiles.PRECISIONS), help="default: %(default)s")
@@ -88,8 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
         SystemExit: an architecture is unknown.
     """
     architectures = [int(each) for each in arguments.architectures.split(",")]
-    for architecture in set(architectures) - set(tiles.SHARED_MEMORY):
-        known = ", ".join(str(each) for each in tiles.SHARED_MEMORY)
+    for architecture in set(architectures) - set(SHARED_MEMORY):
+        known = ", ".join(str(each) for each in SHARED_MEMORY)
         raise SystemExit(f"--architectures must be among {known} (got {architecture}).")
     sizes = [int(size) for size in arguments.hidden.split(",")]
     chosen = product(arguments.cells.split(","), sizes, arguments.precisions.split(","), architectures)
@@ -102,13 +94,12 @@ def table(found: Iterable[Figures]) -> str:
     lines: list[Sequence[object]] = [_HEADS, ["---"] * len(_HEADS)]
     for layer, of_layer in groupby(found, key=lambda f: (f.cell, f.hidden_size, f.precision)):
         each = [list(of) for _, of in groupby(of_layer, key=lambda f: f.architecture)]
-        kinds = dict.fromkeys(" and ".join(dict.fromkeys(f.kernel.partition("_")[0] for f in of)) for of in each)
         worst = [
             ", ".join(str(max(getattr(f, name) for f in of)) for of in each)
             for name in ("registers", "spills", "tensor_core_instructions")
         ]
         memory = ", ".join(str(-(-max(f.shared_memory for f in of) // 1024)) for of in each)
-        lines.append((*layer, ", ".join(kinds), *worst[:2], memory, worst[2]))
+        lines.append((*layer, *worst[:2], memory, worst[2]))
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
@@ -132,18 +123,23 @@ def compile_elsewhere(layers: Sequence[Layer]) -> list[Figures]:
     return [Figures(**figures) for figures in json.loads(done.stdout)]
 
 
-def launches_of(layer: Layer) -> Iterator[Launch]:
-    """The kernels of a layer with few and with many lanes, each in its most demanding form."""
-    from recurrl.recurrent.backends.triton import launches
+class Launch(NamedTuple):
+    """A kernel and its compile-time constants, with the options ``num_warps`` and ``num_stages``."""
 
-    found = []
-    for lanes in (1, 2**20):
-        chosen = tiles.configuration(*layer, lanes)
-        found += [
-            launches.forward(chosen, layer[:3], has_bias=True, keep=True),
-            launches.backward(chosen, layer[:3], wants_stored=True),
-        ]
-    return (launch for index, launch in enumerate(found) if launch not in found[:index])
+    kernel: Any
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+
+def launches_of(layer: Layer) -> Iterator[Launch]:
+    """The kernels of a layer, each in its most demanding form."""
+    from recurrl.recurrent.backends.triton import kernels
+
+    chosen = tiles.configuration(layer.hidden_size, layer.precision)
+    for kernel, form in ((kernels.forward, {"KEEP": True}), (kernels.backward, {"WANTS_STORED": True})):
+        constants = chosen.constants(*layer[:3]) | form
+        options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
+        yield Launch(kernel, constants, options)
 
 
 def signature(launch: Launch) -> dict[str, str]:
@@ -174,7 +170,6 @@ def _compiled(launch: Launch, layer: Layer) -> Figures:
     return Figures(
         launch.kernel.__name__,
         *layer,
-        launch.constants["BM"],
         *_resources(compiled.asm["cubin"], Path(triton.__file__).parent),
         compiled.metadata.shared,
         len(_TENSOR_CORES.findall(compiled.asm["ptx"])),

@@ -3,14 +3,13 @@
 Self-contained: plain arguments, no configuration, no training code.
 """
 
-from torchrl.modules import recurrent_mode, set_recurrent_mode
+from torchrl.modules import GRU, LSTM, GRUCell, LSTMCell, recurrent_mode, set_recurrent_mode
 
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.module import RecurrentModule
 from recurrl.recurrent.module.drop_in import GRUModule, LSTMModule, canonicalize_rnn_subset
 from recurrl.recurrent.precision import get_recurrent_matmul_precision, set_recurrent_matmul_precision
-from recurrl.recurrent.rnn import GRU, LSTM, GRUCell, LSTMCell
 
 __all__ = [
     "GRU",

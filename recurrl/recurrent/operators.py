@@ -110,6 +110,34 @@ def backward(
     return grads
 
 
+def project(layer: Layer, x_PI: Tensor, gates_PA: Tensor) -> Tensor:
+    """The projections of the input with all biases, as the sums to which the recurrent product is added.
+
+    They are in ``gates_PA``, or in new memory if that is empty.
+    """
+    w_ih, w_hh, b_ih, b_hh = layer.weights
+    sums_PA = gates_PA if len(gates_PA) else x_PI.new_empty(len(x_PI), gates_PA.shape[1])
+    bias_A = x_PI.new_zeros(gates_PA.shape[1])
+    if b_ih is not None:
+        bias_A[layer.inputs] += b_ih
+        bias_A[: len(w_hh)] += b_hh.roll(layer.split, 0)
+    sums_PA[:, : layer.split] = bias_A[: layer.split]
+    torch.addmm(bias_A[layer.inputs], x_PI, w_ih.t(), out=sums_PA[:, layer.inputs])
+    return sums_PA
+
+
+def write_gradients(layer: Layer, x_PI: Tensor, before_PX: Tensor, grad_PA: Tensor, grads: list[Tensor]) -> None:
+    """Writes the gradients of the weights from those of the projections, the input and the state before each step."""
+    _, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, *_ = grads
+    rows = len(grad_w_hh)
+    torch.mm(grad_PA[:, layer.inputs].t(), x_PI, out=grad_w_ih)
+    grad_w_hh.copy_((grad_PA[:, :rows].t() @ before_PX).roll(-layer.split, 0))
+    if len(grad_b_ih):
+        grad_A = grad_PA.sum(0)
+        grad_b_ih.copy_(grad_A[layer.inputs])
+        grad_b_hh.copy_(grad_A[:rows].roll(-layer.split, 0))
+
+
 @cache
 def _loop(backend: str) -> Loop:
     return cast(Loop, import_module(f"recurrl.recurrent.backends.{backend}.loop"))

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from recurrl.recurrent import GRU, LSTM, GRUModule, LSTMModule
+from recurrl.recurrent import GRUModule, LSTMModule
 
 MODULES = {"gru": GRUModule, "lstm": LSTMModule}
 FORMS: dict[str, dict[str, Any]] = {
@@ -60,14 +60,6 @@ def test_a_module_is_one_graph(kind: str, form: str) -> None:
 def test_a_wrapped_module_of_torch_is_one_graph() -> None:
     module = GRUModule(gru=nn.GRU(4, 5, batch_first=True), in_key="x", out_key="y", default_recurrent_mode=True)
     check_equal(torch.compile(module, fullgraph=True, backend="aot_eager"), module)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [GRU, LSTM])
-def test_the_plain_python_module_is_one_graph(kind: type[nn.Module]) -> None:
-    module = kind(4, 5)
-    x = torch.randn(3, 6, 4)
-    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="aot_eager")(x), module(x))
 
 
 @pytest.mark.slow

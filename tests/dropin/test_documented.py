@@ -210,19 +210,16 @@ def test_a_subclass_may_rename_its_states() -> None:
     assert module.out_keys == ["y", ("next", "memory")]
 
 
-@pytest.mark.parametrize("options", [{"python_based": True}, {"recurrent_backend": "scan"}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_torchrl_refuses_runs(kind: str, options: dict[str, Any]) -> None:
-    keys = {"in_key": "x", "out_key": "y"}
-    sizes = {"num_layers": 2, "bidirectional": True, "dropout": 0.5}
-    module = getattr(recurrent, f"{kind.upper()}Module")(IN, H, **keys, **sizes, **options).double()
+def test_what_torchrl_refuses_runs(kind: str) -> None:
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "recurrent_backend": "scan"}
+    module = getattr(recurrent, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
     with set_recurrent_mode(True):
         found = module(data_of(module, "sequence"))["y"]
     assert found.shape == (B, T, 2 * H)
-    assert module.make_python_based() is module
 
     def theirs() -> None:
-        refused = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, **keys, **sizes, **options).double()
+        refused = getattr(torchrl.modules, f"{kind.upper()}Module")(IN, H, in_key="x", out_key="y", **options).double()
         with set_recurrent_mode(True):
             refused(data_of(refused, "sequence"))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from triton_layers import small_tiles
 
 from recurrl.recurrent.backends.triton import tiles
 
@@ -23,5 +24,5 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture
 def one_launch_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use one launch per step for every size."""
-    monkeypatch.setattr(tiles, "configuration", tiles.step_configuration)
+    """Use one launch per step for more than 16 features."""
+    monkeypatch.setattr(tiles, "configuration", small_tiles)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from recurrl.recurrent import GRUModule, RecurrentModule, auto, set_recurrent_mode
+from recurrl.recurrent import RecurrentModule, auto, set_recurrent_mode
 from recurrl.recurrent.backends import Options, candidates, unsupported_reason
 from recurrl.recurrent.cells import make_cell
 
@@ -60,17 +60,3 @@ def test_it_logs_its_choice_once_and_what_is_missing(no_compiler: None, caplog: 
         "no-such-compiler in PATH. Install one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose "
         "backend=scan."
     ]
-
-
-def test_inside_vmap_the_reference_runs() -> None:
-    module = GRUModule(3, 5, in_key="x", out_key="y")
-    x, is_init = torch.randn(2, 4, 8, 3), torch.rand(4, 8, 1) < 0.3
-
-    def outputs(x: torch.Tensor) -> torch.Tensor:
-        with set_recurrent_mode(True):
-            return module(TensorDict({"x": x, "is_init": is_init}, [4, 8]))["y"]
-
-    torch.testing.assert_close(torch.vmap(outputs)(x), torch.stack([outputs(one) for one in x]))
-    module.recurrent_backend = "scan"
-    with pytest.raises(ValueError, match=r"backend=scan is not possible inside torch\.vmap"):
-        torch.vmap(outputs)(x)

@@ -17,11 +17,11 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules.utils import get_primers_from_module
 
 import recurrl.recurrent
-from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, canonicalize_rnn_subset, rnn, set_recurrent_mode
+from recurrl.recurrent import GRUModule, LSTMModule, RecurrentModule, canonicalize_rnn_subset, set_recurrent_mode
 
 MODULES = {"gru": GRUModule, "lstm": LSTMModule}
 TORCH = {"gru": nn.GRU, "lstm": nn.LSTM}
-PYTHON = {"gru": rnn.GRU, "lstm": rnn.LSTM}
+PYTHON = {"gru": torchrl.modules.GRU, "lstm": torchrl.modules.LSTM}
 
 
 @pytest.fixture(params=MODULES)
@@ -133,25 +133,17 @@ def test_a_projection_is_refused_by_layers_without_one() -> None:
         RecurrentModule("mingru", 3, 5, proj_size=2, in_key="x", out_key="y")
 
 
-def test_plain_python_padding_runs_inside_vmap(name: str) -> None:
-    module = make(name, 3, 5, python_based=True, recurrent_backend="pad")
-    data = batch(module, 4, 7)
+@pytest.mark.parametrize("options", [{}, {"python_based": True}, {"python_based": True, "recurrent_backend": "pad"}])
+def test_the_module_runs_inside_vmap(name: str, options: dict[str, Any]) -> None:
+    """Any module for a step, one in plain Python for sequences."""
+    module = make(name, 3, 5, **options)
+    shape, run = ((4, 7), sequence) if options else ((4,), type(module).forward)
+    data = batch(module, *shape)
 
     def outputs(x: torch.Tensor) -> torch.Tensor:
-        return sequence(module, data.copy().set("x", x))["y"]
+        return run(module, data.copy().set("x", x))["y"]
 
-    x = torch.randn(2, 4, 7, 3)
-    torch.testing.assert_close(torch.vmap(outputs)(x), torch.stack([outputs(one) for one in x]))
-
-
-def test_a_step_runs_inside_vmap(name: str) -> None:
-    module = make(name, 3, 5)
-    data = batch(module, 4)
-
-    def outputs(x: torch.Tensor) -> torch.Tensor:
-        return module(data.copy().set("x", x))["y"]
-
-    x = torch.randn(2, 4, 3)
+    x = torch.randn(2, *shape, 3)
     torch.testing.assert_close(torch.vmap(outputs)(x), torch.stack([outputs(one) for one in x]))
 
 

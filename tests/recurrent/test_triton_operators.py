@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from parity import batch, outputs_and_gradients, resets
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton_layers import CELLS, WAYS, make
+from triton_layers import CELLS, WAYS, make, small_tiles
 
 from recurrl.recurrent import set_recurrent_mode
 from recurrl.recurrent.backends.triton import loop, tiles
@@ -21,29 +20,29 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[int]) -> None:
+def test_without_gradients_no_gates_are_kept(cell: str, kept_gates: list[bool]) -> None:
     module = make(cell, 6)
     data = batch(module, resets("random", 5, 7))
     with set_recurrent_mode(True):
         expected = module(data.clone())["y"]
         with torch.no_grad():
             found = module(data.clone())["y"]
-    assert kept_gates == [35, 0]
+    assert kept_gates == [True, False]
     assert torch.equal(found, expected)
 
 
 @pytest.fixture
-def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records, for each forward pass of a layer, the number of steps whose gates it writes."""
-    steps: list[int] = []
-    forward = loop.Recurrence.forward
+def kept_gates(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Records, for each launch of the forward kernel, whether it writes the gates."""
+    kept: list[bool] = []
+    run = loop.Recurrence.run
 
-    def watched(self: Any, x_gates: Tensor, states: list[Tensor], gates: Tensor) -> None:
-        steps.append(len(gates))
-        forward(self, x_gates, states, gates)
+    def watched(self: Any, *arguments: Any, **constants: bool) -> None:
+        kept.append(constants["KEEP"])
+        run(self, *arguments, **constants)
 
-    monkeypatch.setattr(loop.Recurrence, "forward", watched)
-    return steps
+    monkeypatch.setattr(loop.Recurrence, "run", watched)
+    return kept
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -73,15 +72,15 @@ class NoLookAtTheData(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("choose", ["configuration", "step_configuration"], ids=["resident", "step by step"])
+@pytest.mark.parametrize("choose", [tiles.configuration, small_tiles], ids=["all steps", "step by step"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_graph_capture_reads_no_data_on_the_host(
-    cell: str, choose: str, recompute: str, monkeypatch: pytest.MonkeyPatch
+    cell: str, choose: Any, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lanes are then rows, with starts in their middle."""
-    monkeypatch.setattr(tiles, "configuration", getattr(tiles, choose))
-    module = make(cell, 6, bidirectional=True, **WAYS[recompute])
-    data = batch(module, resets("random", 3, 5))
+    monkeypatch.setattr(tiles, "configuration", choose)
+    module = make(cell, 17, bidirectional=True, **WAYS[recompute])
+    data = batch(module, resets("random", 2, 3))
     expected = outputs_and_gradients(module, data)
     monkeypatch.setattr(loop, "_is_capturing", lambda _: True)
     monkeypatch.delattr(Segments, "packing")

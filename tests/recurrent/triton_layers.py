@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from recurrl.recurrent import RecurrentModule
+from recurrl.recurrent.backends.triton import tiles
 from recurrl.recurrent.cell import Weights
 from recurrl.recurrent.gated import GatedCell
 
@@ -39,6 +40,11 @@ def make(cell: str, hidden: int, backend: str = "triton", precision: str = "ieee
         recurrent_matmul_precision=precision if backend == "triton" else "auto",
         **options,
     )
+
+
+def small_tiles(*_: object) -> tiles.Configuration:
+    """A configuration by which more than 16 features need several programs, and so a launch for each step."""
+    return tiles.Configuration(16, 16, 16, warps=4, stages=2)
 
 
 def every_pattern(steps: int) -> Tensor:

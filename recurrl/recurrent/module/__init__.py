@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
 
-from recurrl.recurrent import auto, backends, precision, rnn, submodule
+from recurrl.recurrent import auto, backends, precision
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
 from recurrl.recurrent.layer import Parameters, reset_states, run_sequence, run_step, state_shapes
+from recurrl.recurrent.module import submodule
 from recurrl.recurrent.module.keys import (
     contiguous,
     primer,
@@ -55,8 +56,9 @@ class RecurrentModule(TensorDictModuleBase):
         dropout: dropout probability between layers, in training mode.
         proj_size: size of an LSTM's projected output; 0 for no projection.
         bidirectional: also run each segment backwards, D = 2.
-        python_based: avoid torch's fused kernels, so that ``torch.vmap`` works on the module in step mode and on its
-            submodule anywhere.
+        python_based: compute in plain Python, so that ``torch.vmap`` and other transforms of ``torch.func`` work on the
+            module and its submodule: where the backend is ``auto`` or ``pad``, sequences run by ``reference``. Not for
+            ``bidirectional``, as in TorchRL.
         recurrent_backend: ``auto``, ``native``, ``reference``, ``pad``, ``scan`` or ``triton``, used in sequence
             mode; or a custom :class:`~recurrl.recurrent.backends.Backend`.
         recurrent_compute_dtype: dtype of the recurrent matmul's operands, for ``triton``; others warn and ignore it.
@@ -124,7 +126,7 @@ class RecurrentModule(TensorDictModuleBase):
         )
         self._submodule = self.cell.name if self.cell.TORCH else "stack"
         self.add_module(self._submodule, layers)
-        self.python_based = python_based or isinstance(wrapped, rnn.PythonRNN)
+        self.python_based = python_based or isinstance(wrapped, tuple(submodule.PYTHON_MODULES.values()))
         states = self.DEFAULT_IN_KEYS or state_keys(self.cell)
         self.in_keys = read_keys(self._name, states, in_key, in_keys)
         new_states = self.DEFAULT_OUT_KEYS or [("next", key) for key in state_keys(self.cell)]
@@ -135,11 +137,9 @@ class RecurrentModule(TensorDictModuleBase):
         self.recurrent_recompute = recurrent_recompute
         self.recurrent_matmul_precision = recurrent_matmul_precision
         # Imported here, because torch.compile cannot import during tracing.
-        for name in ("native", "scan") if recurrent_backend == backends.AUTO else (recurrent_backend,):
+        named = ("native", "scan") if recurrent_backend == backends.AUTO else (recurrent_backend,)
+        for name in (*named, "reference"):
             backends.load_backend(name)
-        # What the last sequence needed of a backend, and the backend that was resolved for it.
-        self._request: tuple[str | Backend, Options, torch.device, torch.dtype] | None = None
-        self._resolved: str | Backend = recurrent_backend
         self.backend_in_use: str | None = None
         """The backend that ran last; None before the first call in sequence mode."""
         precision.check(recurrent_matmul_precision)
@@ -311,26 +311,13 @@ class RecurrentModule(TensorDictModuleBase):
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
         backend, options = self.recurrent_backend, self.options
-        # Inside a torch.func transform such as vmap tensors have no values to read, and hand-written derivatives are
-        # ignored. A private member of torch, which has no public one that tells.
-        if torch._C._functorch.maybe_current_level() is not None:
-            if backend in ("native", "scan", "triton"):
-                raise ValueError(
-                    f"backend={backend} is not possible inside torch.vmap and other torch.func transforms, which "
-                    "cannot transform its hand-written derivative. Choose backend=reference."
-                )
-            if backend == backends.AUTO or (backend == "pad" and self.python_based):
-                backend = "reference"
-        request = (backend, options, x_BTI.device, x_BTI.dtype)
-        if torch.compiler.is_compiling():
+        if self.python_based and backend in (backends.AUTO, "pad"):
+            backend = "reference"
+        if not torch.compiler.is_compiling():
+            backend = auto.resolve(self._name, self.cell, backend, options, x_BTI.device, x_BTI.dtype)
+        elif backend == backends.AUTO:
             # Only these two compile without graph breaks.
-            names = ("native", "scan")
-            backend = auto.choose(names, self.cell, *request[1:]) if backend == backends.AUTO else backend
-        else:
-            if request != self._request:
-                self._resolved = auto.resolve(self._name, self.cell, *request)
-                self._request = request
-            backend = self._resolved
+            backend = auto.choose(("native", "scan"), self.cell, options, x_BTI.device, x_BTI.dtype)
         self.backend_in_use = backend if isinstance(backend, str) else backends.name_of(backend)
         loaded = backends.loaded[backend] if isinstance(backend, str) else backend
         return run_sequence(loaded, self.cell, self.layers, x_BTI, is_init_BT, states, options)

@@ -12,28 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrl.recurrent.operators import Layer
+from recurrl.recurrent.operators import Layer, project, write_gradients
 
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.forward`."""
-    cell, (w_ih, w_hh, b_ih, b_hh), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
-    packing, sizes = segments.packing, segments.packing.batch_sizes
-    x_PI = x_BTI.flatten(0, 1).index_select(0, packing.positions_P)
-    if not len(gates_PA):
-        gates_PA = x_PI.new_empty(len(x_PI), gates_PA.shape[1])
-    split = layer.split
-    gates_PA[:, :split] = 0.0
-    if b_ih is None:
-        torch.mm(x_PI, w_ih.t(), out=gates_PA[:, layer.inputs])
-    else:
-        torch.addmm(b_ih, x_PI, w_ih.t(), out=gates_PA[:, layer.inputs])
-        gates_PA[:, : len(b_hh)] += b_hh.roll(split, 0)
+    cell, w_hh, stored = layer.cell, layer.weights[1], layer.stored
+    packing, sizes = layer.segments.packing, layer.segments.packing.batch_sizes
+    x_PI = packing.pack(x_BTI)
+    gates_PA = project(layer, x_PI, gates_PA)
     memory_RX = [functional.pad(packing.at_starts(state), (0, 0, 0, len(gates_PA))) for state in stored]
     states_of = [memory.split_with_sizes([sizes[0], *sizes]) for memory in memory_RX]
     gates_of = gates_PA.split_with_sizes(sizes)
     recurrent_of = gates_PA[:, : len(w_hh)].split_with_sizes(sizes)
-    w_hh_t = w_hh.roll(split, 0).t()
+    w_hh_t = w_hh.roll(layer.split, 0).t()
     for t, size in enumerate(sizes):
         before, after = [state[t][:size] for state in states_of], [state[t + 1] for state in states_of]
         recurrent_of[t].addmm_(before[0], w_hh_t)
@@ -52,7 +44,7 @@ def backward(
     grads: list[Tensor],
 ) -> None:
     """See :meth:`~recurrl.recurrent.operators.Loop.backward`."""
-    cell, (w_ih, w_hh, b_ih, _), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
+    cell, (w_ih, w_hh, *_), segments, stored = layer.cell, layer.weights, layer.segments, layer.stored
     packing, sizes = segments.packing, segments.packing.batch_sizes
     count, w_hh = sizes[0], w_hh.roll(layer.split, 0)
     after_PX = [state.flatten(0, 1) for state in states]
@@ -81,16 +73,10 @@ def backward(
         grads_N1X = [grad.unsqueeze(1), *(each[: sizes[t]] for each in carried_N1X)]
         cell.backward_step(factors_of[t], grads_N1X, before.unsqueeze(1))
         before.addmm_(recurrent_of[t], w_hh)
-    grad_x, grad_w_ih, grad_w_hh, grad_b_ih, grad_b_hh, *grad_stored = grads
-    for grad, found in zip(grad_stored, (grads_RH[:count], *carried_N1X), strict=True):
+    grad_x, *_ = grads
+    for grad, found in zip(grads[-len(stored) :], (grads_RH[:count], *carried_N1X), strict=True):
         if len(grad):
             grad.zero_().flatten(0, 1)[packing.starts_N] = found.reshape(count, -1)
-    grad_input_PG, split, rows = grad_PA[:, layer.inputs], layer.split, len(w_ih)
     if len(grad_x):
-        grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_input_PG @ w_ih)
-    torch.mm(grad_input_PG.t(), x_BTI.flatten(0, 1).index_select(0, packing.positions_P), out=grad_w_ih)
-    grad_w_hh.copy_((grad_PA[:, :rows].t() @ before_PX[0]).roll(-split, 0))
-    if b_ih is not None:
-        grad_bias_A = grad_PA.sum(0)
-        grad_b_ih.copy_(grad_bias_A[layer.inputs])
-        grad_b_hh.copy_(grad_bias_A[:rows].roll(-split, 0))
+        grad_x.flatten(0, 1).index_copy_(0, packing.positions_P, grad_PA[:, layer.inputs] @ w_ih)
+    write_gradients(layer, packing.pack(x_BTI), before_PX[0], grad_PA, grads)

@@ -1,4 +1,4 @@
-"""Fused CUDA kernels: a whole sequence of one layer in one launch each way, or one launch per step.
+"""Fused CUDA kernels: a whole sequence of one layer in one launch each way, or one launch per step of a large one.
 
 triton is imported when the first layer runs, so that everything else works without it.
 
@@ -50,7 +50,7 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
             "TRITON_INTERPRET=1, set before Python starts, runs the kernels on a CPU, slowly.)"
         )
     capability = torch.cuda.get_device_capability(device)
-    if tiles.architecture(capability) is None:
+    if capability < (8, 0):
         return (
             f"backend=triton needs compute capability 8.0 or above, but device={device} has "
             f"{capability[0]}.{capability[1]}. {_ALTERNATIVE}"

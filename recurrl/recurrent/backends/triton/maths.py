@@ -1,7 +1,7 @@
 """Maths shared by all kernels: matmuls in each precision, one step of a cell, and its derivative.
 
-Pre-activations, gates and projection gradients have four tiles for either cell: (r, z, n, hₙ) for a GRU, where hₙ is
-the recurrent projection of the third gate, kept separate; (i, f, g, o) for an LSTM.
+Pre-activations, gates and projection gradients have four tiles for either cell: (hₙ, r, z, n) for a GRU, where hₙ is
+the recurrent projection of the gate n, kept separate; (i, f, g, o) for an LSTM.
 
 Shape legend: H hidden size; a tile is [hidden units, lanes].
 """
@@ -54,11 +54,11 @@ def weight_tile(w_hh, gate, j, k, H: tl.constexpr):
 @triton.jit
 def activated(a_0, a_1, a_2, a_3, LSTM: tl.constexpr):
     """The gates from their pre-activations."""
-    s_0, s_1 = tl.sigmoid(a_0), tl.sigmoid(a_1)
+    s_1 = tl.sigmoid(a_1)
     if LSTM:
-        s_2, s_3 = _tanh(a_2), tl.sigmoid(a_3)
+        s_0, s_2, s_3 = tl.sigmoid(a_0), _tanh(a_2), tl.sigmoid(a_3)
     else:
-        s_2, s_3 = _tanh(a_2 + s_0 * a_3), a_3
+        s_0, s_2, s_3 = a_0, tl.sigmoid(a_2), _tanh(a_3 + s_1 * a_0)
     return s_0, s_1, s_2, s_3
 
 
@@ -69,14 +69,14 @@ def step(s_0, s_1, s_2, s_3, h, c, LSTM: tl.constexpr):
         c = s_1 * c + s_0 * s_2
         h = s_3 * _tanh(c)
     else:
-        h = s_2 + s_1 * (h - s_2)
+        h = s_3 + s_2 * (h - s_3)
     return h, c
 
 
 @triton.jit
 def step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM: tl.constexpr):
-    """From the gradients of the states after a step: those of its four projections, then those that reach the states
-    before it directly, bypassing the recurrent matmul.
+    """From the gradients of the states after a step: those of its four projections, and that of the state before it
+    which bypasses the recurrent matmul, c of an LSTM and h of a GRU.
     """
     if LSTM:
         tanh_c = _tanh(c_after)
@@ -85,14 +85,14 @@ def step_derivative(grad_h, grad_c, h, c, c_after, s_0, s_1, s_2, s_3, LSTM: tl.
         g_1 = grad_c * c * s_1 * (1 - s_1)
         g_2 = grad_c * s_0 * (1 - s_2 * s_2)
         g_3 = grad_h * tanh_c * s_3 * (1 - s_3)
-        direct_h, direct_c = tl.zeros_like(grad_h), grad_c * s_1
+        direct = grad_c * s_1
     else:
-        g_2 = grad_h * (1 - s_1) * (1 - s_2 * s_2)
-        g_3 = g_2 * s_0
-        g_0 = g_2 * s_3 * s_0 * (1 - s_0)
-        g_1 = grad_h * (h - s_2) * s_1 * (1 - s_1)
-        direct_h, direct_c = grad_h * s_1, grad_c
-    return g_0, g_1, g_2, g_3, direct_h, direct_c
+        g_3 = grad_h * (1 - s_2) * (1 - s_3 * s_3)
+        g_0 = g_3 * s_1
+        g_1 = g_3 * s_0 * s_1 * (1 - s_1)
+        g_2 = grad_h * (h - s_3) * s_2 * (1 - s_2)
+        direct = grad_h * s_2
+    return g_0, g_1, g_2, g_3, direct
 
 
 @triton.jit

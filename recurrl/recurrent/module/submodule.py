@@ -1,7 +1,7 @@
 """The submodule that holds the parameters of a stack of layers: built from sizes, wrapped, or converted.
 
-Torch's cells have two implementations with the same parameters: torch's own, and one derived from it in plain Python
-(:mod:`recurrl.recurrent.rnn`), which works with ``torch.vmap``. Any other cell has a :class:`Stack`.
+Torch's cells have two implementations with the same parameters: torch's own, and TorchRL's in plain Python, which works
+with ``torch.vmap``. Any other cell has a :class:`Stack`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+import torchrl.modules
 from torch import nn
 
-from recurrl.recurrent import rnn
 from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.cells import make_cell
 from recurrl.recurrent.gated import GatedCell
 from recurrl.recurrent.layer import Parameters, Stack
 
-PYTHON_MODULES: dict[type[nn.RNNBase] | None, type[nn.RNNBase]] = {nn.GRU: rnn.GRU, nn.LSTM: rnn.LSTM}
+PYTHON_MODULES: dict[type[nn.RNNBase] | None, type[nn.RNNBase]] = {
+    nn.GRU: torchrl.modules.GRU,
+    nn.LSTM: torchrl.modules.LSTM,
+}
 
 
 def make_or_wrap(
@@ -82,7 +85,7 @@ def convert(old: nn.Module, form: type[nn.RNNBase] | None, cell: Cell) -> nn.Mod
     """
     if form is None:
         raise ValueError(f"Cell {cell.name!r} cannot be converted: torch has no module for it.")
-    if isinstance(old, rnn.PythonRNN) == issubclass(form, rnn.PythonRNN):
+    if isinstance(old, form):
         return old
     names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
     projected = ["proj_size"] if cast(Parameters, old).proj_size else []
