@@ -1,5 +1,7 @@
 """docs/configuration.md, the tables of all keys."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from recurrl.config.keys import packaged_keys

@@ -1,5 +1,7 @@
 """The estimates of docs/scaling.md."""
 
+from __future__ import annotations
+
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Environments that must not be trained in."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import gymnasium

@@ -20,6 +20,7 @@ from recurrl.envs.observations import starts_of_choices
 from recurrl.envs.source import source_of
 from recurrl.envs.wrappers import without_names
 from recurrl.errors import ConfigError, require
+from recurrl.evaluation import KEPT, evaluate_many
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
 
@@ -69,6 +70,28 @@ class Agent:
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
         self._interface, self._shapes = interface, self.step.state_shapes(sampled=True)
         self._mask = Entry(ACTION_MASK, (), spaces.MultiBinary(spaces.flatdim(self.action_space)))
+
+    def __repr__(self) -> str:
+        env, count = self._interface.env, sum(parameter.numel() for parameter in self.policy.parameters())
+        spaces_of = f"{self.observation_space} to {self.action_space}"
+        return f"Agent({env.id}, {spaces_of}, {count:,} parameters on {self.policy.device})"
+
+    def evaluate(self, episodes: int = 20, seed: int = 0, deterministic: bool = True) -> list[float]:
+        """The undiscounted return of each of so many episodes in new environments, made as :meth:`make_env` does.
+
+        No random numbers of the process are used up.
+
+        Args:
+            episodes: one for each environment, so that short ones count no more than long ones.
+            seed: of the environments; those of a run's own evaluation have the run's.
+            deterministic: the most probable actions; False to sample.
+
+        Raises:
+            ConfigError: an environment cannot be made.
+            RunError: an environment failed.
+        """
+        require(episodes >= 1, f"episodes must be at least 1 (got {episodes}).")
+        return evaluate_many(self._interface.env, self.policy, episodes, [seed], KEPT, deterministic)
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
         """The environment it was trained in, within its user's wrappers, with nothing of recurrl's around it.

@@ -17,6 +17,7 @@ from recurrl.cli.overrides import job_overrides, overridden_keys
 from recurrl.config import TrainConfig
 from recurrl.config.composed import plain, resolved, typed
 from recurrl.config.plugins import factory
+from recurrl.envs.passed import with_maker
 from recurrl.errors import ConfigError, RunError
 from recurrl.returns import return_format
 from recurrl.runtime.atomic import atomic_write, remove_unfinished
@@ -38,6 +39,7 @@ def run(
     run_dir: Path,
     started: float,
     callbacks: Sequence[Callback | IterationCallback] = (),
+    env: Any = None,
 ) -> None:
     """Trains as configured, and writes the run's summary however it ends, unless it is rejected.
 
@@ -48,6 +50,7 @@ def run(
         run_dir: the run's directory, which no other process uses.
         started: when the command began, seconds since the epoch.
         callbacks: the user's.
+        env: what makes the environments, if it was passed as an object.
 
     Raises:
         ConfigError: the configuration is not possible.
@@ -63,6 +66,7 @@ def run(
 
                 composed, config, start = with_resumed(composed, job_overrides(), run_dir)
             config = resolved(config)
+            config.env = with_maker(config.env, env)
             report.seed, report.device, report.cell = config.seed, config.device, config.cell.name
             explicit = overridden_keys(overrides)
             check_config(config, explicit)

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from recurrl.config import TrainConfig
 from recurrl.config.composed import as_schema, plain, typed, value_of
 from recurrl.config.keys import differences
 from recurrl.config.plugins import PRESETS
+from recurrl.envs.passed import id_of, with_maker
 from recurrl.errors import ConfigError, naming
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
@@ -189,6 +190,7 @@ def open_run(
     device: str | None = None,
     trust_packages: bool = False,
     overrides: Sequence[str] = (),
+    env: Any = None,
 ) -> OpenedRun:
     """A checkpoint of a run.
 
@@ -198,6 +200,7 @@ def open_run(
         device: instead of the run's.
         trust_packages: import the packages that the run's configuration names.
         overrides: ``env.key=value``, changes of its environment.
+        env: what makes its environment, as for :func:`recurrl.train`.
 
     Raises:
         ConfigError: the path is not a run, its configuration names untrusted packages, its environment or device is not
@@ -208,14 +211,14 @@ def open_run(
     if not trust_packages:
         # Before the overrides: what the command line names is trusted, what the file names is not.
         check_trusted(settings, source)
-    _change(settings, overrides)
+    _change(settings, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
     with _naming_version(saved):
         config = trusted(settings, source, trust_packages=True)
     if device not in (None, config.device):
         # The backend of another device may not run on this one, nor does acting need it.
         backend, recompute = replace(config.backend, name="reference"), replace(config.recompute, name="none")
         config = replace(config, device=device, backend=backend, recompute=recompute, compile=False)
-    config = replace(config, resume=None)
+    config = replace(config, resume=None, env=with_maker(config.env, env))
     check_config(config)
     return OpenedRun(saved, config, settings)
 
@@ -249,7 +252,14 @@ def _change(settings: DictConfig, overrides: Sequence[str]) -> None:
 
 
 @resource_errors_as_messages()
-def load(run: str | Path, which: str = checkpoint.BEST, *, device: str = "cpu", trust_packages: bool = False) -> Agent:
+def load(
+    run: str | Path,
+    which: str = checkpoint.BEST,
+    *,
+    device: str = "cpu",
+    trust_packages: bool = False,
+    env: Callable[..., Any] | str | None = None,
+) -> Agent:
     """The policy of a run, ready to act.
 
         agent = recurrl.load("outputs/<date>/<time>")
@@ -263,10 +273,11 @@ def load(run: str | Path, which: str = checkpoint.BEST, *, device: str = "cpu", 
         which: of a run directory: ``best``, the checkpoint with the best evaluation, or ``last``.
         device: where the policy computes.
         trust_packages: import the packages that the run's configuration names, which executes their code.
+        env: what makes its environment, as for :func:`recurrl.train`, if the run cannot name it.
 
     Raises:
         ConfigError: it is not a run, it has no such checkpoint, it names packages that are not trusted, or its
             environment is not available here.
     """
-    opened = open_run(Path(run), which, device, trust_packages)
+    opened = open_run(Path(run), which, device, trust_packages, env=env)
     return Agent(opened.make_policy(), opened.config.env)

@@ -1,10 +1,11 @@
 """Training from Python."""
 
 import logging
+import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from omegaconf import open_dict, read_write
 
 from recurrl.agent import Agent
 from recurrl.callbacks import Callback, IterationCallback
+from recurrl.checkpoint import AUTO
 from recurrl.cli.directories import run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
-from recurrl.cli.overrides import compose, text_of
+from recurrl.cli.overrides import compose, overridden_keys, parsed, text_of
 from recurrl.config.composed import as_schema
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
-from recurrl.errors import ConfigError
+from recurrl.envs.passed import id_of
+from recurrl.errors import ConfigError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.report import read_summary
@@ -36,21 +39,24 @@ class Run:
     Attributes:
         directory: with everything it wrote.
         summary: the content of its ``summary.json``; ``status`` is ``completed``, or ``stopped`` by a callback.
+        env: what was passed to :func:`train`.
     """
 
     directory: Path
     summary: Mapping[str, Any]
+    env: Any = field(default=None, repr=False)
 
     def load(self, which: str = "best", device: str = "cpu") -> Agent:
         """The run's policy, as :func:`recurrl.load` gives it."""
-        return load(self.directory, which, device=device, trust_packages=True)
+        return load(self.directory, which, device=device, trust_packages=True, env=self.env)
 
 
 def train(
-    config: Sequence[str] | Mapping[str, Any] = (),
+    config: str | Sequence[str] | Mapping[str, Any] = (),
     run_dir: str | Path | None = None,
     callbacks: Sequence[Callback | IterationCallback] = (),
     config_dir: str | Path | None = None,
+    env: Callable[..., Any] | str | None = None,
 ) -> Run:
     """Trains a policy: the same run, with the same files, as that of ``recurrl-train``.
 
@@ -59,11 +65,14 @@ def train(
     the run after its iteration, with a checkpoint, and raises ``KeyboardInterrupt``.
 
     Args:
-        config: overrides as on the command line, ``["cell=lstm", "env.num_envs=32"]``; or a mapping of keys to values,
-            nested or with dots, which may be the whole configuration of another run.
+        config: overrides as on the command line, ``"cell=lstm seed=1"`` or ``["cell=lstm", "env.num_envs=32"]``; or a
+            mapping of keys to values, nested or with dots, which may be the whole configuration of another run.
         run_dir: where everything is written; default: ``outputs/<date>/<time>``.
         callbacks: called after each iteration.
         config_dir: a folder with your yamls.
+        env: instead of ``env.id``: a class or function that makes environments of Gymnasium or TorchRL, as many at once
+            if it has a parameter ``num_envs``, otherwise one; or an id. What cannot be imported, such as a lambda or a
+            class of a notebook, must be passed again to resume or load the run.
 
     Raises:
         ConfigError: the configuration is not possible; nothing is left of the run.
@@ -75,9 +84,12 @@ def train(
             "this program without it."
         )
     started = time.time()
+    config = shlex.split(config) if isinstance(config, str) else config
     overrides = overrides_of(config) if isinstance(config, Mapping) else list(config)
     # A mapping may be a whole configuration, with values that have no effect.
     strict = [each for each in overrides if each.startswith("experiment=") or not isinstance(config, Mapping)]
+    if env is not None:
+        overrides = [*_choice_of(env, overrides), *overrides]
     with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():
         composed = compose(overrides, config_dir, with_hydra=True)
         directory = Path(run_dir or composed.hydra.run.dir).absolute()
@@ -88,8 +100,23 @@ def train(
             del composed["hydra"]
         with run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
             typed = as_schema(composed) if resume is None else None
-            run_job(composed, typed, strict, directory, started, callbacks)
-    return Run(directory, read_summary(directory))
+            run_job(composed, typed, strict, directory, started, callbacks, env)
+    return Run(directory, read_summary(directory), env)
+
+
+def _choice_of(env: Any, overrides: Sequence[str]) -> list[str]:
+    """The overrides that choose an environment passed as an object. A run that is resumed keeps its other options.
+
+    Raises:
+        ConfigError: it is not one, or the overrides choose one too.
+    """
+    both = sorted({"env.source", "env.id"} & overridden_keys(overrides))
+    require(
+        not both, f"env was passed to recurrl.train, and the configuration has {both[:1]} too. Leave one of them out."
+    )
+    resumed = [each.value() for each in parsed(overrides) if each.key_or_group == "resume"]
+    is_new = not resumed or resumed[-1] in (None, AUTO)
+    return [*(["env=gym"] if is_new else []), f"env.id={text_of(id_of(env))}"]
 
 
 def overrides_of(config: Mapping[str, Any]) -> list[str]:

@@ -11,8 +11,10 @@ from copy import deepcopy
 from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
+from pickle import PicklingError
 from typing import Any
 
+import cloudpickle
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, multiprocessing, nn
@@ -21,6 +23,7 @@ from recurrl.collector.rollout import Rollouts
 from recurrl.collector.worker_errors import Failure, ended, hung, reported
 from recurrl.collector.workers import Arrays, Layout, Worker
 from recurrl.config import WorkersConfig
+from recurrl.errors import ConfigError
 from recurrl.policy import Policy
 from recurrl.runtime.signals import ignore_signals
 from recurrl.runtime.time_limit import time_limit
@@ -38,9 +41,9 @@ Weights = dict[str, Tensor]
 class ProcessWorker(Worker):
     """The rollout within a process; it writes rows into shared memory."""
 
-    def start(self, rollouts: Rollouts, seed: int) -> Layout:
-        """Makes the environments, and a copy of the policy, whose weights arrive in memory that all workers share."""
-        return super().start(replace(rollouts, policy=deepcopy(rollouts.policy)), seed)
+    def begin(self, pickled: bytes, seed: int) -> Layout:
+        """Makes the environments of pickled rollouts."""
+        return self.start(cloudpickle.loads(pickled), seed)
 
     def connect(self, weights: list[Weights], rows: list[TensorDictBase]) -> None:
         """Takes shared memory: slots for the weights, and for this worker's rows."""
@@ -72,7 +75,6 @@ class Processes:
         self.processes: dict[int, BaseProcess] = {}
         self._pipes: dict[int, Any] = {}
         self._policy = deepcopy(policy).cpu()
-        self._policy.share_memory()
         self._weights: list[Weights] = [_shared_copy(self._policy.state_dict()) for _ in range(slots)]
         self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
         self._memory: list[TensorDictBase] = []
@@ -87,7 +89,15 @@ class Processes:
         process.start()
         its.close()
         self.processes[worker], self._pipes[worker] = process, mine
-        self.call(worker, "start", replace(rollouts, policy=self._policy), seed)
+        try:
+            # It also pickles lambdas and the classes of a notebook, which other processes cannot import.
+            pickled = cloudpickle.dumps(replace(rollouts, policy=self._policy))
+        except (TypeError, PicklingError) as error:
+            raise ConfigError(
+                "What makes the environment, or the policy, cannot be sent to worker processes "
+                f"({type(error).__name__}: {error}). Choose collector=single, or have it hold nothing of this process."
+            ) from error
+        self.call(worker, "begin", pickled, seed)
 
     def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[TensorDictBase]:
         """Shared memory."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from recurrl.config.options import FEATURES, IMAGES, LAYERS, NO_IMAGES, Condition, option
 
 NO_CELL = "none"
+ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 A_CELL = Condition("a cell other than none", lambda run: run.cell.name != NO_CELL)
 
 
@@ -52,8 +53,11 @@ class EncoderConfig:
 class MLPConfig(EncoderConfig):
     """Dense layers for vectors and convolutions for images; each entry of a dict observation has its own."""
 
-    sizes: list[int] = option("widths of the tanh layers before the cell", FEATURES, only_with=NO_IMAGES)
-    layer_norm: bool = option("normalise these layers before their tanh", only_with=NO_IMAGES)
+    sizes: list[int] = option("widths of the layers before the cell", FEATURES, only_with=NO_IMAGES)
+    activation: str = option(
+        "tanh, relu, elu, silu or gelu after each of them", choices=ACTIVATIONS, only_with=NO_IMAGES
+    )
+    layer_norm: bool = option("normalise these layers before their activation", only_with=NO_IMAGES)
     images: str = option(
         "convolutions: nature (Mnih et al. 2015, from 36×36 pixels) or impala (Espeholt et al. 2018); or bits, dense "
         "layers on the bits of bytes; auto: bits for up to 200 cells of bytes, nature from 36×36, impala between",

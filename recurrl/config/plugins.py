@@ -189,7 +189,9 @@ def load(target: str, setting: str) -> Any:
     try:
         return attrgetter(name)(module)
     except AttributeError as error:
-        raise ConfigError(f"{setting}: the module {module_name} has no {name}. It is at {module.__file__}.") from error
+        # A notebook's __main__ has no file.
+        place = f"at {module.__file__}" if hasattr(module, "__file__") else "that of this session"
+        raise ConfigError(f"{setting}: the module {module_name} has no {name}. It is {place}.") from error
 
 
 def import_custom(module_name: str, setting: str) -> ModuleType:

@@ -22,21 +22,29 @@ def check_arguments(
     Raises:
         ConfigError: with the arguments it takes.
     """
-    # Not of a class itself: that of a class of TorchRL is its metaclass's, which takes anything.
-    function: Any = make.__init__ if inspect.isclass(make) else make
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[inspect.isclass(make) :]
-    except (TypeError, ValueError):  # functions in C need not have a signature
+    parameters = parameters_of(make)
+    if parameters is None:
         return
     named = {
         each.name: each
-        for each in parameters
+        for each in parameters.values()
         if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and each.name not in ours
     }
     takes = f"It takes: {', '.join(named) or 'none'}."
     unknown = [name for name in given if name not in named]
-    if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         raise ConfigError(f"{what} does not take {prefix}{unknown[0]}. {takes}")
     missing = [name for name, each in named.items() if each.default is each.empty and name not in given]
     if missing:
         raise ConfigError(f"{what} requires {prefix}{missing[0]}, which is not given. {takes}")
+
+
+def parameters_of(make: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    """The parameters of a constructor by name; None if they are unknown."""
+    # Not of a class itself: that of a class of TorchRL is its metaclass's, which takes anything.
+    function: Any = make.__init__ if inspect.isclass(make) else make
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # functions in C need not have a signature
+        return None
+    return dict(list(parameters.items())[inspect.isclass(make) :])

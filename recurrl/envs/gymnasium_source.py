@@ -56,7 +56,11 @@ class GymnasiumSource(Source):
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
-        return InlineEnv([self.single() for _ in range(num_envs)], self.options.id)
+        return self.inline([self._created() for _ in range(num_envs)])
+
+    def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
+        """Single environments, as :meth:`create` made them, as one of as many."""
+        return InlineEnv([self._prepared(self.wrapped(env)) for env in envs], self.options.id)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it: within the time limit and the wrappers of the configuration.
@@ -65,9 +69,15 @@ class GymnasiumSource(Source):
             ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
             EnvError: the environment's constructor raised.
         """
+        return self.wrapped(self._created())
+
+    def _created(self) -> gymnasium.Env[Any, Any]:
+        with making(f"env.id={self.options.id}"):
+            return self.create()
+
+    def wrapped(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """A single environment within the time limit and the wrappers of the configuration."""
         options = self.options
-        with making(f"env.id={options.id}"):
-            env = self.create()
         env = _wrapped(env, options)
         if options.max_episode_steps is not None:
             env = TimeLimit(env, options.max_episode_steps)
@@ -76,17 +86,16 @@ class GymnasiumSource(Source):
                 raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
         return env
 
-    def single(self) -> gymnasium.Env[Any, Any]:
-        """One environment in the form that policies need.
+    def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """An environment in the form that policies need.
 
         Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
         Observations and actions of several parts are dicts under the keys ``observation`` and ``action``.
 
         Raises:
-            ConfigError: as :meth:`plain`, or the policy cannot handle the spaces.
-            EnvError: the environment's constructor raised.
+            ConfigError: the policy cannot handle the spaces.
         """
-        options, env = self.options, self.plain()
+        options = self.options
         if has_tuples(env.observation_space) or has_tuples(env.action_space):
             env = TuplesAsDicts(env)
         check_spaces(options.id, env.observation_space, env.action_space)

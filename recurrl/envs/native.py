@@ -6,15 +6,12 @@ Shape legend: N environments.
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from recurrl.config.env import NATIVE
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.faults import Fault, Faults, unpacked
 from recurrl.envs.observations import Observations
@@ -39,12 +36,12 @@ class NativeVectorEnv(BatchedEnv):
     the last step and returns the last observation as ``info["final_obs"]`` (``AutoresetMode.SAME_STEP``).
     ``AutoresetMode.NEXT_STEP`` is rejected, because it inserts a step that is not a transition.
 
-    Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
-
     Args:
         vector: the vector environment.
         env_id: its registered id.
         mask: indices of a vector observation to hide, or names of a dict's entries.
+        scales: bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped
+            to it; False leaves actions as they are.
 
     Raises:
         ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
@@ -52,13 +49,12 @@ class NativeVectorEnv(BatchedEnv):
 
     faults: Faults
 
-    def __init__(self, vector: Vector, env_id: str, mask: Sequence[int | str]) -> None:
-        vector = ResetOnDemand(vector) if type(vector) is CartPoleVectorEnv else vector
+    def __init__(self, vector: Vector, env_id: str, mask: Sequence[int | str] = (), scales: bool = True) -> None:
         _check_mode(vector, env_id)
         count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
         check_spaces(env_id, observed, acted)
         shown, seen = seen_entries(observed, mask) if mask else (observed, None)
-        units, to_env = normalised_actions(acted)
+        units, to_env = normalised_actions(acted) if scales else (acted, lambda action: action)
         super().__init__(count, {OBSERVATION: spec_of(shown, count)}, spec_of(units, count))
         self._vector, self._seen, self._to_env = vector, seen, to_env
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
@@ -174,40 +170,14 @@ class NativeVectorEnv(BatchedEnv):
         super().close(**kwargs)
 
 
-class ResetOnDemand(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
-    """Gymnasium's vector CartPole with resets on request.
-
-    The original supports only NEXT_STEP autoreset.
-    """
-
-    metadata = CartPoleVectorEnv.metadata | {"autoreset_mode": ON_DEMAND}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets all, or those of ``options["reset_mask"]``; random numbers are drawn for all of them either way."""
-        if options is None or "reset_mask" not in options:
-            return self.env.reset(seed=seed, options=options)
-        cart: Any = self.env
-        mask, state, steps = options["reset_mask"], cart.state, cart.steps
-        _, info = cart.reset(seed=seed)
-        cart.state = np.where(mask, cart.state, state)
-        cart.steps = np.where(mask, cart.steps, steps)
-        return cart.state.T.astype(np.float32), info
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps all environments and resets none."""
-        cart: Any = self.env
-        cart.prev_done[...] = False
-        return self.env.step(actions)
-
-
 def _check_mode(vector: Vector, env_id: str) -> None:
     mode = vector.metadata.get("autoreset_mode")
     if mode not in (ON_DEMAND, AT_ONCE):
         raise ConfigError(
-            f"env.vectorization={NATIVE}: the vector environment of {env_id} does not declare SAME_STEP or DISABLED "
-            f"autoreset (metadata['autoreset_mode'] is {mode}). NEXT_STEP autoreset inserts a step that is not a "
-            "transition. Have the vector_entry_point accept autoreset_mode and honour AutoresetMode.SAME_STEP; or "
-            "implement SAME_STEP or DISABLED and declare it in metadata; or choose env.vectorization=inline."
+            f"The vector environment of env.id={env_id} does not declare SAME_STEP or DISABLED autoreset "
+            f"(metadata['autoreset_mode'] is {mode}). NEXT_STEP autoreset inserts a step that is not a transition. "
+            "Have it accept autoreset_mode and honour AutoresetMode.SAME_STEP; or implement SAME_STEP or DISABLED and "
+            "declare it in metadata; or train in single environments (of a registered id: env.vectorization=inline)."
         )
 
 

@@ -41,7 +41,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Closes the environment."""
-        self._env.close()
+        self._env.close(raise_if_closed=False)  # as TorchRL's are before they are reset
 
 
 def space_of(spec: TensorSpec) -> spaces.Space[Any]:

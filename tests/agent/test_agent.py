@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,7 @@ def played(agent: Agent, seed: int, episodes: int) -> list[float]:
         (CUE, ("env.mask=[state]",), {"observation": "dict", "delay": 6}),
         ("Pendulum-v1", ("env.mask=[2]", "env.max_episode_steps=30", *PREVIOUS), {}),
         ("Pendulum-v1", ("env.wrappers=[gymnasium.wrappers:FlattenObservation]", "env.max_episode_steps=9"), {}),
-        ("CartPole-v1", ("env.mask=[1,3]", "env.vectorization=vector_entry_point"), {}),
+        ("recurrl-test/CartPole-v1", ("env.mask=[1,3]", "env.vectorization=vector_entry_point"), {}),
     ],
 )
 def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(
@@ -116,6 +117,15 @@ def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(
     agent, config = agent_of(env, *overrides, **kwargs)
     config.env.vectorization = "inline"  # whose seeds the plain environments share
     assert played(agent, 7, 4) == evaluate(config.env, agent.policy, 4, 7)
+
+
+def test_an_agent_says_what_it_is_and_plays_episodes(agent_of: AgentOf) -> None:
+    agent, config = agent_of("CartPole-v1", "env.mask=[1,3]")
+    assert re.fullmatch(r"Agent\(CartPole-v1, Box\(.*\) to Discrete\(2\), [\d,]+ parameters on cpu\)", repr(agent))
+    assert agent.evaluate(3, seed=7) == evaluate(config.env, agent.policy, 3, 7)
+    assert agent.evaluate(3, seed=7, deterministic=False) != agent.evaluate(3, seed=7)
+    with pytest.raises(ConfigError, match=r"episodes must be at least 1 \(got 0\)"):
+        agent.evaluate(0)
 
 
 def test_one_environment_needs_no_batch_dimension_and_gets_an_action_of_its_space(agent_of: AgentOf) -> None:

@@ -1,5 +1,7 @@
 """A loss that is compiled: it says the same as one that is not, and what it costs to compile is told apart."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -7,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.algorithms import Algorithm
-from recurrl.build import make_algorithm
+from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.runtime.report import Report
 
@@ -28,9 +29,12 @@ CONTINUOUS = ("env.id=Pendulum-v1", "env.mask=[2]")
 def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
     """The losses, the diagnostics and the gradient of a minibatch, of the same policy."""
     plain, compiled = (compose("device=cpu", "backend=scan", *overrides, f"compile={c}") for c in ("false", "true"))
-    policy = fresh_policy(plain)
+    set_process_state(plain)
+    policy = make_policy_for(plain)
+    collector = make_collector(plain, policy)
     algorithm = make_algorithm(plain, policy)
-    algorithm.update(*rollouts(plain, policy), progress=0.0)
+    algorithm.update(collector.collect(), progress=0.0)
+    collector.shutdown()
     minibatch = next(algorithm.buffer.minibatches(algorithm.rows))
     algorithm.states.enter(minibatch)
 

@@ -1,5 +1,7 @@
 """``benchmark.py train`` and ``profile``: comparisons, and parts that add up."""
 
+from __future__ import annotations
+
 import importlib.util
 from collections.abc import Callable
 

@@ -1,5 +1,7 @@
 """Which changes of a resumed run's settings begin new episodes."""
 
+from __future__ import annotations
+
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """Which checkpoints of a run are kept."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

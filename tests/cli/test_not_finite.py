@@ -1,5 +1,7 @@
 """A run that ends because learning yields no numbers any more, and what there is to see of it."""
 
+from __future__ import annotations
+
 import re
 import shutil
 
@@ -34,7 +36,8 @@ def test_the_run_ends_with_an_error_message_that_says_how_to_see_why(ended, tmp_
 
 def test_what_was_kept_is_gone_over_again_and_shows_where_the_numbers_end(ended, recurrl_check, tmp_path):
     _, kept = ended
-    outcome = recurrl_check("--not-finite", kept, cwd=tmp_path).succeeded()
+    outcome = recurrl_check("--not-finite", kept, cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
     [reward] = [line for line in lines if line.startswith("next reward: ")]
     assert reward == "next reward: largest 1e+30 in environment 0 at step 0 of the row"
@@ -46,7 +49,8 @@ def test_what_was_kept_is_gone_over_again_and_shows_where_the_numbers_end(ended,
 
 def test_nothing_that_was_kept_elsewhere_is_gone_over(ended, finished_run, recurrl_check, tmp_path):
     checkpoint = finished_run / "checkpoints" / "frames_000000000064"
-    outcome = recurrl_check("--not-finite", checkpoint, cwd=tmp_path).failed()
+    outcome = recurrl_check("--not-finite", checkpoint, cwd=tmp_path)
+    assert outcome.code == 1
     assert outcome.error.startswith(f"The rows of the checkpoint {checkpoint} cannot be read: ")
     copied = shutil.copytree(ended[1], tmp_path / "copy" / "run" / "frames_000000000000")
     assert "Traceback" not in recurrl_check("--not-finite", copied, cwd=tmp_path).err

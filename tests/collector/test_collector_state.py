@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tasks import VECTOR
 from tensordict import TensorDictBase
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
@@ -26,7 +27,7 @@ CASES = {
     "cartpole": (),
     "pendulum": ("env=pendulum_no_velocity", "cell=lstm"),
     "correlated noise": ("env=pendulum_no_velocity", "policy.noise_correlation=0.9"),
-    "vector environment": ("env.vectorization=vector_entry_point", "env.max_episode_steps=9"),
+    "vector environment": (*VECTOR, "env.max_episode_steps=9"),
     "repeat_first": ("env=repeat_first",),
     "without memory": ("cell=none",),
     "previous action": ("env.previous_action=true", "env.previous_reward=true"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tasks import VECTOR
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.collectors import Collector, MultiSyncCollector
@@ -25,7 +26,6 @@ from recurrl.policy import Policy, PolicyModule
 Compose = Callable[..., TrainConfig]
 
 OPTIONS = ("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=5", "frames_per_batch=200", "seed=3")
-NATIVE = "env.vectorization=vector_entry_point"
 DISCRETE = ("env=gym", "env.id=FrozenLake-v1", "env.max_episode_steps=9")
 """Discrete observations; most episodes terminate, a few are truncated."""
 CUE = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Cue-v0", "+env.kwargs.action=dict")
@@ -82,7 +82,7 @@ def by_torchrl(config: TrainConfig, policy: Policy, count: int = 4) -> list[Tens
     ("env", "ends"),
     [
         (("env=cartpole_no_velocity", SHORT), {"terminated", "truncated"}),
-        ((NATIVE, SHORT), {"terminated", "truncated"}),
+        ((*VECTOR, SHORT), {"terminated", "truncated"}),
         (("env=pendulum_no_velocity", SHORT, "policy.noise_correlation=0.9"), {"truncated"}),
         (DISCRETE, {"terminated", "truncated"}),
         (("env=t_maze_active", "env.kwargs.length=2", "env.max_episode_steps=9"), {"terminated", "truncated"}),

@@ -1,5 +1,7 @@
 """All dataclasses of options: those of the package, and those of the examples."""
 
+from __future__ import annotations
+
 import importlib
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass

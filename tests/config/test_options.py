@@ -1,5 +1,7 @@
 """Every option has help, a range or choices, and rejects other values with all of them."""
 
+from __future__ import annotations
+
 import math
 
 import pytest

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tasks import CARTPOLE
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
@@ -37,7 +38,7 @@ def play(env: EnvBase, steps: int) -> TensorDict:
 
 
 def way(compose: Compose, vectorization: str, *overrides: str) -> EnvBase:
-    config = compose(f"env.vectorization={vectorization}", *overrides)
+    config = compose(*CARTPOLE, f"env.vectorization={vectorization}", *overrides)
     return make_env(config.env, 3, seed=5, policy=make_policy_for(config))
 
 

@@ -63,6 +63,17 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
     assert (summary["status"], summary["frames"]) == ("completed", 96)
     evaluated = recurrl_evaluate("resumed", cwd=tmp_path)
     assert evaluated.code == 0, evaluated.err
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "resumed"}  # MuJoCo logs into the current folder
+
+
+def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(
+    compose: Callable[..., TrainConfig], tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    require("mujoco", "mujoco")
+    monkeypatch.chdir(tmp_path)
+    make_env(compose("env=gym", "env.id=HalfCheetah-v5").env, 3, seed=0).close()
+    assert [record.message.split("'")[1] for record in caplog.records if "MuJoCo" in record.message] == ["settotalmass"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose: Callable[..., TrainConfig]) -> None:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tasks import CARTPOLE, VECTOR
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_policy_for, make_rollouts, set_process_state
@@ -33,7 +34,7 @@ def cartpoles(compose: Compose) -> Callable[[int, int, list[int]], tuple[Any, An
     """As many CartPoles, with a time limit and a mask, as a vector environment and as single ones."""
 
     def cartpoles(count: int, limit: int, mask: list[int]) -> tuple[Any, Any]:
-        overrides = (f"env.mask={mask}".replace(" ", ""), f"env.max_episode_steps={limit}")
+        overrides = (*CARTPOLE, f"env.mask={mask}".replace(" ", ""), f"env.max_episode_steps={limit}")
         ways = [compose(*overrides, *way).env for way in ([NATIVE], [])]
         native, inline = (make_env(config, count, seed=0).base_env for config in ways)
         return native, inline
@@ -345,8 +346,10 @@ def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones
 
 @pytest.mark.parametrize("option", ["previous_action", "previous_reward", "action_mask_from_info"])
 def test_options_of_single_environments_are_rejected(option: str, refused: Callable[..., str]) -> None:
-    error = refused(NATIVE, f"env.{option}=true")
-    assert error.startswith(f"env.{option} works on single environments, but env.vectorization=vector_")
+    assert refused(NATIVE, f"env.{option}=true") == (
+        f"env.{option} works on single environments, but env.id=CartPole-v1 makes one vector environment. Leave it "
+        "out, or choose env.vectorization=inline."
+    )
 
 
 def test_next_step_autoreset_is_rejected(
@@ -355,14 +358,14 @@ def test_next_step_autoreset_is_rejected(
     env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
     outcome = recurrl_train("env=gym", f"env.id={env_id}", NATIVE, cwd=tmp_path)
     assert outcome.error.startswith(
-        "env.vectorization=vector_entry_point: the vector environment of Vector-v0 does not declare SAME_STEP or "
-        "DISABLED autoreset (metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
+        "The vector environment of env.id=Vector-v0 does not declare SAME_STEP or DISABLED autoreset "
+        "(metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
     )
 
 
 def test_groups_that_cannot_start_alike_are_rejected(recurrl_train: Any, tmp_path: Any) -> None:
     outcome = recurrl_train(
-        "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10", NATIVE, cwd=tmp_path
+        *VECTOR, "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10", cwd=tmp_path
     )
     assert outcome.error.startswith("algorithm=grpo needs the episodes of a group to start from the same state")
 

@@ -183,7 +183,10 @@ def test_environments_of_torchrl_are_trained_in(
             ["env=numbers_of_mine:OnTensors", "env.fault=hangs", "collector.timeout_s=0.3"],
             "(OnTensors), at step 3, raised TimeLimitError in step: no response within collector.timeout_s=0.3 s.",
         ),
-        (["env=t_maze", "env.id=numbers_of_mine:Numbers"], "env.id=numbers_of_mine:Numbers is not a memory task."),
+        (
+            ["env=gym", "env.source=memory", "env.id=numbers_of_mine:Numbers"],
+            "env.id=numbers_of_mine:Numbers is not a memory task.",
+        ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

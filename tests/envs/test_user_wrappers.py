@@ -88,7 +88,7 @@ def test_wrappers_of_ones_own_are_found_in_the_current_folder(
         ("wrappers_of_mine:Shift", "The configuration key 'env.wrappers' must be a list."),
         (
             "[wrappers_of_mine:Shift] env.vectorization=vector_entry_point",
-            "env.wrappers works on single environments, but env.vectorization=vector_entry_point makes one vector",
+            "env.wrappers works on single environments, but env.id=CartPole-v1 makes one vector",
         ),
     ],
 )

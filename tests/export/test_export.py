@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,21 @@ def test_the_runner_needs_neither_torch_nor_recurrl(exported: Path, finished_run
     done = subprocess.run([sys.executable, "-c", program, "act.py", str(exported)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 5
+
+
+def test_the_runner_takes_dicts_and_returns_the_parts_of_actions(agent_of: AgentOf, tmp_path: Path) -> None:
+    agent, _ = agent_of(CUE, "env.previous_action=true", observation="dict", action="dict")
+    export(agent, tmp_path, {}, formats=["onnx"])
+    policy, state = runpy.run_path(str(RUNNER))["Policy"](tmp_path), agent.initial_state(1)
+    with closing(agent.make_env()) as env:
+        for step in range(4):
+            observed, _ = env.reset(seed=step)
+            batch = {"state": observed["state"][None], "more": {"symbol": observed["more"]["symbol"][None]}}
+            (found, (action, state)) = policy.act(np.array([step == 0]), batch), agent.act(batch, state)
+            assert found["move"] == action["move"]
+            np.testing.assert_allclose(found["more"]["aim"], action["more"]["aim"], atol=1e-5)
+    program = [sys.executable, str(RUNNER), str(tmp_path)]
+    assert len(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()) == 5
 
 
 def test_a_program_of_torch_export_runs_any_batch(exported: Path, finished_run: Path) -> None:

@@ -5,11 +5,16 @@ steps gives 1 / delay for what the bits ask for: the best return is 1, and that 
 :data:`WITHOUT_MEMORY`.
 """
 
+from __future__ import annotations
+
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode
 
 CUE = "recurrl-test/Cue-v0"
 
@@ -144,7 +149,31 @@ class Masked(gymnasium.Env[Any, Any]):
         return seen, {"action_mask": self.mask} if self.mask_in == "info" else {}
 
 
+class VectorCartPole(CartPoleVectorEnv):
+    """Gymnasium's vector CartPole with resets on request; the original supports only NEXT_STEP autoreset."""
+
+    metadata = CartPoleVectorEnv.metadata | {"autoreset_mode": AutoresetMode.DISABLED}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if options is None or "reset_mask" not in options:
+            return super().reset(seed=seed, options=options)
+        mask, state, steps = options["reset_mask"], self.state, self.steps
+        _, info = super().reset(seed=seed)
+        self.state, self.steps = np.where(mask, self.state, state), np.where(mask, self.steps, steps)
+        return self.state.T.astype(np.float32), info
+
+    def step(self, action: Any) -> Any:
+        self.prev_done[...] = False
+        return super().step(action)
+
+
 MASKED = "recurrl-test/Masked-v0"
+CARTPOLE = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/CartPole-v1", "env.mask=[1,3]")
+"""CartPole without velocities, also as a vector environment."""
+VECTOR = (*CARTPOLE, "env.vectorization=vector_entry_point")
 
 gymnasium.register(CUE, entry_point=Cue)
 gymnasium.register(MASKED, entry_point=Masked)
+gymnasium.register(
+    "recurrl-test/CartPole-v1", entry_point=CartPoleEnv, vector_entry_point=VectorCartPole, max_episode_steps=500
+)

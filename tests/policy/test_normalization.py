@@ -1,5 +1,7 @@
 """Running statistics of observations and rewards."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 

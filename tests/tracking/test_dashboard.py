@@ -1,5 +1,7 @@
 """The wandb workspace that ``scripts/dashboard.py`` makes."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -1,5 +1,7 @@
 """``wandb agent`` runs the example's sweep with a command that ``recurrl-train`` takes."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ def test_its_command_is_accepted(which: int, recurrl_train: Callable[..., Any], 
     (program, *fixed), arguments = make_launch_sweep_entrypoint(macros, list(SWEEP["command"]))
     assert program == "recurrl-train"
     assert len(arguments) == len(chosen)
-    recurrl_train(*fixed, *arguments, "--cfg", "job", cwd=tmp_path).succeeded()
+    shown = recurrl_train(*fixed, *arguments, "--cfg", "job", cwd=tmp_path)
+    assert shown.code == 0, shown.err
 
 
 def test_its_metric_is_one_that_runs_log() -> None:

@@ -1,5 +1,8 @@
 """The best checkpoint as an artifact at the end of a run, and other files after it."""
 
+from __future__ import annotations
+
+import json
 import os
 import shlex
 import shutil
@@ -11,9 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 from disks import with_a_disk_of_its_own
-from run_files import summary
 from wandb_files import history, only, records
-from wandb_server import synced
+from wandb_server import WandbServer, sync
 
 from recurrl import checkpoint
 
@@ -30,12 +32,15 @@ def contents(folder):
 
 
 def test_a_run_offline_leaves_its_best_checkpoint_for_wandb_sync(trained, tmp_path):
-    trained(OFFLINE, ARTIFACTS, "checkpoint.every_frames=32", "evaluation.every_frames=32").succeeded()
+    outcome = trained(OFFLINE, ARTIFACTS, "checkpoint.every_frames=32", "evaluation.every_frames=32")
+    assert outcome.code == 0, outcome.err
     best, described = checkpoint.best(tmp_path / "run")
     expected = contents(best)
     # Even if the run's directory changes afterwards.
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    server = synced(tmp_path / "run")
+    server = WandbServer()
+    sync(tmp_path / "run", server)
+    server.stop()
     [run_id] = server.history
     [(name, artifact)] = server.artifacts.items()
     sent = (name, artifact.request["artifactTypeName"], artifact.request["runName"])
@@ -46,7 +51,8 @@ def test_a_run_offline_leaves_its_best_checkpoint_for_wandb_sync(trained, tmp_pa
 
 
 def test_a_run_online_uploads_its_best_checkpoint(server, trained, tmp_path):
-    outcome = trained(ARTIFACTS).succeeded()
+    outcome = trained(ARTIFACTS)
+    assert outcome.code == 0, outcome.err
     assert "[ERROR]" not in outcome.out
     [artifact] = server.artifacts.values()
     assert artifact.files == contents(checkpoint.best(tmp_path / "run")[0])
@@ -55,7 +61,7 @@ def test_a_run_online_uploads_its_best_checkpoint(server, trained, tmp_path):
 
 def is_completed_with_an_error(outcome, run_dir, reason):
     assert outcome.code == 0, outcome.err
-    assert summary(run_dir)["status"] == "completed"
+    assert json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["status"] == "completed"
     line, *_ = [line for line in outcome.out.splitlines() if "[ERROR]" in line]
     assert "The best checkpoint is not an artifact of wandb run" in line
     assert reason in line
@@ -109,13 +115,16 @@ def test_what_happens_at_the_end_is_an_error_in_the_log(trained, tmp_path, monke
 
 
 def test_exported_files_and_videos_are_added_to_the_run_later(trained, upload, tmp_path):
-    trained(OFFLINE).succeeded()
+    assert trained(OFFLINE).code == 0
     for folder, name in (("export", "policy.onnx"), ("video", "replay.mp4")):
         (tmp_path / "run" / folder).mkdir()
         (tmp_path / "run" / folder / name).write_bytes(name.encode())
-    done = upload("run").succeeded()
+    done = upload("run")
+    assert done.code == 0, done.err
     assert "checkpoint, export, video: " in done.out
-    server = synced(tmp_path / "run")
+    server = WandbServer()
+    sync(tmp_path / "run", server)
+    server.stop()
     [(run_id, rows)] = server.history.items()
     assert [row["frames"] for row in rows] == [32, 64]
     assert set(server.artifacts) == {f"{kind}-{run_id}" for kind in ("checkpoint", "export", "video")}
@@ -124,17 +133,19 @@ def test_exported_files_and_videos_are_added_to_the_run_later(trained, upload, t
 
 
 def test_a_rejected_upload_fails_the_command_and_can_be_repeated(server, trained, upload):
-    trained().succeeded()
+    assert trained().code == 0
     server.rejection = "storage quota exceeded"
-    done = upload("run").failed()
+    done = upload("run")
+    assert done.code == 1
     assert "storage quota exceeded" in done.error
     server.rejection = ""
-    upload("run").succeeded()
+    assert upload("run").code == 0
     [(run_id, rows)] = server.history.items()
     assert set(server.artifacts) == {f"checkpoint-{run_id}"}
     assert [row["frames"] for row in rows] == [32, 64]
 
 
 def test_a_run_without_a_wandb_run_is_an_error(upload, finished_run):
-    done = upload(str(finished_run)).failed()
+    done = upload(str(finished_run))
+    assert done.code == 1
     assert "has no wandb run: it was trained with logger=csv" in done.error

@@ -19,6 +19,7 @@ from recurrl.specs import choices, is_image
 
 ONE_HOT_LIMIT = 1024
 """Discrete observations of more values than this use an embedding table rather than one-hot vectors."""
+_ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 EMBEDDING = 64
 """Width of that table if ``encoder.sizes`` is empty."""
 
@@ -43,7 +44,7 @@ def _make_network(options: MLPConfig, spec: TensorSpec) -> nn.Module:
     layers = [first]
     for size in options.sizes:
         layers.append(linear(width, size, TANH_GAIN))
-        layers += [nn.LayerNorm(size), nn.Tanh()] if options.layer_norm else [nn.Tanh()]
+        layers += [*([nn.LayerNorm(size)] if options.layer_norm else []), _ACTIVATIONS[options.activation]()]
         width = size
     return nn.Sequential(*layers)
 

@@ -1,4 +1,6 @@
-"""What tests read from the directory of a run."""
+"""What the tests of the command line read from a run directory."""
+
+from __future__ import annotations
 
 import csv
 import json

@@ -1,0 +1,62 @@
+"""Environments that are passed to ``recurrl.train`` as objects instead of being named by ``env.id``."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import gymnasium
+from torchrl.envs import EnvBase
+
+from recurrl.config import EnvConfig
+from recurrl.config.options import option
+from recurrl.errors import require
+
+_ENVIRONMENTS = (gymnasium.Env, gymnasium.vector.VectorEnv, EnvBase)
+
+
+@dataclass
+class PassedEnv(EnvConfig):
+    """Options of an environment whose class or function cannot be imported by a name, such as a lambda."""
+
+    maker: Callable[..., Any] = option("makes the environment", default=None)
+
+
+def id_of(env: Any) -> str:
+    """What ``env.id`` says of an environment that was passed as an object.
+
+    It is ``module:Name`` for what can be imported, as in a configuration. A lambda, and a class of ``__main__`` or of a
+    function, is ``<Name>``: no run can save it, so it must be passed again whenever the run is resumed or loaded.
+
+    Args:
+        env: a class or function that makes environments; or an id, which stays as it is.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(env, str):
+        return env
+    found = f"the environment {type(env).__name__}" if isinstance(env, _ENVIRONMENTS) else f"a {type(env).__name__}"
+    require(
+        callable(env) and not isinstance(env, _ENVIRONMENTS),
+        f"env must be a class or function that makes environments, or an id (got {found}). A run makes several "
+        "environments: pass a class, or a function that returns a new one at each call.",
+    )
+    module, name = str(getattr(env, "__module__", "")), getattr(env, "__qualname__", type(env).__name__)
+    if module != "__main__" and "<" not in name:
+        try:
+            if attrgetter(name)(sys.modules[module]) is env:
+                return f"{module}:{name}"
+        except (KeyError, AttributeError):  # of an object, such as a partial function
+            pass
+    of = getattr(env.func, "__qualname__", name) if isinstance(env, partial) else name
+    return f"<{of.rpartition('.')[2].strip('<>')}>"
+
+
+def with_maker(config: EnvConfig, env: Any) -> EnvConfig:
+    """The options of an environment that was passed as an object; None if none was."""
+    if env is None or not config.id.startswith("<"):
+        return config
+    return PassedEnv(**{**vars(config), "maker": env})
