@@ -131,8 +131,8 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
             if changes:
                 reason = ", ".join(f"{key} is {now} and was {was}" for key, (was, now) in changes.items())
             raise ConfigError(
-                f"The checkpoint {path} does not fit this configuration: {reason}. Resume with its run's settings "
-                "(network, environment), or start a new run without resume."
+                f"The checkpoint {path} does not fit this configuration: {reason}. Give its run's settings (network, "
+                f"environment), or start a new run with the weights that fit: init_from={path} instead of resume."
             ) from error
 
 

@@ -56,6 +56,8 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     from recurrl.validation import check_config
 
     logging.getLogger("torchrl").setLevel(logging.WARNING)
+    # Nothing is trained, so that any number of frames will do.
+    config.total_frames = max(config.total_frames, config.frames_per_batch)
     with resource_errors_as_messages(), time_limit(config.collector.timeout_s):
         check_config(resolved(config), explicit)
         set_process_state(config)

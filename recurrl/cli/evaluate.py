@@ -58,7 +58,7 @@ def evaluate_run(
     device: str | None = None,
     states: Sequence[str] = ("kept",),
     trust_packages: bool = False,
-    which: str = "last",
+    which: str = "best",
     deterministic: bool = True,
     overrides: Sequence[str] = (),
     video: Sequence[Path] = (),
@@ -72,7 +72,7 @@ def evaluate_run(
         device: where the policy runs; default: the run's.
         states: treatments of the recurrent states between steps, see :func:`recurrl.evaluation.evaluate`.
         trust_packages: import the packages that the run's configuration names.
-        which: of a run directory: the ``last`` checkpoint, or the ``best`` by its evaluation.
+        which: of a run directory: the ``best`` checkpoint by its evaluation, or the ``last``.
         deterministic: play the most probable actions; False to sample them.
         overrides: ``env.key=value``, changes of the environment.
         video: files to write, as :func:`recurrl.video.writing.files_of` names them: the first episode of each seed,
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=_seeds, metavar="SEED[,...]", help="seeds of the environments (default: the run's)"
     )
-    parser.add_argument("--which", default="last", help="the last checkpoint of a run, or the best (default: last)")
+    parser.add_argument("--which", default="best", help="the best checkpoint of a run, or the last (default: best)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most probable")
     parser.add_argument("--device", help="where the policy runs (default: the run's device)")
     parser.add_argument(

@@ -55,7 +55,10 @@ def with_resumed(
     for override in parsed(overrides):
         key = override.key_or_group
         if key in PRESETS:
-            raise ConfigError(f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out.")
+            raise ConfigError(
+                f"{key}= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new "
+                f"run with its weights: init_from={start.path} instead of resume."
+            )
         OmegaConf.update(effective, key, value_of(composed, key), merge=False, force_add=True)
     if before.get("schedule_frames") is None and "schedule_frames" not in overridden_keys(overrides):
         # With other total_frames the schedules would otherwise jump back up.
@@ -72,7 +75,7 @@ def with_resumed(
             "The schedules end at %d frames, as before. schedule_frames=%d stretches them over the whole run.",
             *(config.schedule_frames, config.total_frames),
         )
-    _check_changes(config, changes)
+    _check_changes(config, changes, start.path)
     return effective, config, start
 
 
@@ -101,7 +104,7 @@ def _checked(effective: DictConfig, composed: DictConfig, source: Path) -> Train
     return config
 
 
-def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) -> None:
+def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]], start: Path) -> None:
     """Rejects changes of settings that a resumed run takes from its checkpoint."""
     kept = {"seed": "its random number generators are restored", "init_from": "its weights are restored"}
     kept |= {f"pretrain.{name}": "its weights are restored" for name in ("folder", "epochs")}
@@ -110,7 +113,7 @@ def _check_changes(config: TrainConfig, changes: Mapping[str, tuple[Any, Any]]) 
     for key in kept.keys() & changes.keys():
         raise ConfigError(
             f"{key}={changes[key][1]} has no effect in a resumed run, where it was {changes[key][0]}: {kept[key]}. "
-            "Leave it out, or start a new run without resume."
+            f"Leave it out, or start a new run with these weights: init_from={start} instead of resume."
         )
 
 
@@ -186,7 +189,7 @@ class OpenedRun:
 
 def open_run(
     path: Path,
-    which: str = checkpoint.LAST,
+    which: str = checkpoint.BEST,
     device: str | None = None,
     trust_packages: bool = False,
     overrides: Sequence[str] = (),
@@ -196,7 +199,7 @@ def open_run(
 
     Args:
         path: a run directory or a checkpoint.
-        which: of a run directory: ``last``, or ``best`` by the return of its evaluation.
+        which: of a run directory: ``best`` by the return of its evaluation, or ``last``.
         device: instead of the run's.
         trust_packages: import the packages that the run's configuration names.
         overrides: ``env.key=value``, changes of its environment.

@@ -52,6 +52,7 @@ class World:
         self.rank, self.local_rank, self.size = 0, 0, 1
         self.has_joined = False
         self._processes: list[tuple[str, int]] = []
+        self._lost: RankLostError | None = None
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replaces a tensor by its sum over ranks, the same bits on all of them, and returns it."""
@@ -103,7 +104,7 @@ class World:
 
         dist: Any = distributed  # typed in part only
         self.rank, self.local_rank = launched_rank(), int(os.environ["LOCAL_RANK"])
-        self._dist = dist
+        self._dist, self._lost = dist, None
         self._parent = os.getppid()
         with self._lost_rank_named():
             store, _, size = next(dist.rendezvous("env://"))
@@ -149,13 +150,16 @@ class World:
 
     @contextmanager
     def _lost_rank_named(self) -> Iterator[None]:
-        """Finds out which rank is the reason if the others cannot be reached."""
+        """Finds out which rank is the reason if the others cannot be reached, and exchanges nothing after that."""
+        if self._lost is not None:
+            raise self._lost
         try:
             yield
         except (RuntimeError, OSError) as error:
             # torchrun sends SIGTERM to the remaining ranks. They end anyway, and first say why.
             ignore_signals()
-            raise RankLostError(self._publish(self._reason(error))) from error
+            self._lost = RankLostError(self._publish(self._reason(error)))
+            raise self._lost from error
 
     def _reason(self, error: Exception) -> str:
         deadline = time.monotonic() + _SEARCH_S

@@ -42,6 +42,12 @@ def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.parametrize("frames", [1, 31, 33])
+def test_any_total_frames_will_do_because_nothing_is_trained(check, tiny, frames):
+    outcome = check(*tiny, f"total_frames={frames}")
+    assert outcome.code == 0, outcome.err
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -117,7 +117,7 @@ def test_resuming_with_another_network_is_refused(train, finished_run):
     assert outcome.error.startswith(
         f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
     )
-    assert "Resume with its run's settings (network, environment), or start a new run without resume." in outcome.error
+    assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
 
 
@@ -134,6 +134,10 @@ def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, be
     assert outcome.code == 1
     assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
     assert reason in outcome.error
+    assert (
+        "a new run with these weights: init_from=run/checkpoints/frames_000000000064 instead of resume."
+        in outcome.error
+    )
 
 
 def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
@@ -141,7 +145,8 @@ def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
     (tmp_path / "mine" / "experiment" / "long.yaml").write_text("# @package _global_\nepochs: 9\n", encoding="utf-8")
     outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
     assert outcome.error == (
-        "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out."
+        "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new run "
+        f"with its weights: init_from={finished_run}/checkpoints/frames_000000000064 instead of resume."
     )
 
 

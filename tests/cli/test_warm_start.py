@@ -121,7 +121,8 @@ def test_another_source_for_a_resumed_run_is_rejected(train, finished_run):
     outcome = train(f"resume={finished_run}", "total_frames=96", f"init_from={finished_run}")
     assert outcome.error == (
         f"init_from={finished_run} has no effect in a resumed run, where it was None: its weights are restored. Leave "
-        "it out, or start a new run without resume."
+        "it out, or start a new run with these weights: "
+        f"init_from={finished_run}/checkpoints/frames_000000000064 instead of resume."
     )
 
 

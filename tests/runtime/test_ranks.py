@@ -63,6 +63,26 @@ def test_values_reach_those_they_are_for() -> None:
         assert (broadcast, averaged) == (("from", 0), {"a": 1.0})
 
 
+def test_after_a_rank_was_lost_no_exchange_returns_anything() -> None:
+    def exchanging() -> list[str]:
+        if world().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        said = []
+        own = torch.ones(3)
+        for _ in range(2):
+            for exchange in (world().sum_, world().gathered, world().gather, world().broadcast):
+                with pytest.raises(RankLostError) as lost:
+                    exchange(own)
+                said.append(str(lost.value))
+                own = torch.full((3,), 7.0)
+            began = time.monotonic()
+        return [*said, *(["waited again"] if time.monotonic() - began > 1 else [])]
+
+    said, _ = start(2, met(exchanging)).end()
+    assert len(said) == 8
+    assert len(set(said)) == 1
+
+
 @pytest.mark.parametrize("killed", [0, 1, 2])
 def test_the_rank_that_was_killed_is_named_by_all_others(killed: int) -> None:
     def waiting() -> str:
