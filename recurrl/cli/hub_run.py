@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -97,9 +98,9 @@ def write_hub_folder(
 
 def _evaluated(stage: Path, seed: int, trust_packages: bool) -> tuple[list[float], str | None]:
     """The returns that the folder's policy has, and the reason if no video could be made of them."""
+    play = partial(evaluate_run, stage, None, seed, "cpu", trust_packages=trust_packages, which=checkpoint.LAST)
     try:
-        video = files_of(stage)
-        return evaluate_run(stage, None, seed, "cpu", trust_packages=trust_packages, video=video)[KEPT], None
+        return play(video=files_of(stage))[KEPT], None
     except ConfigError as error:
         # Whatever else is wrong is raised again.
-        return evaluate_run(stage, None, seed, "cpu", trust_packages=trust_packages)[KEPT], str(error)
+        return play()[KEPT], str(error)
