@@ -1,7 +1,5 @@
 """Checkpoints whose files a test has changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Importing torch takes seconds, so commands run in this process wherever that shows the same.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import hydra
@@ -81,6 +79,16 @@ class Outcome(NamedTuple):
         found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
         return found[1].strip() if found else ""
 
+    def succeeded(self) -> Self:
+        """The same, of a command that succeeded."""
+        assert self.code == 0, self.err
+        return self
+
+    def failed(self) -> Self:
+        """The same, of a command that ended with an error."""
+        assert self.code == 1, self.err
+        return self
+
 
 class EnvironmentMadeError(Exception):
     """An environment was made where none may be."""
@@ -112,18 +120,8 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny() -> list[str]:
     """Overrides of a run of two iterations that takes less than a second."""
-    return [
-        "device=cpu",
-        "total_frames=64",
-        "frames_per_batch=32",
-        "env.num_envs=4",
-        "slice_len=4",
-        "minibatch_slices=4",
-        "epochs=2",
-        "cell.hidden_size=8",
-        "encoder.sizes=[8]",
-        "evaluation.episodes=2",
-    ]
+    frames = ["total_frames=64", "frames_per_batch=32", "env.num_envs=4", "slice_len=4", "minibatch_slices=4"]
+    return ["device=cpu", *frames, "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]", "evaluation.episodes=2"]
 
 
 @pytest.fixture(scope="session")
@@ -172,34 +170,21 @@ def agent_of(small: Callable[..., TrainConfig]) -> Callable[..., tuple[Agent, Tr
     return agent_of
 
 
-@pytest.fixture(scope="session")
-def recurrl_train() -> Callable[..., Outcome]:
-    """Runs ``recurrl-train`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(train_command.main, "recurrl-train", arguments, cwd)
+def _command(program: str, main: Callable[[], None]) -> Any:
+    """A fixture that runs a command in this process, in the folder ``cwd``."""
+
+    @pytest.fixture(scope="session", name=program.replace("-", "_"))
+    def command() -> Callable[..., Outcome]:
+        return lambda *arguments, cwd: _run(main, program, arguments, cwd)
+
+    return command
 
 
-@pytest.fixture(scope="session")
-def recurrl_evaluate() -> Callable[..., Outcome]:
-    """Runs ``recurrl-evaluate`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(evaluate_command.evaluate_main, "recurrl-evaluate", arguments, cwd)
-
-
-@pytest.fixture(scope="session")
-def recurrl_check() -> Callable[..., Outcome]:
-    """Runs ``recurrl-check`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(check_command.check_main, "recurrl-check", arguments, cwd)
-
-
-@pytest.fixture(scope="session")
-def recurrl_upload() -> Callable[..., Outcome]:
-    """Runs ``recurrl-upload`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(upload_command.upload_main, "recurrl-upload", arguments, cwd)
-
-
-@pytest.fixture(scope="session")
-def recurrl_compare() -> Callable[..., Outcome]:
-    """Runs ``recurrl-compare`` in this process, in the folder ``cwd``."""
-    return lambda *arguments, cwd: _run(compare_command.compare_main, "recurrl-compare", arguments, cwd)
+recurrl_train = _command("recurrl-train", train_command.main)
+recurrl_evaluate = _command("recurrl-evaluate", evaluate_command.evaluate_main)
+recurrl_check = _command("recurrl-check", check_command.check_main)
+recurrl_upload = _command("recurrl-upload", upload_command.upload_main)
+recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
 
 
 @pytest.fixture(scope="session")
@@ -315,8 +300,7 @@ def finished_run(
     """The directory of a finished run of an LSTM with checkpoints at 32 and 64 frames; read-only."""
     folder = tmp_path_factory.mktemp("finished")
     ours = ["cell=lstm", "lr=3e-3", "lr_final_fraction=0.1", "checkpoint.every_frames=32", "hydra.run.dir=run"]
-    done = recurrl_train(*tiny, *ours, cwd=folder)
-    assert done.code == 0, done.err
+    recurrl_train(*tiny, *ours, cwd=folder).succeeded()
     return folder / "run"
 
 

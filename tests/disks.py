@@ -1,7 +1,5 @@
 """Disks of a process's own, which can be full, or not to be written to, without anybody else noticing."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import subprocess

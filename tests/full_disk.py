@@ -1,9 +1,7 @@
 """Runs commands on a disk with ever more space, and prints the outcome of each. The disk is the process's own.
 
-Usage: full_disk.py FOLDER FREE_KIB,... [--not-finite] ARGUMENT...
+Usage: full_disk.py FOLDER FREE_KIB,... ARGUMENT...
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -12,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import gymnasium
 from conftest import Outcome, _run
 
 from recurrl.checkpoint import files
@@ -46,10 +43,6 @@ def told(outcome: Outcome, run: Path) -> dict[str, object]:
 
 def main() -> None:
     disk, sizes, *arguments = sys.argv[1:]
-    if "--not-finite" in arguments:
-        arguments.remove("--not-finite")
-        make = lambda: gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda _: 1e30)  # noqa: E731
-        gymnasium.register("Large-v0", entry_point=make)
     run = Path(disk) / "run"
     for kib in map(int, sizes.split(",")):
         free = leave_free(Path(disk), kib)

@@ -1,7 +1,5 @@
 """Calls a function in several ranks, forks of this process, and collects what they return."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """The yamls of ``configs/``: each composes and is valid where it can run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -69,8 +67,7 @@ def test_a_users_own_experiment_composes(recurrl_train, tmp_path):
     (tmp_path / "mine" / "experiment" / "long.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /cell: lstm\ntotal_frames: 2048\n", encoding="utf-8"
     )
-    outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path).succeeded()
     composed = typed(OmegaConf.create(outcome.out))
     assert (composed.cell.name, composed.total_frames) == ("lstm", 2048)
 

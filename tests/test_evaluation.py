@@ -1,7 +1,5 @@
 """Evaluation: whole episodes, and what the policy's memory is worth in them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from collected import rollouts
 from gymnasium import spaces
 from torch import nn
 
-from recurrl.build import make_collector, make_policy_for
+from recurrl.build import make_policy_for
 from recurrl.callbacks.builtin import EpisodeStatistics
 from recurrl.config import TrainConfig
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _treated, evaluate, memory_metrics, random_metrics
@@ -155,10 +154,8 @@ def test_long_episodes_return_what_their_rewards_add_up_to(compose: Compose, reg
     exact = 1e6 + 49 * float(np.float32(0.1))
     assert evaluate(config.env, policy, 2, 0) == pytest.approx([exact] * 2, rel=1e-12)
     episodes = EpisodeStatistics()
-    collector = make_collector(config, policy)
-    for batch in (collector.collect() for _ in range(3)):
+    for batch in rollouts(config, policy, 3):
         episodes.update(batch)
-    collector.shutdown()
     assert list(episodes.returns) == pytest.approx([exact] * 2, rel=1e-12)
 
 

@@ -1,7 +1,5 @@
 """The choices of each group, as found: each has a yaml with its name, and a factory with options."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from importlib.util import find_spec
@@ -35,11 +33,6 @@ YAMLS = [(path.parent.name, path.stem) for path in sorted(CONFIGS.glob("*/*.yaml
 def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():
     assert {group for group, _ in YAMLS} == set(GROUPS)
     assert all((group, default_name(group)) in YAMLS for group in GROUPS)
-
-
-@pytest.mark.parametrize(("group", "name"), YAMLS)
-def test_the_name_in_a_yaml_is_that_of_its_file(group, name):
-    assert values(group, name)["name"] == name
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in PACKAGES for name in names(group)])

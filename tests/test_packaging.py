@@ -1,7 +1,5 @@
 """What an installation holds: the packages that setuptools finds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent

@@ -1,9 +1,5 @@
 """Pretraining: what recorded episodes become, what they teach, and what is rejected."""
 
-from __future__ import annotations
-
-import csv
-import json
 import os
 import pickle
 import re
@@ -15,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collected import fresh_policy
+from run_files import metrics, summary, without_times
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
 
 import recurrl
 from recurrl.agent import Agent
-from recurrl.build import make_policy_for, set_process_state
+from recurrl.build import make_policy_for
 from recurrl.config import PretrainConfig, TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
@@ -75,11 +73,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("env_id", "kwargs", "overrides"),
-    KINDS,
-    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else None,
-)
+@pytest.mark.parametrize(("env_id", "kwargs", "overrides"), KINDS)
 def test_what_is_read_is_what_the_policy_saw_and_did(
     env_id: str, kwargs: dict[str, str], overrides: tuple[str, ...], agent_of: AgentOf, tmp_path: Path
 ) -> None:
@@ -94,8 +88,7 @@ def test_what_is_read_is_what_the_policy_saw_and_did(
         state = {key: torch.zeros(1, episode.numel(), *shape) for key, shape in shapes.items()}
         features, _ = agent.policy.trunk.sequence(whole["observation"], state, whole["is_init"])
         distribution = agent.policy.actor_head(features, whole["observation"])
-        chosen = getattr(distribution, "deterministic_sample", None)
-        chosen = distribution.mode if chosen is None else chosen
+        chosen = getattr(distribution, "deterministic_sample", distribution.mode)
         pairs = [(chosen, whole["action"])]
         if not isinstance(chosen, torch.Tensor):
             pairs = [(chosen[key], whole["action"][key]) for key in chosen.keys(True, True)]
@@ -139,24 +132,16 @@ def test_a_policy_learns_what_was_done(cell: str, env: tuple[str, str], agent_of
         assert not torch.equal(after[f"{name}.preprocess.mean"], before[f"{name}.preprocess.mean"])
 
 
-class Recall:
-    """Records what only memory can repeat: the first observation's sign decides every action."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        for episode in range(16):
-            observations = np.zeros((24, 4), np.float32)
-            observations[0, 0] = (-1.0) ** episode
-            np.savez(folder / f"{episode:02d}.npz", observations=observations, actions=np.full(24, episode % 2))
-
-
 @pytest.mark.parametrize(("cell", "learns"), [("gru", True), ("none", False)])
 def test_states_are_carried_from_slice_to_slice(cell: str, learns: bool, small: Any, tmp_path: Path) -> None:
-    Recall(tmp_path)
+    # Only memory can repeat it: the first observation's sign decides every action.
+    for episode in range(16):
+        observations = np.zeros((24, 4), np.float32)
+        observations[0, 0] = (-1.0) ** episode
+        np.savez(tmp_path / f"{episode:02d}.npz", observations=observations, actions=np.full(24, episode % 2))
     config = small("env=gym", "env.id=CartPole-v1", f"cell={cell}", "encoder.sizes=[8]", "cell.hidden_size=16")
-    set_process_state(config)
     # In slices of 4 steps only the first of six has the sign; the others have it in their state.
-    found = pretrain(make_policy_for(config), config.env, options(tmp_path, epochs=40), 1e-2, 4, 8)
+    found = pretrain(fresh_policy(config), config.env, options(tmp_path, epochs=40), 1e-2, 4, 8)
     assert (found["log_likelihood"] > -0.1) == learns
 
 
@@ -176,12 +161,10 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose: Any, tmp_
     recurrl.train(["evaluation.memory=false", "evaluation.random=false", "device=cpu"], run_dir=tmp_path / "expert")
     record(recurrl.load(tmp_path / "expert"), tmp_path / "episodes", episodes=20)
     config = compose("device=cpu", "seed=7")
-    set_process_state(config)
-    policy = make_policy_for(config)
+    policy = fresh_policy(config)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) < 50
-    pretrain(
-        policy, config.env, options(tmp_path / "episodes", epochs=20), 2e-3, config.slice_len, config.minibatch_slices
-    )
+    task = options(tmp_path / "episodes", epochs=20)
+    pretrain(policy, config.env, task, 2e-3, config.slice_len, config.minibatch_slices)
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
 
 
@@ -205,34 +188,22 @@ def folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Episodes of CartPole with its velocities hidden."""
     folder = tmp_path_factory.mktemp("recorded") / "episodes"
     config = small()
-    set_process_state(config)
-    record(Agent(make_policy_for(config), config.env), folder, episodes=3)
+    record(Agent(fresh_policy(config), config.env), folder, episodes=3)
     return folder
 
 
 def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train: Any, tiny: list[str], folder: Path) -> None:
     asked = (*tiny, f"pretrain.folder={folder}", "pretrain.epochs=2", "hydra.run.dir=run")
     cwd = folder.parent
-    outcome = recurrl_train(*asked, "total_frames=32", cwd=cwd)
-    assert outcome.code == 0, outcome.err
+    outcome = recurrl_train(*asked, "total_frames=32", cwd=cwd).succeeded()
     assert "in 3 episodes of " in outcome.out
     assert "pretraining: epoch 2 of 2: log likelihood -0." in outcome.out
-    summary = json.loads((cwd / "run" / "summary.json").read_text())
-    assert -1 < summary["pretrain_log_likelihood"] < 0
-    with (cwd / "run" / "metrics.csv").open() as file:
-        assert [row["frames"] for row in csv.DictReader(file)] == ["32"]
-    resumed = recurrl_train("resume=run", "total_frames=64", cwd=cwd)
-    assert resumed.code == 0, resumed.err
+    assert -1 < summary(cwd / "run")["pretrain_log_likelihood"] < 0
+    assert [row["frames"] for row in metrics(cwd / "run")] == ["32"]
+    resumed = recurrl_train("resume=run", "total_frames=64", cwd=cwd).succeeded()
     assert "pretraining" not in resumed.out
     changed = recurrl_train("resume=run", "total_frames=96", "pretrain.epochs=3", cwd=cwd)
     assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
-
-
-def untimed(path: Path) -> list[dict[str, str]]:
-    """The rows of a table of metrics without times, and without the evaluation that only the end of a run has."""
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    return [{name: row[name] for name in row if not name.startswith(("time/", "eval/"))} for row in rows]
 
 
 def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(
@@ -244,18 +215,11 @@ def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(
         (*tiny, *task, "hydra.run.dir=parts", "total_frames=32"),
         ("resume=auto", *tiny, *task, "hydra.run.dir=parts"),
     ):
-        done = recurrl_train(*arguments, cwd=cwd)
-        assert done.code == 0, done.err
-    whole, parts = (untimed(cwd / name / "metrics.csv") for name in ("whole", "parts"))
-    assert whole == parts
+        recurrl_train(*arguments, cwd=cwd).succeeded()
+    whole, parts = (without_times(metrics(cwd / name)) for name in ("whole", "parts"))
+    evaluated = [name for name in whole[0] if name.startswith("eval/")]  # only at the end of a run
+    assert [row | dict.fromkeys(evaluated) for row in whole] == [row | dict.fromkeys(evaluated) for row in parts]
     assert len(whole) == 2
-
-
-def test_options_without_a_folder_are_rejected(recurrl_train: Any, tiny: list[str], tmp_path: Path) -> None:
-    outcome = recurrl_train(*tiny, "pretrain.epochs=3", cwd=tmp_path)
-    assert outcome.error == (
-        "pretrain.epochs=3 has no effect without pretrain.folder. Leave it out, or choose pretrain.folder."
-    )
 
 
 # What is rejected
@@ -267,28 +231,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no actions": ({"actions": None}, "it holds observations and lacks actions"),
     "no steps": ({"actions": np.zeros(0, int), "observations": np.zeros((0, 4))}, "the actions hold no steps"),
     "a number": ({"actions": np.zeros(())}, "the actions hold no steps"),
-    "too few observations": (
-        {"observations": np.zeros((STEPS - 1, 4))},
-        "must have the shape (5, 4) (got (4, 4))",
-    ),
-    "too many observations": (
-        {"observations": np.zeros((STEPS + 2, 4))},
-        "must have the shape (5, 4) (got (7, 4))",
-    ),
-    "masked observations": (
-        {"observations": np.zeros((STEPS, 2))},
-        "must have the shape (5, 4) (got (5, 2))",
-    ),
+    "too few observations": ({"observations": np.zeros((4, 4))}, "must have the shape (5, 4) (got (4, 4))"),
+    "too many observations": ({"observations": np.zeros((7, 4))}, "must have the shape (5, 4) (got (7, 4))"),
+    "masked observations": ({"observations": np.zeros((5, 2))}, "must have the shape (5, 4) (got (5, 2))"),
     "NaN": ({"observations": np.full((STEPS, 4), np.nan)}, "observations must be finite (got "),
     "too large for float32": ({"observations": np.full((STEPS, 4), 1e300)}, "observations must be finite (got "),
     "text": ({"observations": np.full((STEPS, 4), "x")}, "observations must have the dtype float32 (got <U1)"),
     "complex numbers": ({"actions": np.zeros(STEPS, complex)}, "actions must have the dtype int64 (got complex128)"),
     "another action": ({"actions": np.full(STEPS, 2)}, "actions must hold integers from 0 to 1 (got "),
     "a negative action": ({"actions": np.full(STEPS, -1)}, "actions must hold integers from 0 to 1 (got "),
-    "actions in rows": (
-        {"actions": np.zeros((STEPS, 1), int)},
-        "actions must have the shape (5,) (got (5, 1))",
-    ),
+    "actions in rows": ({"actions": np.zeros((5, 1), int)}, "actions must have the shape (5,) (got (5, 1))"),
 }
 
 

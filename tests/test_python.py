@@ -1,7 +1,5 @@
 """The package as a library: ``recurrl.train`` and ``recurrl.load``."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -45,7 +43,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_it_is_the_run_of_the_command(recurrl_train, tiny, tmp_path) -> None:
-    assert recurrl_train(*tiny, "hydra.run.dir=command", cwd=tmp_path).code == 0
+    recurrl_train(*tiny, "hydra.run.dir=command", cwd=tmp_path).succeeded()
     run = recurrl.train(tiny, run_dir="python")
     assert run.summary["status"] == "completed"
     assert run.summary == json.loads((tmp_path / "python" / "summary.json").read_text())

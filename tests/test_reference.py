@@ -1,7 +1,5 @@
 """docs/configuration.md, the tables of all keys."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from recurrl.config.keys import packaged_keys

@@ -1,7 +1,5 @@
 """The estimates of docs/scaling.md."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

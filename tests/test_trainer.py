@@ -1,7 +1,5 @@
 """The training loop and its callbacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Environments that must not be trained in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

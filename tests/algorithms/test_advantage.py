@@ -1,51 +1,32 @@
-"""Advantages against a plain-Python definition that knows terminations and truncations."""
-
-from __future__ import annotations
+"""Advantages against a plain-Python definition that knows terminations and truncations: GAE has ratios of one."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from collected import collected
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from recurrl.algorithms.advantages import next_values, reevaluate, vtrace
-from recurrl.build import make_collector, make_policy_for
 from recurrl.config import TrainConfig
-from recurrl.policy import Policy
 from recurrl.policy.policy import StepOutput
 
 Compose = Callable[..., TrainConfig]
 
-GAMMA, LMBDA = 0.9, 0.8
+GAMMA = 0.9
 CONTINUES, TERMINATED, TRUNCATED = range(3)
 
 
-def plain_advantages(
-    rewards: list[float], values: list[float], bootstraps: list[float], ends: list[int]
-) -> list[float]:
-    """One row, from the definition: A_t = Σ (γλ)^k δ_{t+k}, within the episode."""
-    advantages = [0.0] * len(rewards)
-    following = 0.0
-    for t in reversed(range(len(rewards))):
-        last_of_row = t == len(rewards) - 1
-        if ends[t] == TERMINATED:
-            next_value = 0.0
-        elif ends[t] == TRUNCATED or last_of_row:
-            next_value = bootstraps[t]
-        else:
-            next_value = values[t + 1]
-        if ends[t] != CONTINUES:
-            following = 0.0
-        following = rewards[t] + GAMMA * next_value - values[t] + GAMMA * LMBDA * following
-        advantages[t] = following
-    return advantages
-
-
 def plain_vtrace(
-    rewards: list[float], values: list[float], bootstraps: list[float], ends: list[int], ratios: list[float]
+    rewards: list[float],
+    values: list[float],
+    bootstraps: list[float],
+    ends: list[int],
+    ratios: list[float],
+    lmbda: float,
 ) -> tuple[list[float], list[float]]:
     """One row of targets and advantages: the sum of equation 1 of Espeholt et al. 2018, with λ c for c.
 
@@ -64,10 +45,10 @@ def plain_vtrace(
             targets[s] += trace * min(1.0, ratios[t]) * errors[t]
             if ends[t] != CONTINUES:
                 break
-            trace *= GAMMA * LMBDA * min(1.0, ratios[t])
+            trace *= GAMMA * lmbda * min(1.0, ratios[t])
     advantages = [
         errors[s]
-        + (GAMMA * LMBDA * (targets[s + 1] - values[s + 1]) if ends[s] == CONTINUES and s + 1 < steps else 0.0)
+        + (GAMMA * lmbda * (targets[s + 1] - values[s + 1]) if ends[s] == CONTINUES and s + 1 < steps else 0.0)
         for s in range(steps)
     ]
     return targets, advantages
@@ -83,7 +64,7 @@ class ValueOfObservation:
 
 
 def found_advantages(
-    batch: TensorDict, rewards: torch.Tensor, lmbda: float = LMBDA, ratio: torch.Tensor | None = None
+    batch: TensorDict, rewards: torch.Tensor, lmbda: float, ratio: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advantages and value targets."""
     following = next_values(batch, ValueOfObservation())  # type: ignore[arg-type]
@@ -92,7 +73,7 @@ def found_advantages(
 
 
 @st.composite
-def rollouts(draw: st.DrawFn) -> tuple[TensorDict, torch.Tensor, list[tuple[list[float], ...]]]:
+def rows_with_ends(draw: st.DrawFn) -> tuple[TensorDict, torch.Tensor, list[tuple[list[float], ...]]]:
     """Rows, their rewards, and both as lists: rewards, values, bootstraps and ends of each row."""
     rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 12))
     count = rows * steps
@@ -114,70 +95,27 @@ def rollouts(draw: st.DrawFn) -> tuple[TensorDict, torch.Tensor, list[tuple[list
     return batch, rewards, list(zip(*(x.tolist() for x in (rewards, values, afters, ends)), strict=True))
 
 
-@settings(max_examples=200, deadline=None)
-@given(rollout=rollouts())
-def test_advantages_equal_the_definition(rollout: tuple[TensorDict, torch.Tensor, Any]) -> None:
-    batch, rewards, lists = rollout
-    advantage, target = found_advantages(batch, rewards)
-    expected = torch.tensor([plain_advantages(*row) for row in lists], dtype=torch.float64).unsqueeze(-1)
-    torch.testing.assert_close(advantage, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(target, expected + batch["state_value"], rtol=1e-9, atol=1e-9)
-
-
+@pytest.mark.parametrize("on_policy", [True, False])
 @settings(max_examples=100, deadline=None)
-@given(rollout=rollouts(), seed=st.integers(0, 1000))
-def test_vtrace_equals_the_definition(rollout: tuple[TensorDict, torch.Tensor, Any], seed: int) -> None:
+@given(rollout=rows_with_ends(), lmbda=st.sampled_from((0.0, 0.8, 1.0)), seed=st.integers(0, 1000))
+def test_advantages_and_targets_equal_the_definition(
+    on_policy: bool, rollout: tuple[TensorDict, torch.Tensor, Any], lmbda: float, seed: int
+) -> None:
     batch, rewards, lists = rollout
     log_ratio = torch.randn(rewards.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    advantage, target = found_advantages(batch, rewards, LMBDA, log_ratio.exp().unsqueeze(-1))
-    plain = [plain_vtrace(*row, ratios) for row, ratios in zip(lists, log_ratio.exp().tolist(), strict=True)]
+    ratio = (log_ratio * (not on_policy)).exp()
+    advantage, target = found_advantages(batch, rewards, lmbda, None if on_policy else ratio.unsqueeze(-1))
+    plain = [plain_vtrace(*row, ratios, lmbda) for row, ratios in zip(lists, ratio.tolist(), strict=True)]
     targets, advantages = torch.tensor(plain, dtype=torch.float64).unsqueeze(-1).unbind(1)
     torch.testing.assert_close(target, targets, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(advantage, advantages, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
-@given(rollout=rollouts(), lmbda=st.sampled_from((0.0, 0.5, 1.0)))
-def test_on_policy_vtrace_is_gae_and_with_lambda_1_the_n_step_return(
-    rollout: tuple[TensorDict, torch.Tensor, Any], lmbda: float
-) -> None:
-    batch, rewards, lists = rollout
-    plain = found_advantages(batch, rewards, lmbda)
-    found = found_advantages(batch, rewards, lmbda, torch.ones_like(rewards).unsqueeze(-1))
-    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
-    if lmbda == 1.0:
-        returns = torch.tensor([n_step_returns(*row) for row in lists], dtype=torch.float64).unsqueeze(-1)
-        torch.testing.assert_close(found[1], returns, rtol=1e-9, atol=1e-9)
-
-
-def n_step_returns(rewards: list[float], _values: list[float], bootstraps: list[float], ends: list[int]) -> list[float]:
-    """Discounted rewards to the end of the episode or row, and the bootstrap there unless it terminated."""
-    returns, following = [0.0] * len(rewards), bootstraps[-1]
-    for t in reversed(range(len(rewards))):
-        if ends[t] != CONTINUES:
-            following = bootstraps[t] if ends[t] == TRUNCATED else 0.0
-        elif t == len(rewards) - 1:
-            following = bootstraps[t]
-        following = returns[t] = rewards[t] + GAMMA * following
-    return returns
-
-
-def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
-    """A policy with states that matter, and its first rollout."""
-    torch.manual_seed(0)
-    policy = make_policy_for(config)
-    shift_state(policy)
-    collector = make_collector(config, policy)
-    batch = collector.collect()
-    collector.shutdown()
-    return policy, batch
-
-
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_ratios_are_one_for_the_behaviour_policy(cell: str, compose: Compose) -> None:
     """And values and the states for the bootstrap are as collected; with other weights, none of these is."""
-    config = compose(f"cell={cell}", "env.num_envs=4", "frames_per_batch=256", "env.max_episode_steps=13")
-    policy, batch = collected(config)
+    config = compose(f"cell={cell}", "env.num_envs=4", "frames_per_batch=256", "env.max_episode_steps=13", "device=cpu")
+    policy, batch = collected(config, std=1.0)
     then = batch.clone()
     assert (reevaluate(batch, policy) - 1).abs().max() < 1e-4
     read = ["state_value", *(("next", key) for key in policy.state_keys)]
@@ -196,16 +134,9 @@ def test_ratios_are_one_for_the_behaviour_policy(cell: str, compose: Compose) ->
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 def test_the_bootstrap_is_the_critics_value_of_what_followed(cell: str, compose: Compose) -> None:
     """Truncations, row ends and terminations in one batch; each next value against a call of its own."""
-    config = compose(
-        f"cell={cell}",
-        "cell.hidden_size=8",
-        "env.num_envs=4",
-        "frames_per_batch=256",
-        "slice_len=16",
-        "minibatch_slices=4",
-        "env.max_episode_steps=13",
-    )
-    policy, batch = collected(config)
+    sizes = ("cell.hidden_size=8", "env.num_envs=4", "frames_per_batch=256", "slice_len=16", "minibatch_slices=4")
+    config = compose(f"cell={cell}", *sizes, "env.max_episode_steps=13", "device=cpu")
+    policy, batch = collected(config, std=1.0)
     found = next_values(batch, policy).squeeze(-1)
     after = batch["next"]
     kinds = {"truncated": 0, "terminated": 0, "row end": 0, "within": 0}
@@ -223,10 +154,3 @@ def test_the_bootstrap_is_the_critics_value_of_what_followed(cell: str, compose:
             torch.testing.assert_close(found[row, t], expected.squeeze(), rtol=1e-5, atol=1e-6)
             kinds["truncated" if step["done"].item() else "row end" if t == batch.shape[1] - 1 else "within"] += 1
     assert min(kinds.values()) > 0, kinds
-
-
-def shift_state(policy: Policy) -> None:
-    """Heads near zero would hide a wrong state: spread values and probabilities out."""
-    with torch.no_grad():
-        for parameter in (*policy.critic_head.parameters(), *policy.actor_head.parameters()):
-            parameter.normal_()

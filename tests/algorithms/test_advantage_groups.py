@@ -1,7 +1,5 @@
 """Advantages relative to a group, against a definition in plain Python."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, stdev
 
@@ -121,26 +119,6 @@ def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others
     assert batch[LOSS_MASK].flatten(1).int().tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
     assert batch[ADVANTAGE].flatten(1).tolist() == [[-2.0, -2.0] + [0.0] * 6, [2.0] * 6 + [0.0] * 2]
     assert batch[EPISODE_LOSS_STEPS].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
-
-
-def test_a_member_that_begins_late_is_left_out_where_it_would_cost_the_others_more() -> None:
-    batch = rows_of([[0, 2], [0, 3], [0, 9]], steps=10)
-    add_group_advantages(batch, torch.ones(3, 10), 3, 1.0, "outcome", divide_by_std=False, drop_flat_groups=False)
-    second = batch[LOSS_MASK].flatten(1)[:, 2:].int().tolist()
-    assert second == [[1] * 7 + [0], [1] * 8, [1] * 7 + [0]]
-
-
-@pytest.mark.parametrize("kind", ["outcome", "process"])
-def test_steps_that_only_one_member_has_left_have_no_advantage(kind: str) -> None:
-    """The first episodes have 1 and 4 steps; the second one of the row that has it is compared with nobody."""
-    batch = rows_of([[0, 1], [0]], steps=4)
-    reward = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 5.0, 6.0, 7.0]])
-    add_group_advantages(batch, reward, 2, 1.0, kind, divide_by_std=True, drop_flat_groups=False)
-    advantage = batch[ADVANTAGE].flatten(1)
-    assert advantage.isfinite().all()
-    assert (advantage[:, 0] != 0).all()
-    assert (advantage[0, 1:] == 0).all()
-    assert (advantage[1, 1:] == 0).all() == (kind == "process")  # an outcome is that of all steps of its episode
 
 
 def test_rows_that_continue_an_episode_are_refused() -> None:

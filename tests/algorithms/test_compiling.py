@@ -1,7 +1,5 @@
 """A loss that is compiled: it says the same as one that is not, and what it costs to compile is told apart."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -9,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from collected import fresh_policy, rollouts
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.algorithms import Algorithm
-from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.build import make_algorithm
 from recurrl.config import TrainConfig
 from recurrl.runtime.report import Report
 
@@ -29,12 +28,9 @@ CONTINUOUS = ("env.id=Pendulum-v1", "env.mask=[2]")
 def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
     """The losses, the diagnostics and the gradient of a minibatch, of the same policy."""
     plain, compiled = (compose("device=cpu", "backend=scan", *overrides, f"compile={c}") for c in ("false", "true"))
-    set_process_state(plain)
-    policy = make_policy_for(plain)
-    collector = make_collector(plain, policy)
+    policy = fresh_policy(plain)
     algorithm = make_algorithm(plain, policy)
-    algorithm.update(collector.collect(), progress=0.0)
-    collector.shutdown()
+    algorithm.update(*rollouts(plain, policy), progress=0.0)
     minibatch = next(algorithm.buffer.minibatches(algorithm.rows))
     algorithm.states.enter(minibatch)
 

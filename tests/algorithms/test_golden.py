@@ -1,11 +1,9 @@
 """Losses and gradients of each algorithm on one fixed batch, in float64.
 
-The numbers were written down once, when the losses equalled their formulas (``test_ppo.py``, ``test_grpo.py``). A
-change of the maths shows here as a change of a number. Weights and data are sines: no generator of random numbers
-matters.
+The numbers were written down once, when the losses equalled the formulas (``test_grpo.py``) and TorchRL's
+(``test_ppo.py``). A change of the maths shows here as a change of a number. Weights and data are sines: no generator
+of random numbers matters.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 

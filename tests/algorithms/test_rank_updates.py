@@ -1,17 +1,16 @@
 """Ranks learn together what one process learns from all rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from collected import fresh_policy, rollouts
 from in_ranks import in_ranks, met
 from tensordict import TensorDictBase
 
 from recurrl.algorithms import Algorithm
-from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state, share_of
+from recurrl.build import make_algorithm, share_of
 from recurrl.config import TrainConfig
 from recurrl.runtime.ranks import world
 
@@ -31,8 +30,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 
 
 def algorithm_of(config: TrainConfig) -> Algorithm:
-    set_process_state(config)
-    return make_algorithm(config, make_policy_for(config))
+    return make_algorithm(config, fresh_policy(config))
 
 
 def learnt(algorithm: Algorithm, batches: list[TensorDictBase], order: Any) -> dict[str, Any]:
@@ -68,9 +66,7 @@ def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_al
     batches = []
     for seed in range(2):
         torch.manual_seed(seed)
-        collector = make_collector(config, algorithm.policy)
-        batches.append(collector.collect().clone())
-        collector.shutdown()
+        batches += [batch.clone() for batch in rollouts(config, algorithm.policy)]
     slices, per_rank = 32, 16
     # The minibatches of all: those of rank 0, half of each, and those of rank 1.
     halves = torch.arange(slices).view(2, -1, config.minibatch_slices // 2)
@@ -104,8 +100,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small: Compose,
     def of_a_rank() -> tuple[float, torch.Tensor, torch.Tensor]:
         share = share_of(config, world())
         algorithm = algorithm_of(share)
-        collector = make_collector(share, algorithm.policy)
-        batch = collector.collect()
+        (batch,) = rollouts(share, algorithm.policy)
         before = _parameters(algorithm)
         backward = algorithm.backward
 
@@ -117,7 +112,6 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small: Compose,
 
         algorithm.backward = broken  # type: ignore[method-assign]
         metrics = algorithm.update(batch, 0.0)
-        collector.shutdown()
         return metrics["optim/skipped_steps"], before, _parameters(algorithm)
 
     for skipped, before, after in in_ranks(2, met(of_a_rank)):

@@ -1,12 +1,11 @@
 """The states that slices start from, and what gradients flow where: against a loop over single steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 import torch
+from collected import collected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
@@ -15,7 +14,7 @@ from torch import Tensor
 from recurrl.algorithms.advantages import next_values
 from recurrl.algorithms.states import SliceStates
 from recurrl.buffers.on_policy import SliceBuffer
-from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.build import make_algorithm, make_policy_for
 from recurrl.config import BufferConfig, TrainConfig
 from recurrl.config.plugins import options_class
 from recurrl.config.run import STATE_POLICIES
@@ -175,18 +174,6 @@ def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_sta
     torch.testing.assert_close(gradients(network, found), gradients(network, expected), rtol=1e-8, atol=1e-9)
 
 
-def test_a_gradient_through_the_burn_in_steps_would_be_seen(policy: tuple[TrainConfig, Policy]) -> None:
-    """The test above can fail."""
-    _, network = policy
-    rows = rows_of(network, 1, 2, 3, [False] * 6)
-    row = rows.batch[0]
-    start = expected_start(network, "burn_in", rows, row, 3)
-    through, cut = (
-        gradients(network, plain_loss(one_by_one(network, row[3:], states)[0])) for states in (start, detached(start))
-    )
-    assert max(float((a - b).abs().max()) for a, b in zip(through, cut, strict=True)) > 1e-3
-
-
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
 def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
@@ -220,15 +207,6 @@ def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
 
 OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backend=pad")
 MODES = {state: (f"state={state}",) for state in STATE_POLICIES}
-
-
-def collected(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
-    set_process_state(config)
-    policy = make_policy_for(config)
-    collector = make_collector(config, policy)
-    batch = collector.collect()
-    collector.shutdown()
-    return policy, batch
 
 
 def test_each_state_policy_learns_something_else(small: Compose) -> None:
@@ -270,19 +248,6 @@ def test_states_are_refreshed_before_each_epoch(small: Compose, monkeypatch: pyt
     assert len(seen) == 3
     assert not torch.allclose(seen[0], seen[1])
     assert not torch.allclose(seen[1], seen[2])
-
-
-@pytest.mark.parametrize("state", STATE_POLICIES)
-def test_states_have_not_drifted_while_the_weights_are_those_of_the_rollout(state: str, small: Compose) -> None:
-    config = small(*OPTIONS, *MODES[state])
-    policy, batch = collected(config)
-    algorithm = make_algorithm(config, policy)
-    algorithm.states.set_rows(batch)
-    algorithm._prepare(batch, batch["next", "reward"].squeeze(-1))
-    (minibatch,) = algorithm.buffer.minibatches(batch)
-    algorithm.states.enter(minibatch)
-    drift = algorithm.states.drift(minibatch)["state/drift"]
-    assert drift > 0.01 if state == "zero" else drift < 1e-6
 
 
 def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_to_those(

@@ -1,7 +1,5 @@
 """Command-line options shared by benchmarks."""
 
-from __future__ import annotations
-
 import argparse
 
 from benchmarks.command_line import add_output, add_threads, publish

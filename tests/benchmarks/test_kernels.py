@@ -1,7 +1,5 @@
 """Ahead-of-time compilation of the triton kernels, without a GPU."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 

@@ -1,7 +1,5 @@
 """``benchmark.py layer``: the line fit."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.layer import fit_line

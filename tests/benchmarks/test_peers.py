@@ -1,7 +1,5 @@
 """``benchmark.py train`` and ``profile``: comparisons, and parts that add up."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 

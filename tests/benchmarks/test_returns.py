@@ -1,7 +1,5 @@
 """The suite of tasks, and what is reported of its runs."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Slices: every frame is seen exactly once an epoch, and a slice is a contiguous piece of one row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Replay: drawn slices are contiguous pieces of one environment's steps, all frames are drawn, and a ring resumes."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess
@@ -13,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from collected import fresh_policy, rollouts
 from tensordict import TensorDict, TensorDictBase
 
 import recurrl
 from recurrl.buffers.replay import ReplayBuffer
-from recurrl.build import make_collector, make_consistency_check, make_policy_for
+from recurrl.build import make_consistency_check
 from recurrl.config import TrainConfig
 from recurrl.config.collector import ReplayConfig
 from recurrl.errors import ConfigError, ConsistencyError
@@ -209,12 +208,10 @@ def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_
 def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell: str, compose: Compose) -> None:
     """Rows that start anywhere in three rollouts of real environments pass the consistency check of a run."""
     config = compose(f"cell={cell}", "cell.hidden_size=8", "env.num_envs=8", "frames_per_batch=128", "slice_len=8")
-    torch.manual_seed(0)
-    policy = make_policy_for(config)
-    ring, collector = recurrl.make_replay_buffer(32, 16), make_collector(config, policy)
-    for batch in (collector.collect() for _ in range(3)):
+    policy = fresh_policy(config)
+    ring = recurrl.make_replay_buffer(32, 16)
+    for batch in rollouts(config, policy, 3):
         ring.extend(batch)
-    collector.shutdown()
     drawn = ring.sample(64)
     assert not drawn["is_init"][:, 0].all()
     line = make_consistency_check(config)(policy, drawn, resumed=True)

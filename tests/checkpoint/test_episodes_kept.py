@@ -1,7 +1,5 @@
 """Which changes of a resumed run's settings begin new episodes."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

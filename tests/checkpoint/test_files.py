@@ -1,7 +1,5 @@
 """Checkpoint directories: whole or not there, and nothing loaded of what is damaged."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

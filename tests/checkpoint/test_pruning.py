@@ -1,7 +1,5 @@
 """Which checkpoints of a run are kept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run of several ranks saves."""
 
-from __future__ import annotations
-
 from in_ranks import in_ranks, met
 
 from recurrl import checkpoint

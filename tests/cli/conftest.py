@@ -1,7 +1,5 @@
 """What the tests of the command line share: commands called in folders of their own, and a run by the console."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

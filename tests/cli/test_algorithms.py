@@ -1,7 +1,5 @@
 """``recurrl-train algorithm=...``: each algorithm and variant trains, resumes from its checkpoint, and is evaluated."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -18,13 +16,10 @@ VARIANTS = {
 def test_each_algorithm_trains_resumes_and_is_evaluated(train, evaluate, tiny, tmp_path, overrides):
     # Pendulum, because members of a group never have the same return there.
     env = ("env=pendulum_no_velocity", "env.num_envs=4", "env.max_episode_steps=8")
-    first = train(*tiny, *env, *overrides, "hydra.run.dir=first")
-    assert first.code == 0, first.err
-    again = train("resume=first", "total_frames=96", "hydra.run.dir=again")
-    assert again.code == 0, again.err
+    train(*tiny, *env, *overrides, "hydra.run.dir=first").succeeded()
+    train("resume=first", "total_frames=96", "hydra.run.dir=again").succeeded()
     (row,) = metrics(tmp_path / "again")
     assert all(math.isfinite(float(value)) for value in row.values() if value)
     assert summary(tmp_path / "again")["frames"] == 96
     assert float(row["optim/steps"]) > 0
-    done = evaluate("again", "--episodes", "2")
-    assert done.code == 0, done.err
+    evaluate("again", "--episodes", "2").succeeded()

@@ -1,7 +1,5 @@
 """Run directories: each command has one of its own, and a second command keeps out of it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -63,10 +61,10 @@ def test_of_several_runs_started_in_one_directory_one_runs(start, tiny, tmp_path
 
 
 def test_a_finished_run_keeps_all_its_files_when_another_is_started_in_its_directory(train, tiny, tmp_path):
-    assert train(*tiny, "hydra.run.dir=run").code == 0
+    train(*tiny, "hydra.run.dir=run").succeeded()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert train(*tiny, "hydra.run.dir=run", "seed=1").code == 1
-    assert train(*tiny, "hydra.run.dir=run", "resume=auto", "lr=-1").code == 1
+    train(*tiny, "hydra.run.dir=run", "seed=1").failed()
+    train(*tiny, "hydra.run.dir=run", "resume=auto", "lr=-1").failed()
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert {path: data for path, data in after.items() if path.suffix != ".log"} == {
         path: data for path, data in before.items() if path.suffix != ".log"
@@ -85,10 +83,9 @@ def test_a_folder_in_place_of_a_runs_file_or_a_file_of_another_program_is_an_err
 
 def test_a_finished_run_that_is_started_again_says_so_and_stays_as_it_is(train, tiny, tmp_path):
     again = [*tiny, "hydra.run.dir=run", "resume=auto"]
-    assert train(*again).code == 0
+    train(*again).succeeded()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    outcome = train(*again)
-    assert outcome.code == 0, outcome.err
+    outcome = train(*again).succeeded()
     assert "is complete: 64 frames" in outcome.out
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     log = tmp_path / "run" / "recurrl.log"
@@ -97,11 +94,10 @@ def test_a_finished_run_that_is_started_again_says_so_and_stays_as_it_is(train, 
 
 def test_a_run_that_was_killed_before_its_summary_completes_it(train, tiny, tmp_path):
     again = [*tiny, "hydra.run.dir=run", "resume=auto"]
-    assert train(*again).code == 0
+    train(*again).succeeded()
     before = summary(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    outcome = train(*again)
-    assert outcome.code == 0, outcome.err
+    train(*again).succeeded()
     after = summary(tmp_path / "run")
     same = ("status", "frames", "eval_return_mean", "best_eval_return_mean", "train_return_mean", "checkpoint")
     assert {key: after[key] for key in same} == {key: before[key] for key in same}

@@ -1,7 +1,5 @@
 """Runs on a disk that is full or not to be written to: what they say, and what they leave."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -21,7 +19,6 @@ from recurrl.runtime.atomic import unfinished
 PROGRAM = Path(__file__).parents[1] / "full_disk.py"
 FULL = "The disk is full: No space left on device"
 EVERY = ("checkpoint.every_frames=32", "total_frames=96", "resume=auto", "backend=pad")
-TOO_LARGE = ("--not-finite", "env=gym", "env.id=Large-v0", "env.normalize_reward=false", "epochs=10")
 
 
 @pytest.fixture
@@ -95,8 +92,7 @@ def full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], Non
 
 def test_a_summary_that_cannot_be_written_fails_the_run_with_an_error_message(train, tiny, full_after):
     full_after(job, "write_summary", 0)
-    outcome = train(*tiny)
-    assert outcome.code == 1
+    outcome = train(*tiny).failed()
     assert outcome.error.startswith(f"summary.json cannot be written. {FULL}")
     assert "Traceback" not in outcome.err
 
@@ -116,8 +112,7 @@ def test_of_a_run_that_failed_the_error_is_what_is_said_and_the_summary_comes_se
 
 def test_a_run_directory_that_cannot_be_made_is_refused_with_an_error_message(train, tiny, tmp_path):
     (tmp_path / "file").touch()
-    outcome = train(*tiny, f"hydra.run.dir={tmp_path}/file/run")
-    assert outcome.code == 1
+    outcome = train(*tiny, f"hydra.run.dir={tmp_path}/file/run").failed()
     assert outcome.error == (
         f"Permission denied by the operating system: Not a directory for {tmp_path}/file/run. Give a writable "
         "directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay buffer.folder=..."
@@ -128,5 +123,5 @@ def test_a_run_directory_that_cannot_be_made_is_refused_with_an_error_message(tr
 def test_what_a_killed_process_left_half_written_is_removed_when_the_run_resumes(train, tiny, tmp_path):
     (tmp_path / "run").mkdir()
     unfinished(tmp_path / "run" / "metrics.csv").write_text("fra")
-    assert train(*tiny, "resume=auto", "hydra.run.dir=run").code == 0
+    train(*tiny, "resume=auto", "hydra.run.dir=run").succeeded()
     assert {path.name for path in (tmp_path / "run").glob(".*")} == {".hydra"}

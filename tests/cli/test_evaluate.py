@@ -1,7 +1,5 @@
 """``recurrl-evaluate``: evaluating a run, or one of its checkpoints."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil
@@ -27,30 +25,23 @@ def cells(line: str, name: object) -> dict[str, str]:
     return {"mean": mean, "std": std, "episodes": episodes}
 
 
-def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave(evaluate, finished_run):
-    outcome = evaluate(finished_run)
+def test_evaluating_a_run_prints_what_its_own_last_evaluation_gave_with_and_without_memory(evaluate, finished_run):
+    outcome = evaluate(finished_run, "--memory").succeeded()
+    _, normal, zeroed, shuffled = outcome.out.splitlines()
     found = summary(finished_run)
-    assert outcome.code == 0, outcome.err
     mean, std = found["eval_return_mean"], found["eval_return_std"]
     form = return_format(mean, std)
     row = {"mean": f"{mean:{form}}", "std": f"{std:{form}}", "episodes": "2"}
-    assert cells(outcome.out.splitlines()[1], finished_run) == row
-    assert " too few episodes " in outcome.out
-
-
-def test_evaluating_without_memory_prints_what_the_run_itself_found(evaluate, finished_run):
-    outcome = evaluate(finished_run, "--memory")
-    assert outcome.code == 0, outcome.err
-    _, normal, zeroed, shuffled = outcome.out.splitlines()
-    found = summary(finished_run)
-    rows = {"": normal, " with its memory zeroed": zeroed, " with another episode's": shuffled}
-    keys = ("eval_return_mean", "eval_return_mean_zeroed_state", "eval_return_mean_shuffled_state")
+    assert cells(normal, finished_run) == row
+    assert " too few episodes " in normal
+    rows = {" with its memory zeroed": zeroed, " with another episode's": shuffled}
+    keys = ("eval_return_mean_zeroed_state", "eval_return_mean_shuffled_state")
     for (name, row), key in zip(rows.items(), keys, strict=True):
         assert float(cells(row, f"{finished_run}{name}")["mean"]) == pytest.approx(found[key], rel=1e-3)
 
 
 def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evaluate, tiny):
-    assert train(*tiny, "cell=none", "hydra.run.dir=run").code == 0
+    train(*tiny, "cell=none", "hydra.run.dir=run").succeeded()
     assert evaluate("run", "--memory").error == (
         "--memory needs recurrent states, but the policy of run has none. Leave it out."
     )
@@ -59,7 +50,7 @@ def test_a_policy_that_has_no_memory_cannot_be_evaluated_without_it(train, evalu
 def test_evaluating_leaves_the_run_as_it_was(evaluate, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    assert evaluate("run").code == 0
+    evaluate("run").succeeded()
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
@@ -68,8 +59,7 @@ def test_evaluating_leaves_the_run_as_it_was(evaluate, finished_run, tmp_path):
     [("nowhere", "nowhere does not exist."), (".", ". is neither a run directory nor a checkpoint in one.")],
 )
 def test_evaluating_what_is_no_run_is_refused(evaluate, name, sentence):
-    outcome = evaluate(name)
-    assert outcome.code == 1
+    outcome = evaluate(name).failed()
     assert outcome.err == (
         f"error: {sentence} Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints.\n"
     )
@@ -81,8 +71,7 @@ def test_evaluating_no_episodes_is_refused(evaluate, finished_run):
 
 def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    outcome = evaluate(finished_run, "--device", "cuda")
-    assert outcome.code == 1
+    outcome = evaluate(finished_run, "--device", "cuda").failed()
     assert outcome.error.startswith("device must be auto, cpu or one of the 0 CUDA devices that torch ")
 
 
@@ -119,8 +108,7 @@ def test_sampled_actions_are_repeatable_and_not_the_deterministic_ones(evaluate,
 
 def test_several_runs_are_compared_in_a_table(evaluate, finished_run):
     checkpoint = finished_run / "checkpoints" / "frames_000000000032"
-    outcome = evaluate(finished_run, checkpoint, "--episodes", 3, "env.max_episode_steps=5")
-    assert outcome.code == 0, outcome.err
+    outcome = evaluate(finished_run, checkpoint, "--episodes", 3, "env.max_episode_steps=5").succeeded()
     head, first, second = outcome.out.splitlines()
     assert head.split() == ["run", "mean", "95%", "interval", "interquartile", "mean", "std", "min", "max", "episodes"]
     assert " ".join(first.split()) == f"{finished_run} 5.000 5.000 to 5.000 5.000 0.000 5.000 5.000 3"
@@ -158,6 +146,5 @@ def test_many_episodes_are_played_by_fewer_environments_with_the_same_returns(fi
     ],
 )
 def test_overrides_that_do_not_fit_are_refused(evaluate, finished_run, override, sentence):
-    outcome = evaluate(finished_run, override)
-    assert outcome.code == 1
+    outcome = evaluate(finished_run, override).failed()
     assert sentence in outcome.error

@@ -1,7 +1,5 @@
 """Evaluations that a signal ends, or an environment: the policy is saved before them, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -58,7 +56,7 @@ def test_a_signal_ends_an_evaluation_between_two_steps_and_a_resumed_run_repeats
     train, tiny, tmp_path, signalled, monkeypatch, which, kind, frames
 ):
     arguments = (*tiny, "evaluation.every_frames=32", "resume=auto")
-    assert train(*arguments, "hydra.run.dir=whole").code == 0
+    train(*arguments, "hydra.run.dir=whole").succeeded()
     steps_after = signalled(which, kind)
     outcome = train(*arguments, "hydra.run.dir=parts")
     monkeypatch.undo()
@@ -69,8 +67,7 @@ def test_a_signal_ends_an_evaluation_between_two_steps_and_a_resumed_run_repeats
     assert (found["status"], found["frames"], found["error"]) == ("interrupted", frames, None)
     assert found["checkpoint"] == f"checkpoints/frames_{frames:012d}"
     assert [int(row["frames"]) for row in metrics(parts)] == list(range(32, frames, 32))
-    resumed = train(*arguments, "hydra.run.dir=parts")
-    assert resumed.code == 0, resumed.err
+    train(*arguments, "hydra.run.dir=parts").succeeded()
     assert without_times(metrics(parts)) == without_times(metrics(whole))
     same = (
         "status",
@@ -93,8 +90,7 @@ def failing(train, tiny, monkeypatch):
 
 @pytest.mark.parametrize("by", ["raising", "hanging"])
 def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failing, train, tmp_path, by):
-    outcome = failing(f"by: {by}", "collector.timeout_s=0.5")
-    assert outcome.code == 1
+    outcome = failing(f"by: {by}", "collector.timeout_s=0.5").failed()
     path = tmp_path / "run" / "checkpoints" / "frames_000000000064"
     assert outcome.error.startswith(
         f"In the evaluation after 64 frames: Environment 0 of 2 (recurrl-test/Failing-v0), at step {AFTER - 1}, raised "
@@ -103,10 +99,9 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
     assert "Traceback" not in outcome.err
     found = summary(tmp_path / "run")
     assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 64, f"checkpoints/{path.name}")
-    resumed = train(
+    train(
         "resume=run", "env.packages=[failing_env]", f"+env.kwargs={{at: {10**6}, by: {by}}}", "hydra.run.dir=run"
-    )
-    assert resumed.code == 0, resumed.err
+    ).succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
     assert summary(tmp_path / "run")["status"] == "completed"
 
@@ -117,20 +112,18 @@ def test_an_evaluation_is_repeated_in_new_environments_where_that_is_asked_for(
     failing, train, tmp_path, by, every_frames
 ):
     restart = ("collector.on_fault=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")
-    outcome = failing(f"by: {by}, marker: {tmp_path / 'failed'}", *restart)
-    assert outcome.code == 0, outcome.err
+    outcome = failing(f"by: {by}, marker: {tmp_path / 'failed'}", *restart).succeeded()
     first = 32 if every_frames == 32 else 64
     assert f"New environments (restart 1): In the evaluation after {first} frames: Environment " in outcome.out
     run = tmp_path / "run"
     assert [float(row["collect/restarts"]) for row in metrics(run)] == ([1, 1] if first == 32 else [0, 1])
     assert summary(run)["restarts"] == 1
-    assert train("resume=run", "total_frames=96", "env.packages=[failing_env]", "hydra.run.dir=run").code == 0
+    train("resume=run", "total_frames=96", "env.packages=[failing_env]", "hydra.run.dir=run").succeeded()
     assert summary(run)["restarts"] == 1
 
 
 def test_an_evaluation_that_always_fails_ends_the_run(failing, tmp_path):
-    outcome = failing("by: raising", "collector.on_fault=restart")
-    assert outcome.code == 1
+    outcome = failing("by: raising", "collector.on_fault=restart").failed()
     assert outcome.error.startswith(
         "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
     )

@@ -1,7 +1,5 @@
 """``recurrl-train``, runs that end badly: what they say, record and leave."""
 
-from __future__ import annotations
-
 import gymnasium
 import pytest
 from run_files import metrics, summary
@@ -24,39 +22,19 @@ PATHS = {
 """The keys that take a path, with what they need."""
 
 
-def fails_in_iteration(monkeypatch, number: int, error: BaseException) -> None:
-    """Makes learning fail in the iteration of that number, the first being 1."""
-    learn = Algorithm.update
-    calls = []
-
-    def failing(self, *args, **kwargs):
-        calls.append(1)
-        if len(calls) == number:
-            raise error
-        return learn(self, *args, **kwargs)
-
-    monkeypatch.setattr(Algorithm, "update", failing)
-
-
-def test_a_refused_run_prints_one_error_message(train):
-    outcome = train("recompute=full", "backend=pad")
-    assert outcome.code == 1
-    assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
+def test_a_refused_run_prints_one_error_message_and_leaves_no_directory(train, tmp_path):
+    for directory in ((), ("seed=3", "hydra.run.dir=deep/run")):
+        outcome = train("recompute=full", "backend=pad", *directory).failed()
+        assert outcome.err.splitlines() == [f"error: {REFUSAL}"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", ["file", "file/within"])
 @pytest.mark.parametrize("key", PATHS)
 def test_a_path_that_cannot_be_used_is_refused_with_its_key(train, tiny, tmp_path, key, path):
     (tmp_path / "file").touch()
-    outcome = train(*PATHS[key], *tiny, f"{key}={path}")
-    assert outcome.code == 1
+    outcome = train(*PATHS[key], *tiny, f"{key}={path}").failed()
     assert f"{key}=" in outcome.error, outcome.err
-
-
-def test_a_refused_run_leaves_no_directory(train, tmp_path):
-    assert train("recompute=full", "backend=pad", "seed=3", "hydra.run.dir=deep/run").code == 1
-    assert train("recompute=full", "backend=pad").code == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_its_first_batch_refuses_leaves_no_directory(train, tiny, tmp_path, register):
@@ -69,9 +47,15 @@ def test_a_run_that_its_first_batch_refuses_leaves_no_directory(train, tiny, tmp
 
 
 def test_a_run_that_fails_on_the_way_records_how_far_it_came(train, tiny, tmp_path, monkeypatch):
-    fails_in_iteration(monkeypatch, 2, RuntimeError("the GPU fell off"))
-    outcome = train(*tiny, "hydra.run.dir=run")
-    assert outcome.code == 1
+    learn, iterations = Algorithm.update, iter(range(2))
+
+    def failing(*arguments):
+        if next(iterations) == 1:
+            raise RuntimeError("the GPU fell off")
+        return learn(*arguments)
+
+    monkeypatch.setattr(Algorithm, "update", failing)
+    outcome = train(*tiny, "hydra.run.dir=run").failed()
     assert "RuntimeError: the GPU fell off" in outcome.err
     found = summary(tmp_path / "run")
     assert (found["status"], found["error"]) == ("failed", "RuntimeError: the GPU fell off")

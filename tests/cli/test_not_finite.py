@@ -1,7 +1,5 @@
 """A run that ends because learning yields no numbers any more, and what there is to see of it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 
@@ -36,8 +34,7 @@ def test_the_run_ends_with_an_error_message_that_says_how_to_see_why(ended, tmp_
 
 def test_what_was_kept_is_gone_over_again_and_shows_where_the_numbers_end(ended, recurrl_check, tmp_path):
     _, kept = ended
-    outcome = recurrl_check("--not-finite", kept, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    outcome = recurrl_check("--not-finite", kept, cwd=tmp_path).succeeded()
     lines = outcome.out.splitlines()
     [reward] = [line for line in lines if line.startswith("next reward: ")]
     assert reward == "next reward: largest 1e+30 in environment 0 at step 0 of the row"
@@ -49,8 +46,7 @@ def test_what_was_kept_is_gone_over_again_and_shows_where_the_numbers_end(ended,
 
 def test_nothing_that_was_kept_elsewhere_is_gone_over(ended, finished_run, recurrl_check, tmp_path):
     checkpoint = finished_run / "checkpoints" / "frames_000000000064"
-    outcome = recurrl_check("--not-finite", checkpoint, cwd=tmp_path)
-    assert outcome.code == 1
+    outcome = recurrl_check("--not-finite", checkpoint, cwd=tmp_path).failed()
     assert outcome.error.startswith(f"The rows of the checkpoint {checkpoint} cannot be read: ")
     copied = shutil.copytree(ended[1], tmp_path / "copy" / "run" / "frames_000000000000")
     assert "Traceback" not in recurrl_check("--not-finite", copied, cwd=tmp_path).err

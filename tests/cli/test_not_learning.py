@@ -1,7 +1,5 @@
 """``recurrl-train`` on tasks that it cannot learn: the warnings, each with its figure."""
 
-from __future__ import annotations
-
 import re
 
 import gymnasium
@@ -133,8 +131,7 @@ def test_every_warning_has_a_run_that_fails_in_its_way():
 @pytest.mark.parametrize("title", FAILURES)
 def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(title, train, register, tmp_path):
     task, overrides, figure = FAILURES[title]
-    outcome = train(*SMALL, "env=gym", f"env.id={register(task)}", *overrides, "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    outcome = train(*SMALL, "env=gym", f"env.id={register(task)}", *overrides, "hydra.run.dir=run").succeeded()
     (line,) = re.findall(rf"^warning: ({title}: .*)$", outcome.err, re.MULTILINE)
     assert re.match(rf"{title}: {figure}", line), line
     assert line.endswith(f" Try {WARNINGS[title]}.")
@@ -151,8 +148,7 @@ def test_a_run_that_does_not_learn_says_so_once_while_it_runs_and_at_its_end(tit
 def test_a_run_that_learns_gives_no_warning(task, train, register, tmp_path):
     # A feed-forward policy has no backend.
     given = [*SMALL, "cell=gru"] if task is Cue else [*(key for key in SMALL if "backend" not in key), "cell=none"]
-    outcome = train(*given, "env=gym", f"env.id={register(task)}", "total_frames=3200", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    outcome = train(*given, "env=gym", f"env.id={register(task)}", "total_frames=3200", "hydra.run.dir=run").succeeded()
     found = summary(tmp_path / "run")
     assert found["eval_return_mean"] > found["eval_return_mean_random"] + 2
     assert found["warnings"] == {}
@@ -163,12 +159,11 @@ def test_a_run_that_learns_gives_no_warning(task, train, register, tmp_path):
 @pytest.mark.slow
 def test_a_resumed_run_warns_like_one_that_was_not_interrupted(train, register, tmp_path):
     given = (*SMALL, "env=gym", f"env.id={register(Lost)}")
-    assert train(*given, "checkpoint.every_frames=640", "checkpoint.keep_last=null", "hydra.run.dir=whole").code == 0
+    train(*given, "checkpoint.every_frames=640", "checkpoint.keep_last=null", "hydra.run.dir=whole").succeeded()
     warned = []
     for frames in (640, 1280):  # before the warnings were due, and after it
         checkpoint = tmp_path / "whole" / "checkpoints" / f"frames_{frames:012d}"
-        outcome = train(*given, f"resume={checkpoint}", f"hydra.run.dir=from{frames}")
-        assert outcome.code == 0, outcome.err
+        outcome = train(*given, f"resume={checkpoint}", f"hydra.run.dir=from{frames}").succeeded()
         warned.append(outcome.out.count(TRUNCATED))
         assert summary(tmp_path / f"from{frames}")["warnings"] == summary(tmp_path / "whole")["warnings"]
     assert warned == [1, 0]

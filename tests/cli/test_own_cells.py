@@ -1,7 +1,5 @@
 """Cells of a user's own on the command line: all that are found in ``examples/extending``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import my_package.elman_cell
@@ -21,13 +19,12 @@ OWN = f"--config-dir={CONFIGS}"
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
     deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in")
-    outcome = train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run").succeeded()
     found = summary(tmp_path / "run")
     assert found["cell"] == yaml.safe_load((CONFIGS / "cell" / f"{cell}.yaml").read_text(encoding="utf-8"))["name"]
     assert found["backend"] == "scan"
     assert found["eval_return_mean_zeroed_state"] is not None
-    assert evaluate("run", "--memory", "--trust-packages").code == 0
+    evaluate("run", "--memory", "--trust-packages").succeeded()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Choices of a user's own through the commands: options, sweeps, yamls, resuming, and code that nobody asked for."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,6 @@ LOGGER = """
 from dataclasses import dataclass
 from pathlib import Path
 from recurrl.config import LoggerConfig
-from recurrl.tracking import Tracker
 from recurrl.config.options import FRACTION, option
 from recurrl.tracking import Tracker
 
@@ -67,8 +64,7 @@ def package(tmp_path: Path) -> Path:
 @pytest.fixture
 def own_run(train, tiny, package, tmp_path) -> Path:
     """A finished run with a logger of the user's own, which has not been imported since."""
-    outcome = train(*tiny, f"logger={OWN}", "logger.share=0.25", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(*tiny, f"logger={OWN}", "logger.share=0.25", "hydra.run.dir=run").succeeded()
     package.unlink()
     return tmp_path / "run"
 
@@ -82,19 +78,8 @@ def test_options_are_taken_from_the_command_line_and_recorded(own_run):
     assert summary(own_run)["status"] == "completed"
 
 
-def test_a_yaml_of_the_users_own(train, tiny, package, tmp_path):
-    (tmp_path / "mine" / "logger").mkdir(parents=True)
-    (tmp_path / "mine" / "logger" / "notes.yaml").write_text(
-        f"defaults: [csv, _self_]\nname: {OWN}\ntitle: mine\nnested: {{a: 1}}\n"
-    )
-    outcome = train("--config-dir", "mine", *tiny, "logger=notes", "logger.share=1", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine 1.0 {'a': 1}"
-
-
 def test_a_sweep_over_a_choice_of_the_package_and_one_of_the_users_own(train, tiny, package, tmp_path):
-    outcome = train("-m", *tiny, f"logger=csv,{OWN}", "hydra.sweep.dir=sweep")
-    assert outcome.code == 0, outcome.err
+    train("-m", *tiny, f"logger=csv,{OWN}", "hydra.sweep.dir=sweep").succeeded()
     assert [(tmp_path / "sweep" / job / "notes.txt").exists() for job in "01"] == [False, True]
 
 
@@ -102,14 +87,8 @@ def test_a_sweep_over_a_choice_of_the_package_and_one_of_the_users_own(train, ti
     ("override", "error"),
     [
         ("logger.share=2", "logger.share must be a number from 0 to 1 (got 2.0)."),
-        (
-            "logger.share=much",
-            "The configuration key 'logger.share': Value 'much' of type 'str' could not be converted",
-        ),
         ("logger.sahre=1", "Unknown configuration key 'logger.sahre'. Did you mean logger.share"),
-        ("logger.nested={a:b}", "The configuration key 'logger.nested.a': Value 'b' of type 'str' could not be"),
         ("cell.hiden_size=3", "Unknown configuration key 'cell.hiden_size'. Did you mean cell.hidden_size?"),
-        ("learning_rate=1", "Unknown configuration key 'learning_rate'. Did you mean lr?"),
     ],
 )
 def test_a_wrong_option_is_rejected(refused, package, override, error):
@@ -128,15 +107,13 @@ def test_options_that_a_configuration_cannot_hold_are_rejected(train, package):
 
 def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, package, tmp_path):
     ours = ["logger=own_package.notes:Failing", "checkpoint.every_frames=32", "hydra.run.dir=run"]
-    outcome = train(*tiny, *ours)
-    assert outcome.code == 1
+    outcome = train(*tiny, *ours).failed()
     assert "no such note" in outcome.err
     assert "own_package/notes.py" in outcome.err  # its traceback
     found = summary(tmp_path / "run")
     assert (found["status"], found["error"]) == ("failed", "KeyError: 'no such note'")
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
-    outcome = train("resume=run", "logger=csv", "total_frames=96", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train("resume=run", "logger=csv", "total_frames=96", "hydra.run.dir=run").succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64", "96"]
 
 
@@ -193,18 +170,16 @@ def test_code_is_found_wherever_a_saved_configuration_names_it(
     (values[group] if group else values)[name] = value
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
     for name in ("resume", "evaluate"):
-        outcome = commands(train, evaluate, check, run)[name]()
-        assert outcome.code == 1
+        outcome = commands(train, evaluate, check, run)[name]().failed()
         assert "Traceback" not in outcome.err
         assert str(run / "config.yaml") in outcome.error, name
         assert not package.exists(), name
 
 
 def test_a_run_is_used_again_once_its_code_is_trusted(train, evaluate, check, own_run, package, tmp_path):
-    assert evaluate(own_run, "--trust-packages").code == 0
+    evaluate(own_run, "--trust-packages").succeeded()
     assert package.exists()
     assert check("--not-finite", own_run / "checkpoints", "--trust-packages").code == 1  # no batch was saved
-    outcome = train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", "hydra.run.dir=next")
-    assert outcome.code == 0, outcome.err
+    train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", "hydra.run.dir=next").succeeded()
     assert settings(tmp_path / "next")["logger"] == settings(own_run)["logger"]
     assert "notes 0.25" in (tmp_path / "next" / "notes.txt").read_text()

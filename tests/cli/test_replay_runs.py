@@ -1,7 +1,5 @@
 """``buffer=replay`` and ``algorithm.advantage`` through the command line."""
 
-from __future__ import annotations
-
 import pytest
 from run_files import metrics, without_times
 
@@ -27,9 +25,8 @@ REPLAY = [
 def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others):
     # After the resume, the ring is full and rows are split by its end.
     given = [*tiny, *REPLAY, "buffer.frames=80", *others, "backend=scan"]
-    assert train(*given, "hydra.run.dir=whole").code == 0
-    outcome = train("resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed")
-    assert outcome.code == 0, outcome.err
+    train(*given, "hydra.run.dir=whole").succeeded()
+    outcome = train("resume=whole/checkpoints/frames_000000000096", "hydra.run.dir=resumed").succeeded()
     whole, resumed = (without_times(metrics(tmp_path / name)) for name in ("whole", "resumed"))
     assert resumed == whole[3:]
     assert "; advantages by vtrace" in outcome.out

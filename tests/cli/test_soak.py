@@ -37,8 +37,7 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     every = ["checkpoint.every_frames=64", "evaluation.every_frames=128"]
     arguments = [*tiny, *every, f"total_frames={frames}", *others, "backend=auto"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = train(*arguments, f"hydra.run.dir={whole}")
-    assert done.code == 0, done.err
+    train(*arguments, f"hydra.run.dir={whole}").succeeded()
     own = with_a_disk_of_its_own("/dev/shm", "256m")
     before = set() if own else {path.name for path in Path("/dev/shm").iterdir()}
     program = [*own, sys.executable, PROGRAM, killed, str(kills), str(terms), *arguments]

@@ -1,7 +1,5 @@
 """``recurrl-train -m``: sweeps over combinations of overrides."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
@@ -43,8 +41,7 @@ def test_the_last_job_of_a_sweep_is_the_same_as_the_same_run_in_a_process_of_its
 
 def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, tiny, tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    outcome = train("-m", *tiny, "backend=triton,scan", "hydra.sweep.dir=sweep")
-    assert outcome.code == 1
+    outcome = train("-m", *tiny, "backend=triton,scan", "hydra.sweep.dir=sweep").failed()
     assert "Traceback" not in outcome.err
     assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["failed", "completed"]
     lines = outcome.err.splitlines()
@@ -57,8 +54,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(train, ti
 
 
 def test_a_sweep_over_an_option_that_does_not_exist_is_refused_before_its_first_job(train, tiny, tmp_path):
-    outcome = train("-m", *tiny, "cell=gru,nonesuch", "hydra.sweep.dir=sweep")
-    assert outcome.code == 1
+    outcome = train("-m", *tiny, "cell=gru,nonesuch", "hydra.sweep.dir=sweep").failed()
     assert outcome.error.startswith("cell=nonesuch does not exist.")
     assert not list(tmp_path.glob("sweep/*/summary.json"))
 
@@ -103,22 +99,19 @@ def test_ctrl_c_ends_a_sweep_with_its_table_and_it_can_be_continued(train, tiny,
     assert "interrupted: 0: seed=0" not in outcome.out
     assert "0 of 1 jobs completed" in outcome.err
     assert rows_of(outcome.out)[-2][-1] == "interrupted"
-    outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep", "resume=auto")
-    assert outcome.code == 0, outcome.err
+    outcome = train("-m", *tiny, "seed=0,1", "hydra.sweep.dir=sweep", "resume=auto").succeeded()
     assert "2 of 2 jobs completed" in outcome.err
     assert [len(metrics(tmp_path / "sweep" / job)) for job in ("0", "1")] == [2, 2]
 
 
 def test_a_job_that_is_refused_before_it_begins_is_in_the_table(train, tiny, tmp_path):
-    outcome = train("-m", *tiny, "lr=1e-3,abc", "hydra.sweep.dir=sweep")
-    assert outcome.code == 1
+    outcome = train("-m", *tiny, "lr=1e-3,abc", "hydra.sweep.dir=sweep").failed()
     assert [summary(tmp_path / "sweep" / job)["status"] for job in ("0", "1")] == ["completed", "failed"]
     assert "failed: 1: lr=abc: ConfigError: The configuration key 'lr'" in outcome.err
 
 
 def test_runs_of_any_origin_are_compared(recurrl_compare, sweep, console_run, tmp_path):
-    outcome = recurrl_compare(sweep[0].parent, console_run, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    outcome = recurrl_compare(sweep[0].parent, console_run, cwd=tmp_path).succeeded()
     head, *rows = rows_of(outcome.out.split("\n\n")[0])
     assert head[:4] == ["run", "cell", "seed", "return"]
     assert [row[0] for row in rows] == [*map(str, sweep), str(console_run)]

@@ -1,7 +1,5 @@
 """``recurrl-train``, one run: what it writes and says."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 
@@ -79,10 +77,9 @@ def test_the_summary_of_a_run_agrees_with_its_metrics(console_run):
 
 
 def test_evaluation_and_checkpoints_come_as_often_as_asked_and_at_the_end(train, tiny, tmp_path):
-    outcome = train(
+    train(
         *tiny, "total_frames=160", "checkpoint.every_frames=64", "evaluation.every_frames=96", "hydra.run.dir=run"
-    )
-    assert outcome.code == 0, outcome.err
+    ).succeeded()
     run = tmp_path / "run"
     evaluations = {row["frames"]: float(row["eval/return_mean"]) for row in metrics(run) if row["eval/return_mean"]}
     assert list(evaluations) == ["96", "160"]
@@ -96,14 +93,12 @@ def test_evaluation_and_checkpoints_come_as_often_as_asked_and_at_the_end(train,
 
 
 def test_frames_that_are_no_whole_number_of_iterations_are_not_exceeded(train, tiny, tmp_path):
-    outcome = train(*tiny, "total_frames=95", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(*tiny, "total_frames=95", "hydra.run.dir=run").succeeded()
     assert summary(tmp_path / "run")["frames"] == 64
 
 
 def test_a_policy_without_memory_runs_without_a_backend(train, tiny, tmp_path):
-    outcome = train(*tiny, "cell=none", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    outcome = train(*tiny, "cell=none", "hydra.run.dir=run").succeeded()
     assert "no memory (cell=none)" in outcome.out
     found = summary(tmp_path / "run")
     assert (found["status"], found["cell"], found["backend"]) == ("completed", "none", None)

@@ -1,7 +1,5 @@
 """Runs whose environments are in other processes: signals from the terminal, and processes that are killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A wrapper that makes the frames of a run large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

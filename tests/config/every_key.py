@@ -1,7 +1,5 @@
 """Changes one key of a run's configuration and looks whether anything comes of it."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import logging

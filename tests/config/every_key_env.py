@@ -1,7 +1,5 @@
 """An environment for the test of every key: any kind of observation and of action, and faults on request."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

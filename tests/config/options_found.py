@@ -1,7 +1,5 @@
 """All dataclasses of options: those of the package, and those of the examples."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass

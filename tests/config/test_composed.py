@@ -1,7 +1,5 @@
 """Conversion of a composed configuration to dataclasses, and errors for wrong keys and types."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """A value that the user gave and that has no effect in the run is refused; one of the package's yamls is left alone."""
 
-from __future__ import annotations
-
 import pytest
 
 CELL = "a cell other than none"
@@ -55,8 +53,7 @@ def test_a_value_that_has_no_effect_in_the_environment_is_refused_before_anythin
 
 def test_a_value_of_the_packages_yamls_is_left_alone(recurrl_train, tiny, tmp_path):
     tuned = ("experiment=mountaincar_continuous_no_velocity", "env=cartpole_no_velocity", "lr_schedule=adaptive")
-    outcome = recurrl_train(*tiny, *tuned, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+    recurrl_train(*tiny, *tuned, cwd=tmp_path).succeeded()
 
 
 def test_a_value_that_a_resumed_run_had_is_left_alone_and_one_that_is_given_is_not(
@@ -65,8 +62,7 @@ def test_a_value_that_a_resumed_run_had_is_left_alone_and_one_that_is_given_is_n
     ours = (f"resume={finished_run}", "lr_schedule=adaptive", "total_frames=96", "hydra.run.dir=run")
     error = recurrl_train(*ours, "lr_final_fraction=0.2", cwd=tmp_path).error
     assert error.startswith("lr_final_fraction=0.2 has no effect without lr_schedule=linear.")
-    outcome = recurrl_train(*ours, cwd=tmp_path)  # the run had lr_final_fraction=0.1
-    assert outcome.code == 0, outcome.err
+    recurrl_train(*ours, cwd=tmp_path).succeeded()  # the run had lr_final_fraction=0.1
 
 
 def test_of_a_sweep_the_jobs_in_which_a_value_has_no_effect_are_refused(recurrl_train, tiny, tmp_path):

@@ -1,7 +1,5 @@
 """Every key of the configuration does something, or a value that the user gives for it is refused."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections import Counter

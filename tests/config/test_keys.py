@@ -1,7 +1,5 @@
 """The dotted keys of configurations: those of the schema, suggestions for unknown ones, and differences."""
 
-from __future__ import annotations
-
 import pytest
 from omegaconf import OmegaConf
 

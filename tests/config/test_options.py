@@ -1,7 +1,5 @@
 """Every option has help, a range or choices, and rejects other values with all of them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Choices of a user's own, ``package.module:Name``: found, or rejected with the reason."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields

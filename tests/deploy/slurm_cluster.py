@@ -1,7 +1,5 @@
 """A SLURM of two nodes on this machine, in namespaces of its own; programs of Debian's ``slurmctld`` and ``slurmd``."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The file for a Ray cluster: Ray takes it, and what it says to run is a run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -19,8 +17,7 @@ def test_the_command_that_it_names_configures_a_run(recurrl_train, tmp_path):
     (command,) = re.findall(r"# +ray exec --tmux \S+ '(.*)'", comments)
     program, *words = shlex.split(command)
     assert program == "recurrl-train"
-    shown = recurrl_train(*words, "--cfg", "job", cwd=tmp_path)
-    assert shown.code == 0, shown.err
+    recurrl_train(*words, "--cfg", "job", cwd=tmp_path).succeeded()
 
 
 def test_its_machines_are_as_many_as_ray_waits_for():

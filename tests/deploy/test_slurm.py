@@ -1,7 +1,5 @@
 """The jobs for SLURM: what they call, and whole runs on a SLURM of two nodes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -78,8 +76,7 @@ def test_the_command_is_one_that_recurrl_takes(job, recurrl_train, tmp_path, scr
     called = (tmp_path / "srun").read_text(encoding="utf-8").split()
     assert " ".join(expected) in " ".join(called)
     settings = called[called.index("resume=auto") :]
-    shown = recurrl_train(*settings, "--cfg", "job", cwd=tmp_path)
-    assert shown.code == 0, shown.err
+    shown = recurrl_train(*settings, "--cfg", "job", cwd=tmp_path).succeeded()
     assert "seed: 4" in shown.out
 
 

@@ -1,7 +1,5 @@
 """When warnings are due. ``tests/cli/test_not_learning.py`` has runs that fail in each way."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

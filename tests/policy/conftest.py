@@ -1,16 +1,12 @@
 """Small configurations of the tiny tasks, and batches collected with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
+from collected import fresh_policy, rollouts
 from tensordict import TensorDictBase
-from torch import nn
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
 from recurrl.policy import OBSERVATION, Policy
 
@@ -39,18 +35,9 @@ def collect() -> Callable[[TrainConfig], tuple[Policy, TensorDictBase]]:
     """The policy of a configuration, its heads far from zero so that a wrong input shows, and its second batch."""
 
     def collect(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
-        set_process_state(config)
-        policy = make_policy_for(config)
-        with torch.no_grad():
-            for head in (policy.actor_head, policy.critic_head):
-                assert isinstance(head, nn.Module)
-                for parameter in head.parameters():
-                    parameter.normal_(std=0.5)
-        collector = make_collector(config, policy)
-        collect = collector.collect
-        policy.observe(collect()[OBSERVATION])
-        batch = collect().clone()
-        collector.shutdown()
-        return policy, batch
+        policy = fresh_policy(config, std=0.5)
+        batches = rollouts(config, policy, 2)
+        policy.observe(next(batches)[OBSERVATION])
+        return policy, *(batch.clone() for batch in batches)
 
     return collect

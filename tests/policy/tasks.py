@@ -5,8 +5,6 @@ steps gives 1 / delay for what the bits ask for: the best return is 1, and that 
 :data:`WITHOUT_MEMORY`.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import gymnasium

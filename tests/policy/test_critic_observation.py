@@ -1,7 +1,5 @@
 """``algorithm.critic_observation``: entries of the observation that the critic sees and the actor does not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collected import collected
 from tasks import CUE, MASKED, VECTOR
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.agent import Agent
 from recurrl.algorithms.advantages import next_values
-from recurrl.build import make_algorithm, make_collector, make_policy_for
+from recurrl.build import make_algorithm, make_policy_for
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
@@ -99,15 +98,12 @@ def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_criti
 )
 def test_every_way_of_learning_takes_it(way: tuple[str, ...], critic: str, small: Compose) -> None:
     config = small(*TASKS["masked vector"], critic, *way)
-    learner = make_algorithm(config, make_policy_for(config))
-    before = {name: value.clone() for name, value in learner.policy.named_parameters()}
-    collector = make_collector(config, learner.policy)
-    metrics = learner.update(collector.collect(), progress=0.0)
-    collector.shutdown()
+    policy, batch = collected(config)
+    before = [value.clone() for value in policy.parameters()]
+    metrics = make_algorithm(config, policy).update(batch, progress=0.0)
     assert np.isfinite(list(metrics.values())).all()
-    assert all(not torch.equal(value, before[name]) for name, value in learner.policy.named_parameters())
-    assert learner.policy.critic_trunk is not None
-    counted = [value for name, value in learner.policy.named_buffers() if name.endswith("moments.count")]
+    assert not any(map(torch.equal, before, policy.parameters()))
+    counted = [value for name, value in policy.named_buffers() if name.endswith("moments.count")]
     assert [float(count) for count in counted] == [64.0, 64.0, 64.0]  # the actor's entry, and the critic's two
 
 

@@ -1,7 +1,5 @@
 """Critics: on the actor's trunk, or on one of their own, recurrent or feed-forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Distributions of actions: log-probabilities, entropies and modes by formula, masks, and sums over parts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

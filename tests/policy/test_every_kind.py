@@ -1,7 +1,5 @@
 """Every kind of observation and of action: what the update sees is what the rollout saw, and a GRU learns the task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import isfinite
 from statistics import fmean
@@ -9,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from collected import collected, fresh_policy, rollouts
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from tensordict import TensorDictBase
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.build import make_algorithm, make_collector, make_policy_for, set_process_state
+from recurrl.build import make_algorithm
 from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
@@ -95,12 +94,9 @@ ALGORITHMS = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, bounded: str, configure: Configure) -> None:
     config = configure(CUE, *ALGORITHMS[algorithm], f"policy.bounded_action={bounded}", action=action)
-    set_process_state(config)
-    policy = make_policy_for(config)
+    policy, batch = collected(config)
     before = [parameter.detach().clone() for parameter in policy.actor_head.parameters()]
-    collector = make_collector(config, policy)
-    metrics = make_algorithm(config, policy).update(collector.collect(), progress=0.0)
-    collector.shutdown()
+    metrics = make_algorithm(config, policy).update(batch, progress=0.0)
     assert all(isfinite(value) for name, value in metrics.items() if name.startswith(("loss", "policy", "optim")))
     assert metrics["policy/kl"] == pytest.approx(0, abs=0.02)
     assert not any(map(torch.equal, before, policy.actor_head.parameters()))
@@ -123,13 +119,10 @@ LEARNING = (
 
 def learnt(config: TrainConfig) -> float:
     """The mean return of deterministic episodes after training."""
-    set_process_state(config)
-    policy = make_policy_for(config)
-    collector = make_collector(config, policy)
+    policy = fresh_policy(config)
     learner = make_algorithm(config, policy)
-    for iteration in range(config.iterations):
-        learner.update(collector.collect(), iteration / config.iterations)
-    collector.shutdown()
+    for iteration, batch in enumerate(rollouts(config, policy, config.iterations)):
+        learner.update(batch, iteration / config.iterations)
     return fmean(evaluate(config.env, policy, episodes=50, seed=0))
 
 

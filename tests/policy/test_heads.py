@@ -1,7 +1,5 @@
 """Masks of actions: what they refuse, and that no action is done which they do not allow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,14 +1,13 @@
 """The noise of continuous actions: correlated from step to step, and of the policy's own distribution at each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
 import torch
+from collected import collected
 from torch import Tensor
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.build import make_policy_for
 from recurrl.config import TrainConfig
 from recurrl.policy.noise import NOISE, CorrelatedNoise
 
@@ -39,11 +38,7 @@ def test_collected_actions_deviate_alike_within_an_episode_and_not_across_its_en
 ) -> None:
     overrides = (f"policy.noise_correlation={expected}", f"cell={cell}", "env.max_episode_steps=20")
     config = small(*OPTIONS, *overrides, "frames_per_batch=5120", "slice_len=20")
-    set_process_state(config)
-    policy = make_policy_for(config)
-    collector = make_collector(config, policy)
-    batch = collector.collect()
-    collector.shutdown()
+    policy, batch = collected(config)
     distribution, _, _, _ = policy.sequence(*policy.inputs(batch))
     torch.testing.assert_close(distribution.log_prob(batch["action"]), batch["action_log_prob"])
     deviation = ((batch["action"] - distribution.mean) / distribution.stddev).detach().squeeze(-1)

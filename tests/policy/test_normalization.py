@@ -1,7 +1,5 @@
 """Running statistics of observations and rewards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

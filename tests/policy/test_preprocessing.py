@@ -1,7 +1,5 @@
 """What reaches an encoder: dtypes, the spec of it, and normalisation where it belongs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """The previous action and reward: what was done and given before, zero at an episode's first step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Trunks: encoders' layers, batch dimensions and dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wandb workspace that ``scripts/dashboard.py`` makes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

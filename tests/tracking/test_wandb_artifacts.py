@@ -1,8 +1,5 @@
 """The best checkpoint as an artifact at the end of a run, and other files after it."""
 
-from __future__ import annotations
-
-import json
 import os
 import shlex
 import shutil
@@ -14,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 from disks import with_a_disk_of_its_own
+from run_files import summary
 from wandb_files import history, only, records
-from wandb_server import WandbServer, sync
+from wandb_server import synced
 
 from recurrl import checkpoint
 
@@ -32,15 +30,12 @@ def contents(folder):
 
 
 def test_a_run_offline_leaves_its_best_checkpoint_for_wandb_sync(trained, tmp_path):
-    outcome = trained(OFFLINE, ARTIFACTS, "checkpoint.every_frames=32", "evaluation.every_frames=32")
-    assert outcome.code == 0, outcome.err
+    trained(OFFLINE, ARTIFACTS, "checkpoint.every_frames=32", "evaluation.every_frames=32").succeeded()
     best, described = checkpoint.best(tmp_path / "run")
     expected = contents(best)
     # Even if the run's directory changes afterwards.
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    server = WandbServer()
-    sync(tmp_path / "run", server)
-    server.stop()
+    server = synced(tmp_path / "run")
     [run_id] = server.history
     [(name, artifact)] = server.artifacts.items()
     sent = (name, artifact.request["artifactTypeName"], artifact.request["runName"])
@@ -51,8 +46,7 @@ def test_a_run_offline_leaves_its_best_checkpoint_for_wandb_sync(trained, tmp_pa
 
 
 def test_a_run_online_uploads_its_best_checkpoint(server, trained, tmp_path):
-    outcome = trained(ARTIFACTS)
-    assert outcome.code == 0, outcome.err
+    outcome = trained(ARTIFACTS).succeeded()
     assert "[ERROR]" not in outcome.out
     [artifact] = server.artifacts.values()
     assert artifact.files == contents(checkpoint.best(tmp_path / "run")[0])
@@ -61,7 +55,7 @@ def test_a_run_online_uploads_its_best_checkpoint(server, trained, tmp_path):
 
 def is_completed_with_an_error(outcome, run_dir, reason):
     assert outcome.code == 0, outcome.err
-    assert json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["status"] == "completed"
+    assert summary(run_dir)["status"] == "completed"
     line, *_ = [line for line in outcome.out.splitlines() if "[ERROR]" in line]
     assert "The best checkpoint is not an artifact of wandb run" in line
     assert reason in line
@@ -115,16 +109,13 @@ def test_what_happens_at_the_end_is_an_error_in_the_log(trained, tmp_path, monke
 
 
 def test_exported_files_and_videos_are_added_to_the_run_later(trained, upload, tmp_path):
-    assert trained(OFFLINE).code == 0
+    trained(OFFLINE).succeeded()
     for folder, name in (("export", "policy.onnx"), ("video", "replay.mp4")):
         (tmp_path / "run" / folder).mkdir()
         (tmp_path / "run" / folder / name).write_bytes(name.encode())
-    done = upload("run")
-    assert done.code == 0, done.err
+    done = upload("run").succeeded()
     assert "checkpoint, export, video: " in done.out
-    server = WandbServer()
-    sync(tmp_path / "run", server)
-    server.stop()
+    server = synced(tmp_path / "run")
     [(run_id, rows)] = server.history.items()
     assert [row["frames"] for row in rows] == [32, 64]
     assert set(server.artifacts) == {f"{kind}-{run_id}" for kind in ("checkpoint", "export", "video")}
@@ -133,19 +124,17 @@ def test_exported_files_and_videos_are_added_to_the_run_later(trained, upload, t
 
 
 def test_a_rejected_upload_fails_the_command_and_can_be_repeated(server, trained, upload):
-    assert trained().code == 0
+    trained().succeeded()
     server.rejection = "storage quota exceeded"
-    done = upload("run")
-    assert done.code == 1
+    done = upload("run").failed()
     assert "storage quota exceeded" in done.error
     server.rejection = ""
-    assert upload("run").code == 0
+    upload("run").succeeded()
     [(run_id, rows)] = server.history.items()
     assert set(server.artifacts) == {f"checkpoint-{run_id}"}
     assert [row["frames"] for row in rows] == [32, 64]
 
 
 def test_a_run_without_a_wandb_run_is_an_error(upload, finished_run):
-    done = upload(str(finished_run))
-    assert done.code == 1
+    done = upload(str(finished_run)).failed()
     assert "has no wandb run: it was trained with logger=csv" in done.error

@@ -1,9 +1,5 @@
 """wandb with its server unreachable or lost or its process killed; and resumed runs."""
 
-from __future__ import annotations
-
-import csv
-import json
 import logging
 import os
 import re
@@ -16,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from wandb_server import WandbServer, sync
+from run_files import metrics, summary
+from wandb_server import WandbServer, synced
 
 from recurrl.tracking import Resumed, Trackers, make_trackers
 
@@ -41,9 +38,8 @@ def recorded(server: WandbServer, run_id: str) -> list[tuple[int, int]]:
     return [(row["frames"], row["_step"]) for row in server.history[run_id]]
 
 
-def frames_in(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row["frames"] for row in csv.DictReader(file)]
+def frames_in(run: Path) -> list[int]:
+    return [int(row["frames"]) for row in metrics(run)]
 
 
 # Resumed runs
@@ -87,16 +83,13 @@ def test_the_wandb_id_survives_a_part_logged_elsewhere(logger_options, tmp_path)
 
 def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(trained, tmp_path):
     ours = ("logger.mode=offline", "checkpoint.every_frames=32")
-    assert trained(*ours, "total_frames=96").code == 0
+    trained(*ours, "total_frames=96").succeeded()
     # As if killed before its last checkpoint: the third iteration is repeated.
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "frames_000000000096")
-    outcome = trained(*ours, "total_frames=128", "resume=auto")
-    assert outcome.code == 0, outcome.err
+    outcome = trained(*ours, "total_frames=128", "resume=auto").succeeded()
     assert outcome.err.count("wandb: WARNING") == 0
     assert re.findall(r"wandb sync (\S+)", outcome.out) == [str(tmp_path / "run" / "wandb")]
-    server = WandbServer()
-    sync(tmp_path / "run", server)
-    server.stop()
+    server = synced(tmp_path / "run")
     [run_id] = server.history
     assert recorded(server, run_id) == [(32, 32), (64, 64), (96, 96), (128, 128)]
 
@@ -140,9 +133,9 @@ def test_a_run_that_wandb_cannot_start_fails_before_training(machine, trained, t
     assert (outcome.code, "Traceback" in outcome.err) == (1, False)
     assert seconds < 10
     assert outcome.error.startswith("logger=wandb could not start a run with logger.mode=online: ")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert (summary["status"], summary["frames"]) == ("failed", 0)
-    assert reason in summary["error"]
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["frames"]) == ("failed", 0)
+    assert reason in found["error"]
     for text in (reason, "logger.mode=offline", "logger=csv"):
         assert text in outcome.error
 
@@ -164,7 +157,7 @@ def test_a_server_that_disappears_loses_no_metrics_and_respects_the_timeout(
     [message] = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert "is incomplete: no answer within 1.5 s (WANDB_FINISH_TIMEOUT). All metrics are in" in message
     assert message.endswith(f"wandb sync --include-online {tmp_path / 'run' / 'wandb'}")
-    assert frames_in(tmp_path / "run" / "metrics.csv") == ["32", "64", "96"]
+    assert frames_in(tmp_path / "run") == [32, 64, 96]
 
 
 def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained, tmp_path, monkeypatch):
@@ -184,9 +177,8 @@ def test_training_continues_when_wandbs_process_is_killed_and_reports_it(trained
     assert outcome.code == 0, outcome.err
     assert len(re.findall(r"wandb run \w+ is incomplete", outcome.out)) == 1
     assert "Traceback" not in outcome.err
-    assert frames_in(tmp_path / "run" / "metrics.csv") == ["32", "64", "96", "128"]
+    assert frames_in(tmp_path / "run") == [32, 64, 96, 128]
     # The next run in this process is recorded.
-    outcome = trained("logger.mode=offline", "hydra.run.dir=next")
-    assert outcome.code == 0, outcome.err
+    outcome = trained("logger.mode=offline", "hydra.run.dir=next").succeeded()
     assert "is incomplete" not in outcome.out
     assert len(list((tmp_path / "next").glob("wandb/offline-run-*/*.wandb"))) == 1

@@ -1,7 +1,5 @@
 """What wandb wrote into the directory of a run."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fake wandb server that records runs and their artifacts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -208,11 +206,14 @@ class WandbServer:
         return {"artifact": described}
 
 
-def sync(run_dir: Path, server: WandbServer) -> None:
-    """Uploads what wandb wrote into the directory of a run, with wandb's own command."""
+def synced(run_dir: Path) -> WandbServer:
+    """A server to which wandb's own command has uploaded what wandb wrote into the directory of a run."""
+    server = WandbServer()
     environment = {**os.environ, "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": server.url}
     command = [sys.executable, "-m", "wandb", "sync", str(run_dir / "wandb")]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
+    server.stop()
+    return server
 
 
 def _name_of(artifact: Artifact) -> str:

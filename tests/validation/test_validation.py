@@ -1,7 +1,5 @@
 """The rules of a configuration: what violates one is an error that says what to do, and what that advises is fine."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An encoder that breaks its contract is rejected by name before training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Convolutional networks: the papers' sizes, and every layout of an image."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

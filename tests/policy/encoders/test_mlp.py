@@ -1,7 +1,5 @@
 """``encoder=mlp``: each kind of observation by its own network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""What the tests of the command line read from a run directory."""
-
-from __future__ import annotations
+"""What tests read from the directory of a run."""
 
 import csv
 import json

@@ -1,0 +1,35 @@
+"""Policies and what they collect, made as a run makes them."""
+
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDictBase
+
+from recurrl.build import make_collector, make_policy_for, set_process_state
+from recurrl.config import TrainConfig
+from recurrl.policy import Policy
+
+
+def fresh_policy(config: TrainConfig, std: float = 0.0) -> Policy:
+    """The policy of a configuration; ``std``: with heads far from their initial zeros, so that a wrong input shows."""
+    set_process_state(config)
+    policy = make_policy_for(config)
+    with torch.no_grad():
+        for head in (policy.actor_head, policy.critic_head) if std else ():
+            for parameter in head.parameters():
+                parameter.normal_(std=std)
+    return policy
+
+
+def rollouts(config: TrainConfig, policy: Policy, count: int = 1) -> Iterator[TensorDictBase]:
+    """One rollout after the other, each with the weights of then."""
+    collector = make_collector(config, policy)
+    for _ in range(count):
+        yield collector.collect()
+    collector.shutdown()
+
+
+def collected(config: TrainConfig, std: float = 0.0) -> tuple[Policy, TensorDictBase]:
+    """A fresh policy and its first rollout."""
+    policy = fresh_policy(config, std)
+    return policy, *rollouts(config, policy)

@@ -1,0 +1,83 @@
+"""``examples/extending``: a buffer, a collector, an encoder and a logger with options, through the command line."""
+
+import json
+
+import pytest
+from run_files import metrics, without_times
+
+BUFFER = "buffer=my_package.prioritized_buffer:PrioritizedBuffer"
+COLLECTOR = "collector=my_package.resetting_collector:make"
+FOURIER = ("--config-dir", "configs", "encoder=fourier")
+FOURIER_BY_NAME = ("encoder=my_package.fourier_encoder:make",)
+LINES = "logger=my_package.json_lines:JsonLines"
+
+
+def test_a_buffer_trains_and_resumes_and_its_option_counts(train, tiny):
+    given = [[*tiny, BUFFER, f"buffer.exponent={exponent}", "backend=scan"] for exponent in (0, 1)]
+    runs = [train(*overrides, run=str(number)) for number, overrides in enumerate(given)]
+    assert len({metrics(run)[0]["loss/objective"] for run in runs}) == 2
+    train(BUFFER, f"resume={runs[1]}", "total_frames=96", run="again")
+
+
+@pytest.mark.parametrize("on_fault", ["raise", "restart"])
+def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on_fault):
+    given = [*tiny, COLLECTOR, "collector.reset_every=3", f"collector.on_fault={on_fault}", "backend=scan"]
+    whole, half = (train(*given, "schedule_frames=160", f"total_frames={n}", run=str(n)) for n in (160, 64))
+    # Only its name: collector=... would also take the defaults of its options.
+    named = COLLECTOR.replace("collector", "collector.name", 1)
+    again = train(named, f"resume={half}", "total_frames=160", run="again")
+    assert without_times(metrics(again)) == without_times(metrics(whole))[2:]
+    assert [row["collect/reset"] for row in metrics(whole)] == ["1.0", "0.0", "0.0", "1.0", "0.0"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "previous"),
+    [(FOURIER, ()), (FOURIER_BY_NAME, ("env.previous_action=true", "env.previous_reward=true"))],
+    ids=["by yaml, a tensor", "by name, a mapping"],
+)
+def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous, train, evaluated, tiny):
+    sizes = [override for override in tiny if not override.startswith("encoder.")]
+    options = (*chosen, *sizes, *previous, "encoder.frequencies=5", "schedule_frames=128", "backend=reference")
+    whole = train(*options, "total_frames=128", run="whole")
+    resumed = train(*options, "total_frames=128", f"resume={train(*options)}", run="resumed")
+    assert without_times(metrics(resumed)) == without_times(metrics(whole))[2:]
+    evaluated(resumed, "--trust-packages").succeeded()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((BUFFER, "buffer.exponent=2"), "buffer.exponent must be a number from 0 to 1 (got 2.0)."),
+        ((COLLECTOR, "collector.reset_every=0"), "collector.reset_every must be an integer from 1"),
+        (
+            (*FOURIER_BY_NAME, "encoder.frequencies=0"),
+            "encoder.frequencies must be an integer from 1 to 65_536 (got",
+        ),
+        (
+            (*FOURIER, "env=gym", "env.id=FrozenLake-v1"),
+            "encoder=my_package.fourier_encoder:make takes continuous observations, not torch.int64.",
+        ),
+    ],
+)
+def test_an_option_out_of_range_is_refused(overrides, message, error):
+    assert error(*overrides, "device=cpu").startswith(message)
+
+
+def test_options_are_explained(explained):
+    assert "  frequencies: 32                   # random frequencies, each of which gives a" in explained(*FOURIER)
+    assert "  only: []                          # beginnings of the metrics to log" in explained(LINES)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "logged"),
+    [
+        (("--config-dir", "configs", "logger=json_lines"), {"frames", "train", "eval"}),
+        ((LINES, "logger.only=[optim/]"), {"frames", "optim"}),
+    ],
+)
+def test_a_logger_logs_what_its_option_says(chosen, logged, train, tiny):
+    run = train(*chosen, *tiny)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["frames"] for line in lines] == [32, 64]
+    assert {name.partition("/")[0] for line in lines for name in line} == logged
+    assert len(metrics(run)) == 2
