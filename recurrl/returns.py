@@ -1,7 +1,7 @@
 """Statistics of returns: of the episodes of an evaluation, or of the runs of several seeds."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 
 WINDOW = 100
 """The number of episodes that the means and deviations of returns and lengths of training are taken over."""
+STATISTICS = ("mean", "std", "95% interval", "interquartile mean", "min", "max")
+"""The heads of tables of statistics."""
 FEWEST = 3
 """The number of values from which on their mean has an interval."""
 _T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -52,6 +54,13 @@ def return_format(mean: float, spread: float = 0.0) -> str:
 def interval_text(interval: Iterable[float] | None, form: str, of: str) -> str:
     """An interval with its ends in a format; that there are too few of what it is over, if there is none."""
     return f"too few {of}" if interval is None else " to ".join(f"{end:{form}}" for end in interval)
+
+
+def in_cells(found: Mapping[str, Any], of: str) -> tuple[str, ...]:
+    """Statistics of :func:`summarized` as text, below the heads :data:`STATISTICS`; ``of`` names what they are over."""
+    form = return_format(found["mean"], found["std"])
+    mean, std, *others = (f"{found[key]:{form}}" for key in ("mean", "std", "interquartile_mean", "min", "max"))
+    return (mean, std, interval_text(found["interval_95"], form, of), *others)
 
 
 def interval_95(mean: float, std: float, count: int) -> tuple[float, float] | None:

@@ -10,14 +10,12 @@ from recurrl.cli.results import comparison, comparison_table, results_of
 
 def compare_main() -> None:
     """``recurrl-compare``: what differs between runs, and what they came to."""
-    parser = argparse.ArgumentParser(
-        prog="recurrl-compare",
-        description="Prints a table of runs: the settings that differ, the return of the last evaluation with the 95% "
-        "interval of its mean over episodes, frames, time and status; and for runs that differ in their seeds only, "
-        "the mean over seeds with its interval. recurrl-evaluate "
-        "plays new episodes instead.",
+    parser = _parser(
+        "recurrl-compare",
+        "Prints a table of runs: the settings that differ, the return of the last evaluation with the 95% interval of "
+        "its mean over episodes, frames, time and status; and for runs that differ in their seeds only, statistics "
+        "over those that completed. recurrl-evaluate plays new episodes instead.",
     )
-    parser.add_argument("run", nargs="+", type=Path, metavar="run|sweep", help="run directories, or those of sweeps")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
     with errors_as_messages():
@@ -27,12 +25,11 @@ def compare_main() -> None:
 
 def report_main() -> None:
     """``recurrl-report``: one HTML page about runs."""
-    parser = argparse.ArgumentParser(
-        prog="recurrl-report",
-        description="Writes one self-contained HTML page: learning curves over seeds, returns, the use of memory, "
-        "where the time went, what differs between the configurations, warnings, and videos in the runs' directories.",
+    parser = _parser(
+        "recurrl-report",
+        "Writes one self-contained HTML page: learning curves over seeds, returns, the use of memory, where the time "
+        "went, what differs between the configurations, warnings, and videos in the runs' directories.",
     )
-    parser.add_argument("run", nargs="+", type=Path, metavar="run|sweep", help="run directories, or those of sweeps")
     parser.add_argument("--output", type=Path, help="the file; default: report.html in the first directory")
     arguments = parser.parse_args()
     with errors_as_messages():
@@ -41,3 +38,9 @@ def report_main() -> None:
         runs = [run for path in arguments.run for run in results_of(path)]
         page = write_report(runs, arguments.run, arguments.output)
     sys.stdout.write(f"{page}\n")
+
+
+def _parser(program: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("run", nargs="+", type=Path, metavar="run|sweep", help="run directories, or those of sweeps")
+    return parser

@@ -13,12 +13,11 @@ from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.cli.results import table
 from recurrl.errors import ConfigError, require
-from recurrl.returns import interval_text, return_format, summarized
+from recurrl.returns import STATISTICS, in_cells, summarized
 from recurrl.runtime.run_directory import CONFIG_FILE, VIDEOS, run_directory_of
 
 _OVERRIDE = re.compile(r"[+~]*[\w.]+=.*", re.DOTALL)
 _MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with another episode's"}
-_COLUMNS = ("mean", "95% interval", "interquartile mean", "std", "min", "max", "episodes")
 
 
 def evaluate_main() -> None:
@@ -149,25 +148,17 @@ def _parser() -> argparse.ArgumentParser:
         "env.kwargs.length=20",
     )
     parser.add_argument("--episodes", type=int, help="episodes per seed (default: the run's evaluation.episodes)")
-    parser.add_argument(
-        "--seed", type=_seeds, metavar="SEED[,...]", help="seeds of the environments (default: the run's)"
-    )
+    parser.add_argument("--seed", type=_seeds, metavar="SEED,...", help="of the environments (default: the run's)")
     parser.add_argument("--which", default="best", help="the best checkpoint of a run, or the last (default: best)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most probable")
     parser.add_argument("--device", help="where the policy runs (default: the run's device)")
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="also evaluate with recurrent states zeroed at each step, and with those of another episode",
+    memory = "also evaluate with recurrent states zeroed at each step, and with those of another episode"
+    parser.add_argument("--memory", action="store_true", help=memory)
+    video = (
+        "show the first episode of each seed: the environment, what env.mask hides, the value and the recurrent "
+        "states; a file named .mp4 or .gif, or a folder for both (default: video in the run)"
     )
-    parser.add_argument(
-        "--video",
-        nargs="?",
-        const="",
-        metavar="FILE|DIR",
-        help="show the first episode of each seed: the environment, what env.mask hides, the value and the recurrent "
-        "states; a file named .mp4 or .gif, or a folder for both (default: video in the run)",
-    )
+    parser.add_argument("--video", nargs="?", const="", metavar="FILE|DIR", help=video)
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with all returns")
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     return parser
@@ -180,12 +171,10 @@ def _seeds(text: str) -> list[int]:
 def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
     if as_json:
         return json.dumps(reports, indent=2, ensure_ascii=False) + "\n"
-    rows = ((each["run"] + _MEMORY[key], *_cells(of)) for each in reports for key, of in each["returns"].items())
+    rows = (
+        (each["run"] + _MEMORY[key], *in_cells(of, "episodes"), str(of["episodes"]))
+        for each in reports
+        for key, of in each["returns"].items()
+    )
     videos = "".join(f"{file}\n" for file in reports[0].get("video", ()))
-    return table([("run", *_COLUMNS), *rows]) + videos
-
-
-def _cells(found: dict[str, Any]) -> tuple[str, ...]:
-    form = return_format(found["mean"], found["std"])
-    mean, *others = (f"{found[key]:{form}}" for key in ("mean", "interquartile_mean", "std", "min", "max"))
-    return (mean, interval_text(found["interval_95"], form, "episodes"), *others, str(found["episodes"]))
+    return table([("run", *STATISTICS, "episodes"), *rows]) + videos

@@ -1,11 +1,9 @@
 """The results of runs, read from their directories, and tables of them."""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
@@ -15,14 +13,12 @@ from recurrl.cli.saved_config import saved_config
 from recurrl.config.composed import plain
 from recurrl.config.keys import flat
 from recurrl.errors import ConfigError
-from recurrl.reporting.runs import OVER_SEEDS, Result, differing, over_seeds
-from recurrl.returns import interval_95, interval_text, return_format
+from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, differing, left_out, over_seeds
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import CONFIG_FILE, read_text
 
 OVERRIDES = ".hydra/overrides.yaml"
 """The overrides of a job of a sweep, written when it begins."""
-_OUTCOME = ("return", "95% interval", "frames", "time", "status")
 
 
 def results_of(path: Path) -> list[Result]:
@@ -85,26 +81,13 @@ def comparison(results: Sequence[Result], heading: str) -> str:
 def comparison_table(results: Sequence[Result], heading: str) -> str:
     """A table of runs with the settings that differ, and one over seeds where there are several."""
     keys = differing(results)
-    rows = ((each.name, *(each.settings.get(key, "") for key in keys), *_outcome(each)) for each in results)
-    text = table([(heading, *keys, *_OUTCOME), *rows])
+    rows = ((each.name, *(each.settings.get(key, "") for key in keys), *each.cells()) for each in results)
+    text = table([(heading, *keys, *OUTCOME), *rows])
     if groups := over_seeds(results):
         rows = ((*group.settings.values(), *group.cells()) for group in groups)
         text += "\n" + table([(*groups[0].settings, *OVER_SEEDS), *rows])
-        text += "".join(f"left out: {name}: {why}\n" for group in groups for name, why in group.left_out.items())
+        text += "".join(f"{line}\n" for line in left_out(groups))
     return text
-
-
-def _outcome(result: Result) -> tuple[str, ...]:
-    """Return, interval of its mean over episodes, frames, time and status, as text."""
-    mean, std, seconds = result.mean_return, result.summary.get("eval_return_std"), result.summary.get("wall_time_s")
-    count, texts = result.summary.get("eval_episodes") or 0, ("", "")
-    if mean is not None and std is not None:
-        # The deviation of a summary is that of its episodes, not an estimate for others.
-        interval = interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count)
-        form = return_format(mean, std)
-        texts = (f"{mean:{form}}", interval_text(interval, form, "episodes"))
-    time = "" if seconds is None else str(timedelta(seconds=round(seconds)))
-    return (*texts, f"{result.summary.get('frames') or 0:,}", time, result.status)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.config import TrainConfig
-from recurrl.returns import interval_text, return_format
+from recurrl.returns import in_cells
 
 _KIND = "reinforcement-learning"
 _USE = """```python
@@ -52,9 +52,7 @@ def model_card(
         needs_trust: the configuration names packages to import.
     """
     env, cell, algorithm = config.env.id, config.cell.name, config.algorithm.name
-    form = return_format(found["mean"], found["std"])
-    mean, spread = (f"{found[key]:{form}}" for key in ("mean", "std"))
-    interval = interval_text(found["interval_95"], form, "episodes")
+    mean, spread, interval, *_ = in_cells(found, "episodes")
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean} +/- {spread}", "verified": False}
     task, dataset = {"type": _KIND, "name": _KIND}, {"type": env, "name": env}
     header = {

@@ -13,45 +13,35 @@ from recurrl.tracking.csv import Curve
 
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-_TIMES = (
-    ("startup_time_s", "start-up"),
-    ("compile_time_s", "compiling"),
-    ("collect_time_s", "collecting"),
-    ("learn_time_s", "learning"),
-)
-_MEMORY = (
-    ("eval_return_mean", "as trained"),
-    ("eval_return_mean_zeroed_state", "memory zeroed"),
-    ("eval_return_mean_shuffled_state", "another episode's memory"),
-    ("eval_return_mean_random", "random actions"),
-)
+_TIMES = {"startup": "start-up", "compile": "compiling", "collect": "collecting", "learn": "learning"}
+_STATES = {"": "trained", "_zeroed_state": "memory zeroed", "_shuffled_state": "another's memory", "_random": "random"}
 
 
 def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
-    """The mean of a metric over seeds and its range, by group; None if no run has it."""
-    figure = _figure("frames (environment steps)", "return")
+    """The mean of a metric over seeds and its range, by group; None if no run has several of its values."""
+    figure = _figure("frames (environment steps)", "return").update_layout(hovermode="x unified")
     for color, group in zip(cycle(_COLORS), groups, strict=False):
         curves = [curve for run in group.seeds or group.runs if (curve := run.curve(metric))]
         if not curves:
             continue
         frames, values = _aligned(curves)
-        line = {"x": frames, "mode": "lines", "legendgroup": group.name}
+        line, name = {"x": frames, "mode": "lines", "legendgroup": group.name}, group.name
         if len(curves) > 1:
             bounds = {**line, "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
             figure.add_scatter(y=np.nanmin(values, 0), **bounds)
             figure.add_scatter(y=np.nanmax(values, 0), **bounds, fill="tonexty", fillcolor=f"{color}33")
-        name = f"{group.name} ({len(curves)} seeds)" if len(curves) > 1 else group.name
-        style = {"color": color, "width": 2}
+            name += f" (mean and range of {len(curves)} seeds)"
         hover = f"%{{x:,}} frames: %{{y:{return_format(np.nanmax(np.abs(values)))}}}"
+        style = {"color": color, "width": 2}
         figure.add_scatter(y=np.nanmean(values, 0), **line, line=style, name=name, hovertemplate=hover)
-    return figure if figure.data else None
+    return figure if any(len(trace.x) > 1 for trace in figure.data) else None
 
 
 def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
     """The return as trained, without memory and with random actions; None if no run was evaluated so."""
     figure = _figure(None, "evaluation return")
-    for color, (key, label) in zip(_COLORS, _MEMORY, strict=False):
-        values = {group.name: found for group in groups if (found := group.numbers(key))}
+    for color, (of, label) in zip(_COLORS, _STATES.items(), strict=False):
+        values = {group.name: found for group in groups if (found := group.numbers(f"eval_return_mean{of}"))}
         if values:
             spreads = {"type": "data", "array": [pstdev(found) for found in values.values()], "color": "#808080"}
             means = [fmean(found) for found in values.values()]
@@ -67,8 +57,8 @@ def time_bars(groups: Sequence[Group]) -> go.Figure | None:
     timed = [group for group in groups if group.numbers("wall_time_s")]
     rest = np.array([fmean(group.numbers("wall_time_s")) for group in timed])
     bars = {"y": [group.name for group in timed], "orientation": "h", "hovertemplate": "%{x:.1f} s"}
-    for color, (key, label) in zip(_COLORS, _TIMES, strict=False):
-        seconds = np.array([fmean(group.numbers(key) or [0.0]) for group in timed])
+    for color, (phase, label) in zip(_COLORS, _TIMES.items(), strict=False):
+        seconds = np.array([fmean(group.numbers(f"{phase}_time_s") or [0.0]) for group in timed])
         rest = rest - seconds
         figure.add_bar(x=seconds, **bars, name=label, marker_color=color)
     figure.add_bar(x=rest.clip(0.0), **bars, name="evaluation, rest", marker_color="#999")
@@ -77,26 +67,15 @@ def time_bars(groups: Sequence[Group]) -> go.Figure | None:
 
 def _figure(x: str | None, y: str | None) -> go.Figure:
     axis = {"gridcolor": "rgba(128,128,128,.25)", "zeroline": False, "automargin": True}
-    # Transparent, so that the page's colours show, light or dark.
-    layout = {
-        "xaxis": {"title": x, **axis},
-        "yaxis": {"title": y, **axis},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": "#808080", "family": "system-ui, sans-serif"},
-        "margin": {"l": 8, "r": 8, "t": 30, "b": 8},
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
-        "hovermode": "x unified" if y == "return" else "closest",
-        "height": 340,
-    }
-    return go.Figure(layout=layout)
+    clear = "rgba(0,0,0,0)"  # the page's colours show, light or dark
+    figure = go.Figure().update_xaxes(title=x, rangemode="tozero", **axis).update_yaxes(title=y, **axis)
+    figure.update_layout(paper_bgcolor=clear, plot_bgcolor=clear, height=340, margin={"l": 8, "r": 8, "t": 30, "b": 8})
+    legend = {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"}
+    return figure.update_layout(legend=legend, font={"color": "#808080", "family": "system-ui, sans-serif"})
 
 
 def _aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """All frames of some curves, and their values there ``[curves, frames]``: linear between, NaN beyond a curve."""
     frames = np.unique([frame for curve in curves for frame, _ in curve])
-    values = []
-    for curve in curves:
-        at, value = np.array(curve).T
-        values.append(np.interp(frames, at, value, left=np.nan, right=np.nan))
-    return frames, np.array(values)
+    beyond = {"left": np.nan, "right": np.nan}
+    return frames, np.array([np.interp(frames, *np.array(curve).T, **beyond) for curve in curves])

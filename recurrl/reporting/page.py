@@ -3,24 +3,28 @@
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from html import escape
 from pathlib import Path
-from statistics import fmean
 
-from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 from plotly.io import to_html  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from recurrl.reporting.figures import learning_curves, memory_bars, time_bars
-from recurrl.reporting.runs import OVER_SEEDS, Group, Result, grouped
-from recurrl.returns import return_format
+from recurrl.reporting.runs import OUTCOME, OVER_SEEDS, Result, grouped, left_out
 from recurrl.runtime.atomic import atomic_write
 from recurrl.runtime.run_directory import VIDEOS
 
-_CONFIG = {"displayModeBar": False, "responsive": True}
+_DRAWN = {"include_plotlyjs": False, "full_html": False, "config": {"displayModeBar": False, "responsive": True}}
 _LARGEST_VIDEO = 20 << 20
-_VIDEOS = {".mp4": "video", ".gif": "image"}
+_VIDEOS = {
+    ".mp4": '<video controls loop muted src="data:video/mp4;base64,{}"></video>',
+    ".gif": '<img src="data:image/gif;base64,{}" alt="">',
+}
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{style}</style><script>{script}</script></head>
+<body>{body}</body></html>
+"""
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --line: #d1d9e0; --back: #fff;
   --bad: #b42318; --warn: #8a5a00; }
@@ -70,39 +74,27 @@ def _name(run_dir: Path, path: Path) -> str:
 def _page(runs: Sequence[Result], title: str) -> str:
     groups = grouped(runs)
     settings = {run.directory: group.name for group in groups for run in group.runs}
+    rows = [(run.name, settings[run.directory], run.seed, *run.cells()) for run in runs]
     figures = {
-        "Evaluation return: most probable actions": _if_several_points(learning_curves(groups, "eval/return_mean")),
+        "Evaluation return: most probable actions": learning_curves(groups, "eval/return_mean"),
         "Return of training: sampled actions, last 100 episodes": learning_curves(groups, "train/return_mean"),
         "What the memory is worth: most probable actions": memory_bars(groups),
         "Where the time went": time_bars(groups),
     }
+    drawn = {name: to_html(figure, **_DRAWN) for name, figure in figures.items() if figure is not None}
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(_about(runs))}</p>',
         *_warnings(runs),
-        *(f"<h2>{escape(name)}</h2>{_drawn(figure)}" for name, figure in figures.items() if figure is not None),
+        *(f"<h2>{escape(name)}</h2>{html}" for name, html in drawn.items()),
         "<h2>Groups</h2>",
-        _table(("settings", *_GROUP_COLUMNS), [_of_group(group) for group in groups]),
-        _left_out(groups),
+        _table(("settings", *OVER_SEEDS), [(group.name, *group.cells()) for group in groups]),
+        f'<p class="soft">{escape("; ".join(left_out(groups)))}</p>',
         "<h2>Runs</h2>",
-        _table(("run", "settings", *_RUN_COLUMNS), [_of_run(run, settings[run.directory]) for run in runs]),
+        _table(("run", "settings", "seed", *OUTCOME), rows),
         *_videos(runs),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style><script>{get_plotlyjs()}</script></head>\n"
-        f"<body>{''.join(parts)}</body></html>\n"
-    )
-
-
-def _drawn(figure: Figure) -> str:
-    return str(to_html(figure, include_plotlyjs=False, full_html=False, config=_CONFIG))
-
-
-def _if_several_points(curves: Figure | None) -> Figure | None:
-    """A run that was evaluated only at its end has no curve; its return is in the tables."""
-    return curves if curves is not None and any(len(set(trace.x)) > 1 for trace in curves.data) else None
+    return _PAGE.format(title=escape(title), style=_STYLE, script=get_plotlyjs(), body="".join(parts))
 
 
 def _about(runs: Sequence[Result]) -> str:
@@ -123,39 +115,6 @@ def _warnings(runs: Sequence[Result]) -> Iterator[str]:
         yield f"<h2>Warnings</h2><ul>{''.join(lines)}</ul>"
 
 
-_GROUP_COLUMNS = (*OVER_SEEDS, "frames", "frames/s", "time a run")
-_RUN_COLUMNS = ("seed", "return", "± std over episodes", "memory zeroed", "frames", "time", "status")
-
-
-def _of_group(group: Group) -> tuple[str, ...]:
-    means = {key: fmean(found) for key in ("frames", "frames_per_s", "wall_time_s") if (found := group.numbers(key))}
-    numbers = (_number(means.get(key), ",.0f") for key in ("frames", "frames_per_s"))
-    return (group.name, *group.cells(), *numbers, _duration(means.get("wall_time_s")))
-
-
-def _left_out(groups: Sequence[Group]) -> str:
-    found = [f"{name}: {why}" for group in groups for name, why in group.left_out.items()]
-    return f'<p class="soft">Left out: {escape("; ".join(found))}</p>' if found else ""
-
-
-def _of_run(run: Result, settings: str) -> tuple[str, ...]:
-    keys = ("eval_return_mean", "eval_return_std", "eval_return_mean_zeroed_state")
-    found = [run.summary.get(key) for key in keys]
-    form = return_format(found[0] or 0.0, found[1] or 0.0)
-    frames, time = _number(run.summary.get("frames"), ",.0f"), _duration(run.summary.get("wall_time_s"))
-    return (run.name, settings, run.seed, *(_number(value, form) for value in found), frames, time, run.status)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
-
-
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
@@ -167,10 +126,5 @@ def _videos(runs: Sequence[Result]) -> Iterator[str]:
     for run in runs:
         found = sorted(path for path in (run.directory / VIDEOS).glob("*") if path.suffix in _VIDEOS and path.is_file())
         if found and found[0].stat().st_size <= _LARGEST_VIDEO:
-            yield f"<h2>Video: {escape(run.name)}</h2>{_embedded(found[0])}"
-
-
-def _embedded(path: Path) -> str:
-    kind = _VIDEOS[path.suffix]
-    source = f"data:{kind}/{path.suffix[1:]};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    return f'<video controls loop muted src="{source}"></video>' if kind == "video" else f'<img src="{source}" alt="">'
+            data = base64.b64encode(found[0].read_bytes()).decode()
+            yield f"<h2>Video: {escape(run.name)}</h2>{_VIDEOS[found[0].suffix].format(data)}"

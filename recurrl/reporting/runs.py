@@ -1,17 +1,20 @@
 """The results of runs: plain data, read from their directories."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from recurrl.returns import interval_text, return_format, summarized
+from recurrl.returns import STATISTICS, in_cells, interval_95, interval_text, return_format, summarized
 from recurrl.runtime.run_directory import METRICS
-from recurrl.tracking.csv import Curve, Row, curve_of, read_rows
+from recurrl.tracking.csv import Curve, curve_of, read_rows
 
 COMPLETED, STOPPED, UNFINISHED = "completed", "stopped", "unfinished"
-OVER_SEEDS = ("seeds", "mean return", "std", "95% interval", "interquartile mean")
+OUTCOME = ("return", "std", "memory zeroed", "95% interval", "frames", "frames/s", "time", "status")
+"""The heads of a table of runs."""
+OVER_SEEDS = ("seeds", *STATISTICS)
 """The heads of a table of groups."""
 _RETURN = "eval_return_mean"
 
@@ -59,31 +62,36 @@ class Result:
             return "it wrote no summary: its process was killed, or is still running"
         return self.summary.get("error")
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        """The rows of ``metrics.csv``; none if it has not written any.
+    def curve(self, metric: str) -> Curve:
+        """The finite values of a metric over frames; none if the run has not written any.
 
         Raises:
-            ConfigError: the file is malformed.
+            ConfigError: its file of metrics is malformed.
         """
         path = self.directory / METRICS
-        return read_rows(path) if path.is_file() else []
+        return curve_of(read_rows(path), metric) if path.is_file() else []
 
-    def curve(self, metric: str) -> Curve:
-        """The finite values of a metric over frames."""
-        return curve_of(self.rows, metric)
+    def cells(self) -> tuple[str, ...]:
+        """Its row below the heads :data:`OUTCOME`."""
+        of = self.summary.get
+        mean, std, zeroed = (of(f"eval_return_{name}") for name in ("mean", "std", "mean_zeroed_state"))
+        count, speed, seconds = of("eval_episodes"), of("frames_per_s"), of("wall_time_s")
+        returns: tuple[str, ...] = ("",) * 4
+        if mean is not None and std is not None and count:
+            # The deviation of a summary is that of its episodes, not an estimate for others.
+            interval, form = (
+                interval_95(mean, std * math.sqrt(count / max(1, count - 1)), count),
+                return_format(mean, std),
+            )
+            shown = ("" if each is None else f"{each:{form}}" for each in (mean, std, zeroed))
+            returns = (*shown, interval_text(interval, form, "episodes"))
+        time = "" if seconds is None else str(timedelta(seconds=round(seconds)))
+        return (*returns, f"{of('frames') or 0:,}", "" if speed is None else f"{speed:,.0f}", time, self.status)
 
     def as_json(self) -> dict[str, Any]:
-        """The result for scripts."""
-        keys = ("eval_return_std", "eval_episodes", "frames", "wall_time_s", "error")
-        return {
-            "name": self.name,
-            "directory": str(self.directory),
-            "settings": dict(self.settings),
-            "status": self.status,
-            "return": self.mean_return,
-            **{key: self.summary.get(key) for key in keys},
-        }
+        """The whole summary, for scripts."""
+        named = {"name": self.name, "directory": str(self.directory), "settings": dict(self.settings)}
+        return {**named, **self.summary, "status": self.status, "return": self.mean_return, "error": self.error}
 
 
 @dataclass(frozen=True)
@@ -114,18 +122,14 @@ class Group:
     def as_json(self) -> dict[str, Any]:
         """The settings, the seeds and :func:`recurrl.returns.summarized` over them, and what was left out."""
         found = summarized(self.numbers(_RETURN)) if self.seeds else {}
-        keys = ("returns", "mean", "std", "interval_95", "interquartile_mean")
+        keys = ("returns", "mean", "std", "interval_95", "interquartile_mean", "min", "max")
         seeds, statistics = [run.seed for run in self.seeds], {key: found.get(key) for key in keys}
         return {"settings": dict(self.settings), "seeds": seeds, **statistics, "left_out": dict(self.left_out)}
 
     def cells(self) -> tuple[str, ...]:
         """Its row below the heads :data:`OVER_SEEDS`."""
-        if not self.seeds:
-            return ("0", *[""] * (len(OVER_SEEDS) - 1))
-        found = self.as_json()
-        form = return_format(found["mean"], found["std"])
-        mean, std, middle = (f"{found[key]:{form}}" for key in ("mean", "std", "interquartile_mean"))
-        return (str(len(self.seeds)), mean, std, interval_text(found["interval_95"], form, "seeds"), middle)
+        statistics = in_cells(self.as_json(), "seeds") if self.seeds else [""] * len(STATISTICS)
+        return (str(len(self.seeds)), *statistics)
 
 
 def differing(results: Sequence[Result]) -> list[str]:
@@ -153,6 +157,11 @@ def _group(settings: Mapping[str, str], runs: Sequence[Result]) -> Group:
         elif (first := counted.setdefault(run.seed, run)) is not run:
             left_out[run.name] = f"{'a copy of' if run.summary == first.summary else 'the same seed as'} {first.name}"
     return Group(settings, runs, list(counted.values()), left_out)
+
+
+def left_out(groups: Sequence[Group]) -> list[str]:
+    """A line for each run that does not count."""
+    return [f"left out: {name}: {why}" for group in groups for name, why in group.left_out.items()]
 
 
 def over_seeds(results: Sequence[Result]) -> list[Group]:

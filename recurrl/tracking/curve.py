@@ -47,12 +47,8 @@ def _draw(axes: Axes, rows: list[Row]) -> None:
         axes.set_yticks([])
         return
     if train:
-        axes.plot(
-            *zip(*train, strict=True),
-            color="C0",
-            marker="." if len(train) == 1 else "",
-            label="training (sampled actions, last 100 episodes)",
-        )
+        label, marker = "training (sampled actions, last 100 episodes)", "." if len(train) == 1 else ""
+        axes.plot(*zip(*train, strict=True), color="C0", marker=marker, label=label)
     if evaluation:
         frames, returns = zip(*evaluation, strict=True)
         found = dict(curve_of(rows, EVAL_STD))

@@ -21,7 +21,7 @@ from recurrl.returns import return_format
 def cells(line: str, name: object) -> dict[str, str]:
     """The mean, standard deviation and episodes in a line of the table."""
     assert line.startswith(f"{name} "), line
-    mean, *_, std, _, _, episodes = line.removeprefix(str(name)).split()
+    mean, std, *_, episodes = line.removeprefix(str(name)).split()
     return {"mean": mean, "std": std, "episodes": episodes}
 
 
@@ -110,8 +110,8 @@ def test_several_runs_are_compared_in_a_table(evaluate, finished_run):
     checkpoint = finished_run / "checkpoints" / "frames_000000000032"
     outcome = evaluate(finished_run, checkpoint, "--episodes", 3, "env.max_episode_steps=5").succeeded()
     head, first, second = outcome.out.splitlines()
-    assert head.split() == ["run", "mean", "95%", "interval", "interquartile", "mean", "std", "min", "max", "episodes"]
-    assert " ".join(first.split()) == f"{finished_run} 5.000 5.000 to 5.000 5.000 0.000 5.000 5.000 3"
+    assert head.split() == ["run", "mean", "std", "95%", "interval", "interquartile", "mean", "min", "max", "episodes"]
+    assert " ".join(first.split()) == f"{finished_run} 5.000 0.000 5.000 to 5.000 5.000 5.000 5.000 3"
     assert second.split()[0] == str(checkpoint)
 
 

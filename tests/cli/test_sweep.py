@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 import pytest
 from run_files import metrics, summary, without_times
 
+from recurrl.reporting.runs import OUTCOME
 from recurrl.returns import return_format
 
 GRID = [("gru", 0), ("gru", 1), ("lstm", 0), ("lstm", 1)]
@@ -70,13 +71,13 @@ def rows_of(table: str) -> list[list[str]]:
 def test_a_sweep_ends_with_a_table_of_its_jobs_and_one_over_seeds(sweep, sweep_call):
     _, jobs, seeds = sweep_call.outcome.out.strip().rsplit("\n\n", 2)
     head, *rows = rows_of(jobs)
-    assert head == ["job", "cell", "seed", "return", "95%", "interval", "frames", "time", "status"]
+    assert head == ["job", "cell", "seed", *(word for head in OUTCOME for word in head.split())]
     found = [summary(run) for run in sweep]
     for number, (row, (cell, seed), of) in enumerate(zip(rows, GRID, found, strict=True)):
         assert row[:4] == [str(number), cell, str(seed), shown(of["eval_return_mean"], of["eval_return_std"])]
-        assert (row[-3], row[-1]) == ("64", "completed")
+        assert (row[-4], row[-1]) == ("64", "completed")
     head, *rows = rows_of(seeds)
-    assert " ".join(head) == "cell seeds mean return std 95% interval interquartile mean"
+    assert " ".join(head) == "cell seeds mean std 95% interval interquartile mean min max"
     for row, cell, pair in zip(rows, ("gru", "lstm"), (found[:2], found[2:]), strict=True):
         returns = [of["eval_return_mean"] for of in pair]
         assert row[:4] == [cell, "2", shown(fmean(returns), stdev(returns)), shown(stdev(returns), fmean(returns))]
@@ -117,7 +118,7 @@ def test_runs_of_any_origin_are_compared(recurrl_compare, sweep, console_run, tm
     assert [row[0] for row in rows] == [*map(str, sweep), str(console_run)]
     assert [(row[1], int(row[2])) for row in rows] == [*GRID, ("lstm", 1)]
     # The same run twice, but for its time.
-    assert rows[3][3:-2] == rows[4][3:-2]
+    assert rows[3][3:-3] == rows[4][3:-3]
 
 
 def test_a_folder_without_runs_cannot_be_compared(recurrl_compare, tmp_path):

@@ -22,6 +22,7 @@ from recurrl.cli.hub_run import write_hub_folder
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.export.card import model_card
+from recurrl.returns import summarized
 
 
 class Code:
@@ -201,7 +202,7 @@ def test_without_the_package_there_is_no_video_and_the_reason(
 
 
 def test_a_card_of_any_environment_keeps_its_header(compose: Callable[..., TrainConfig]) -> None:
-    found = {"mean": 1.0, "std": 0.5, "episodes": 3, "interval_95": [0.5, 1.5]}
+    found = summarized([0.5, 1.0, 1.5])
     env = 'mine:A "quoted": name'
     config = compose()
     config.env.id = env

@@ -76,7 +76,10 @@ def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
     sweep: Path, recurrl_compare: Any, console: Any, tmp_path: Path, capsys: Any
 ) -> None:
     shutil.copytree(sweep / "1", sweep / "6")
-    rows = {"gru": "3 150.0 100.0 -98.4 to 398.4 150.0", "none": "2 50.00 70.71 too few seeds 50.00"}
+    rows = {
+        "gru": "3 150.0 100.0 -98.4 to 398.4 150.0 50.0 250.0",
+        "none": "2 50.00 70.71 too few seeds 50.00 0.00 100.00",
+    }
     BeforeSweep().on_multirun_start(
         OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}, "launcher": {"_target_": "BasicLauncher"}}})
     )
@@ -90,7 +93,7 @@ def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
     for page in (sweep / "report.html", tmp_path / "page.html"):
         cells = re.sub("(</?(td|tr)>)+", " ", page.read_text(encoding="utf-8"))
         assert [row for row in rows.values() if row not in cells] == []
-        assert "Left out: 6: a copy of 1; 5: failed<" in cells
+        assert ">left out: 6: a copy of 1; left out: 5: failed<" in cells
     for text in ((sweep / "sweep.json").read_text(), recurrl_compare("sweep", "--json", cwd=tmp_path).out):
         gru, none = json.loads(text)["over_seeds"]
         assert (gru["mean"], gru["interval_95"], gru["interquartile_mean"]) == (
@@ -175,11 +178,12 @@ def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key: str, tmp
         results_of(tmp_path)
 
 
-def test_a_run_that_was_evaluated_once_has_no_evaluation_curve(finished_run: Path, tmp_path: Path) -> None:
-    text = report(finished_run, tmp_path / "page.html")
+def test_a_metric_that_has_one_value_has_no_curve(sweep: Path) -> None:
+    for metrics in sweep.glob("*/metrics.csv"):
+        metrics.write_text(f"{HEADER}\n100,1.0,\n200,2.0,3.0\n")
+    text = report(sweep)
     assert "<h2>Evaluation return" not in text
     assert "<h2>Return of training" in text
-    assert not (finished_run / "report.html").exists()
 
 
 def test_a_run_that_wrote_nothing_is_named(sweep: Path) -> None:
