@@ -52,7 +52,8 @@ def _lines() -> Iterator[str]:
     yield from ("", "## `hparams_search`", "", "Search spaces for `-m`, with Optuna.", "")
     yield from _choices("hparams_search", None)
     yield from ("", "## Names in other libraries", "", "| there | here |", "|---|---|")
-    yield from (f"| `{theirs}` | `{ours}` |" for theirs, ours in SYNONYMS.items())
+    ours = {theirs: hint.partition(",") for theirs, hint in SYNONYMS.items()}
+    yield from (f"| `{theirs}` | `{key}`{comma}{rest} |" for theirs, (key, comma, rest) in ours.items())
 
 
 def _options(chosen: Mapping[str, type] = MappingProxyType({})) -> list[Option]:

@@ -1,6 +1,5 @@
 """The dotted keys of a configuration: their names, suggestions for unknown ones, and differences between two."""
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
@@ -9,7 +8,7 @@ from typing import Any, get_type_hints
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.config.options import Meaning, meaning_of
-from recurrl.config.plugins import GROUPS, PACKAGES, packaged
+from recurrl.config.plugins import PACKAGES, nearest, packaged
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
@@ -20,14 +19,16 @@ WRAPPERS = "env.wrappers"
 """The only list whose entries may be mappings."""
 
 OTHER_NAMES = """
-frames_per_batch: n_steps num_steps rollout_length train_batch_size
+frames_per_batch: train_batch_size
+frames_per_batch, which is {} × env.num_envs: n_steps num_steps rollout_length
 total_frames: timesteps total_steps total_timesteps
-minibatch_slices: batch_size mini_batch_size minibatch_size num_minibatches
+minibatch_slices, which is {} / slice_len: batch_size mini_batch_size minibatch_size
+minibatch_slices, which is frames_per_batch / slice_len / {}: num_minibatches
 slice_len: seq_len sequence_length
 epochs: n_epochs num_sgd_iter update_epochs
 lr: learning_rate
 device: cuda
-logger: wandb
+logger: track wandb
 cell: model rnn
 cell.hidden_size: lstm_hidden_size
 cell.num_layers: n_lstm_layers
@@ -39,11 +40,14 @@ algorithm.critic_coeff: vf_coef
 algorithm.entropy_coeff: ent_coef
 algorithm.lmbda: gae_lambda lambda
 algorithm.normalize_advantage: norm_adv
-policy.initial_std: action_noise log_std_init
+policy.initial_std: action_noise
+policy.initial_std, which is exp({}) for actions from −1 to 1: log_std_init
 """
-"""Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers."""
+"""Names of our keys in other libraries (Stable-Baselines3, CleanRL, RLlib) and papers; {} stands for theirs."""
 
-SYNONYMS = {theirs: ours for ours, names in yaml.safe_load(OTHER_NAMES).items() for theirs in names.split()}
+SYNONYMS = {
+    theirs: ours.format(theirs) for ours, names in yaml.safe_load(OTHER_NAMES).items() for theirs in names.split()
+}
 
 
 def keys_of(
@@ -103,14 +107,14 @@ def check_key(path: str, known: Collection[str]) -> None:
 
 def _advice(path: str, known: Collection[str]) -> str:
     group, _, last = path.rpartition(".")
-    known = [key for key in sorted(known) if key not in GROUPS or not group]
-    near = difflib.get_close_matches(path, known, n=3, cutoff=0.6)
-    similar = difflib.get_close_matches(last, {key.rpartition(".")[2] for key in known}, n=1, cutoff=0.75)
-    wanted = {last} if near else {last, *similar}
-    near += [key for key in known if key.rpartition(".")[2] in wanted and key not in near]
+    # Without a group, a name could be that of any.
+    names = {key: key.rpartition(".")[2] for key in sorted(known) if group or not key.endswith(".name")}
+    name = nearest(last, list(names.values()))
+    # A name that is only similar, in another group, is something else.
+    near = [key for key in names if names[key] == name and (name == last or not group or key == f"{group}.{name}")]
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    inside = [key.removeprefix(f"{group}.") for key in known if group and key.startswith(f"{group}.")]
+    inside = [key.removeprefix(f"{group}.") for key in names if group and key.startswith(f"{group}.")]
     return f"{group} has: {', '.join(inside)}." if inside else "recurrl-train --help all lists all keys."
 
 

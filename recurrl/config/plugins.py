@@ -149,7 +149,9 @@ def check_name(group: str, name: str) -> None:
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """The known name that a mistyped one, or a beginning, stands for; None without a near one: a far one misleads."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [one for one in known if one.startswith(name)]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
+        one for one in known if one.startswith(f"{name}_")
+    ]
     return near[0] if near else None
 
 

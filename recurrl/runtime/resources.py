@@ -15,10 +15,12 @@ _FULL = (
     "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir.",
 )
 _FORBIDDEN = ("Permission denied by the operating system", f"Give a writable directory with {_KEYS}")
+_IMPOSSIBLE = ("The operating system cannot make or find a file", f"Give another directory with {_KEYS}")
 _IN_THE_WAY = ("Something is in the way", f"Move it away, or give another directory with {_KEYS}")
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), _FORBIDDEN),
+    **dict.fromkeys((errno.ENOENT, errno.ENAMETOOLONG, errno.EINVAL), _IMPOSSIBLE),
     **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY), _IN_THE_WAY),
 }
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "

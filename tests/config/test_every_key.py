@@ -4,7 +4,8 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import combinations
+from copy import deepcopy
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
 from omegaconf import DictConfig, OmegaConf
 
+from recurrl.cli.overrides import compose, text_of
 from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
-from recurrl.config.plugins import default_name, names, yaml_names
+from recurrl.config.plugins import GROUPS, default_name, names, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.validation import check_config
 
@@ -158,6 +160,39 @@ def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untype
     assert counts[SHOWN] >= 10
     assert counts[REFUSED] >= 5
     assert not silent
+
+
+WRONG: list[Any] = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
+"""A list, a mapping, a path where nothing is, and an id of another environment."""
+
+
+@pytest.mark.parametrize(
+    ("choice", "prefix"),
+    [
+        pytest.param("cell=gru", "", marks=pytest.mark.slow),
+        ("cell=gru", "env."),
+        ("buffer=replay", "buffer."),
+        ("algorithm.critic=recurrent", "algorithm."),
+    ],
+)
+def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice, prefix):
+    trial, counts = Trial(compose_untyped(*TINY, choice), tmp_path / "run"), Counter[str]()
+    _, base, random_names = trial.base()
+    found = [key for key, _, _ in keys(trial.composed) if key.startswith(prefix)]
+    for key, value in product(found, WRONG):
+        composed, group = deepcopy(trial.composed), key.removesuffix(".name")
+        try:
+            if (group in GROUPS and isinstance(value, list)) or key == "env.id":
+                composed = compose([*TINY, choice, f"{key if key == 'env.id' else group}={text_of(value)}"])
+            else:
+                OmegaConf.update(composed, key, value, merge=False, force_add=True)
+            seen = observed(composed, trial.folder, given=(key,))
+        except ConfigError:
+            seen = {"refused": True}
+        shown = any(seen.get(name) != base.get(name) for name in {**seen, **base}.keys() - random_names)
+        counts[f"silent: {key}={value}" if not shown else REFUSED if "refused" in seen else SHOWN] += 1
+    assert set(counts) <= {REFUSED, SHOWN}
+    assert counts[REFUSED] >= 3 * len(found)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recurrl.config.composed import chosen_options, paths_of
-from recurrl.config.keys import check_key, differences, key_paths
+from recurrl.config.keys import check_key, differences, key_paths, packaged_keys
 from recurrl.config.plugins import GROUPS, PACKAGES, names, options_class, packaged
 from recurrl.errors import ConfigError
 
@@ -29,9 +29,6 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (["minibatch_slice=4"], "Unknown configuration key 'minibatch_slice'. Did you mean minibatch_slices?"),
-        (["env.num_env=4"], "Unknown configuration key 'env.num_env'. Did you mean env.num_envs"),
-        (["hidden_size=8"], "Unknown configuration key 'hidden_size'. Did you mean cell.hidden_size?"),
         (["+gama=0.9"], "Unknown configuration key 'gama'. Did you mean algorithm.gamma"),
         (["++xyzzy=1"], "Unknown configuration key 'xyzzy'. recurrl-train --help all lists all keys."),
         (["cell.xyzzy=1"], "Unknown configuration key 'cell.xyzzy'. cell has: hidden_size, name, num_layers."),
@@ -41,6 +38,35 @@ def test_the_yamls_of_a_group_give_a_value_to_each_of_its_keys_and_to_no_others(
 )
 def test_an_unknown_key_is_rejected_with_the_nearest_one(refused, overrides, error):
     assert refused(*overrides).startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("minibatch_slice", "minibatch_slices"),
+        ("env.num_env", "env.num_envs"),
+        ("evn.num_envs", "env.num_envs"),
+        ("hidden_size", "cell.hidden_size"),
+        ("n_layers", "cell.num_layers"),
+        ("algorithm.lr", "lr"),
+        ("timeout", "collector.timeout_s or ranks.timeout_s"),
+        ("entropy", "algorithm.entropy_coeff"),
+        ("id", "env.id or logger.id"),
+        ("track", "logger"),
+        ("n_steps", "frames_per_batch, which is n_steps × env.num_envs"),
+        ("batch_size", "minibatch_slices, which is batch_size / slice_len"),
+        ("num_minibatches", "minibatch_slices, which is frames_per_batch / slice_len / num_minibatches"),
+        ("log_std_init", "policy.initial_std, which is exp(log_std_init) for actions from −1 to 1"),
+        *((far, None) for far in ("tracks", "name", "verbose", "gpu", "n", "save_freq", "log_interval", "anneal_lr")),
+        *((far, None) for far in ("encoder.dropout", "env.render_mode", "encoder.nonlinearity", "cell.dropout")),
+        *((far, None) for far in ("env.kwarg.size", "logger.sizes_of", "capture_video", "torch_deterministic")),
+    ],
+)
+def test_a_wrong_key_is_answered_with_a_near_one_or_none(key, hint):
+    with pytest.raises(ConfigError) as caught:
+        check_key(key, packaged_keys())
+    found = str(caught.value).partition("Did you mean ")[2].removesuffix("?")
+    assert found == (hint or "")
 
 
 @pytest.mark.parametrize(("group", "owner", "key"), OF_ANOTHER_CHOICE)
