@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import collected, fresh_policy
+from collected import Compose, Register, collected, fresh_policy
 from gymnasium import spaces
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from recurrl.consistency import TOLERANCE, check_network
 from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ConsistencyError
 from recurrl.policy import Policy, PolicyModule
-
-Compose = Callable[..., TrainConfig]
-Register = Callable[[Callable[[], Any]], str]
 
 OPTIONS = ("frames_per_batch=128", "slice_len=8", "backend=pad", "env.max_episode_steps=11")
 STATE = "recurrent_state"

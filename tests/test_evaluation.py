@@ -1,14 +1,13 @@
 """Evaluation: whole episodes, and what the policy's memory is worth in them."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import rollouts
+from collected import Compose, Register, rollouts
 from gymnasium import spaces
 from torch import nn
 
@@ -18,8 +17,6 @@ from recurrl.config import TrainConfig
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _treated, evaluate, memory_metrics, random_metrics
 from recurrl.policy import Policy
 from recurrl.runtime.seeds import seed_process
-
-Compose = Callable[..., TrainConfig]
 
 
 class Cue(gymnasium.Env[Any, Any]):
@@ -39,7 +36,7 @@ class Cue(gymnasium.Env[Any, Any]):
 
 
 @pytest.fixture
-def remembering(compose: Compose, register: Callable[[Any], str]) -> tuple[TrainConfig, Policy]:
+def remembering(compose: Compose, register: Register) -> tuple[TrainConfig, Policy]:
     """A policy, set by hand, that remembers the cue without fail."""
     config = compose(
         *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
@@ -128,7 +125,7 @@ class Drawing(Cue):
 
 
 def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(
-    compose: Compose, register: Callable[[Any], str]
+    compose: Compose, register: Register
 ) -> None:
     config = compose("env=gym", f"env.id={register(Drawing)}", "device=cpu")
     policy = make_policy_for(config)
@@ -147,7 +144,7 @@ class Long(Cue):
         return observation, 1e6 if self.steps == 1 else 0.1, self.steps == 50, False, {}
 
 
-def test_long_episodes_return_what_their_rewards_add_up_to(compose: Compose, register: Callable[[Any], str]) -> None:
+def test_long_episodes_return_what_their_rewards_add_up_to(compose: Compose, register: Register) -> None:
     sizes = ("env.num_envs=2", "frames_per_batch=40", "slice_len=20", "minibatch_slices=2")
     config = compose("env=gym", f"env.id={register(Long)}", "device=cpu", *sizes)
     policy = make_policy_for(config)
@@ -167,7 +164,7 @@ class Endless(Cue):
 
 
 def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_it_is_said(
-    compose: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    compose: Compose, register: Register, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = compose("env=gym", f"env.id={register(Endless)}", "device=cpu")
     monkeypatch.setattr("recurrl.evaluation.MOST_STEPS", 7)

@@ -4,19 +4,15 @@ Log-probabilities and values recomputed from slices equal those of collection, a
 batches and slices; and the first update does not depend on the backend.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import Compose, fresh_policy, rollouts
 
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_algorithm
-from recurrl.config import TrainConfig
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
-
-Compose = Callable[..., TrainConfig]
 
 OPTIONS = (
     "cell.hidden_size=12",

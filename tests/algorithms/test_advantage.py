@@ -1,20 +1,16 @@
 """Advantages against a plain-Python definition that knows terminations and truncations: GAE has ratios of one."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from collected import collected
+from collected import Compose, collected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from recurrl.algorithms.advantages import next_values, reevaluate, vtrace
-from recurrl.config import TrainConfig
 from recurrl.policy.policy import StepOutput
-
-Compose = Callable[..., TrainConfig]
 
 GAMMA = 0.9
 CONTINUES, TERMINATED, TRUNCATED = range(3)

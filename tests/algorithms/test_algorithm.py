@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import Compose, fresh_policy, rollouts
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -17,11 +17,9 @@ from recurrl.algorithms import Algorithm, Losses
 from recurrl.algorithms.algorithm import merged
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
-from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError, RunError
 from recurrl.policy.policy import SequenceOutput
 
-Compose = Callable[..., TrainConfig]
 OPTIONS = ("frames_per_batch=64", "total_frames=256", "slice_len=8", "epochs=3", "minibatch_slices=2", "lr=0.01")
 ITERATIONS = 4
 

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import Compose, fresh_policy, rollouts
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.algorithms import Algorithm
 from recurrl.build import make_algorithm
-from recurrl.config import TrainConfig
 from recurrl.runtime.report import Report
-
-Compose = Callable[..., TrainConfig]
 
 GRPO = (
     *("algorithm=grpo", "algorithm.group_size=2", "frames_per_batch=256", "total_frames=512"),

@@ -1,10 +1,10 @@
 """PPO's loss and its options against TorchRL's, with one policy and critic in float64."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from collected import Compose
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
@@ -17,11 +17,8 @@ from recurrl.algorithms.advantages import standardized
 from recurrl.algorithms.importance import ratio_metrics
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm, make_policy_for
-from recurrl.config import TrainConfig
 from recurrl.policy import Policy, PolicyModule
 from recurrl.recurrent import RecurrentModule
-
-Compose = Callable[..., TrainConfig]
 
 B, T = 4, 6
 OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference")

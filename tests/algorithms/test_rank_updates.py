@@ -1,11 +1,10 @@
 """Ranks learn together what one process learns from all rows."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import Compose, fresh_policy, rollouts
 from in_ranks import in_ranks, met
 from tensordict import TensorDictBase
 
@@ -13,8 +12,6 @@ from recurrl.algorithms import Algorithm
 from recurrl.build import make_algorithm, share_of
 from recurrl.config import TrainConfig
 from recurrl.runtime.ranks import world
-
-Compose = Callable[..., TrainConfig]
 
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "ppo": (),

@@ -1,11 +1,11 @@
 """The states that slices start from, and what gradients flow where: against a loop over single steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 import torch
-from collected import collected
+from collected import Compose, collected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
@@ -20,7 +20,6 @@ from recurrl.config.plugins import options_class
 from recurrl.config.run import STATE_POLICIES
 from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
 
-Compose = Callable[..., TrainConfig]
 States = dict[str, Tensor]
 
 NARROW = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference")

@@ -2,7 +2,6 @@
 
 import math
 import threading
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import Compose, Register, fresh_policy, rollouts
 from tensordict import TensorDictBase
 
 from recurrl import checkpoint
 from recurrl.algorithms import Algorithm, Losses
 from recurrl.build import make_algorithm, make_collector, make_policy_for
-from recurrl.config import TrainConfig
 from recurrl.errors import NonFiniteError
-
-Compose = Callable[..., TrainConfig]
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
 
@@ -123,7 +119,7 @@ STARTS_OVER = {
 
 @pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
 def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_collection_starts_over(
-    override: str, small: Compose, register: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+    override: str, small: Compose, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
     config = small(

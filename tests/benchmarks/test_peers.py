@@ -1,18 +1,15 @@
 """``benchmark.py train`` and ``profile``: comparisons, and parts that add up."""
 
 import importlib.util
-from collections.abc import Callable
 
 import pytest
 import torch
+from collected import Compose
 
 from benchmarks.main import main
 from benchmarks.profile import profile, table
 from benchmarks.train import Figures
 from benchmarks.train import table as train_table
-from recurrl.config import TrainConfig
-
-Compose = Callable[..., TrainConfig]
 
 SMALL = ("env.num_envs=2", "frames_per_batch=32", "slice_len=8", "minibatch_slices=4", "epochs=1", "cell.hidden_size=8")
 

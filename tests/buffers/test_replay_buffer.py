@@ -5,23 +5,19 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import Compose, fresh_policy, rollouts
 from tensordict import TensorDict, TensorDictBase
 
 import recurrl
 from recurrl.buffers.replay import ReplayBuffer
 from recurrl.build import make_consistency_check
-from recurrl.config import TrainConfig
 from recurrl.config.collector import ReplayConfig
 from recurrl.errors import ConfigError, ConsistencyError
-
-Compose = Callable[..., TrainConfig]
 
 ENVS, STEPS, SLICE = 3, 8, 8
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collected import collected
+from collected import Collect, Compose, collected
 from tasks import CUE, MASKED, VECTOR
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -21,10 +21,6 @@ from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious,
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.export.export import export
-from recurrl.policy import Policy
-
-Compose = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 
 SEES = "algorithm.critic_observation=[hidden]"
 DICT = ("env=gym", "env.packages=[tasks]", f"env.id={CUE}", "+env.kwargs.observation=dict")

@@ -4,11 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from collected import Compose
 
 from recurrl.build import make_policy_for
-from recurrl.config import TrainConfig
-
-Compose = Callable[..., TrainConfig]
 
 
 @pytest.mark.parametrize(("critic", "own_states"), [("shared", 0), ("recurrent", 2), ("feedforward", 0)])

@@ -1,15 +1,13 @@
 """Every kind of observation and of action: what the update sees is what the rollout saw, and a GRU learns the task."""
 
-from collections.abc import Callable
 from math import isfinite
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
-from collected import collected, fresh_policy, rollouts
+from collected import Collect, Compose, collected, fresh_policy, rollouts
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
-from tensordict import TensorDictBase
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs.utils import check_env_specs
 
@@ -18,10 +16,7 @@ from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
-from recurrl.policy import ACTION, LOG_PROB, VALUE, Policy, make_policy
-
-Configure = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
+from recurrl.policy import ACTION, LOG_PROB, VALUE, make_policy
 
 IMPALA = "encoder.images=impala"
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
@@ -55,7 +50,7 @@ REPLAYED = [
 
 @pytest.mark.parametrize(("env_id", "kwargs", "overrides"), REPLAYED)
 def test_replayed_log_probs_and_values_equal_the_rollouts(
-    env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Configure, collect: Collect
+    env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Compose, collect: Collect
 ) -> None:
     policy, batch = collect(configure(env_id, *overrides, **kwargs))
     slices = batch.reshape(8, 8)
@@ -68,18 +63,18 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(
 
 @pytest.mark.parametrize("kind", [*OBSERVATIONS])
 @pytest.mark.parametrize("previous", [(), PREVIOUS], ids=["alone", "with previous step"])
-def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...], configure: Configure) -> None:
+def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...], configure: Compose) -> None:
     env = make_env(configure(CUE, *previous, observation=kind, action="dict").env, 2, seed=0)
     check_env_specs(env)
 
 
-def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Configure) -> None:
+def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Compose) -> None:
     action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
     with pytest.raises(ConfigError, match=r"all 2 entries .* but some are unbounded\. Give policy"):
         make_policy(configure(CUE, "policy.bounded_action=tanh"), Composite(observation=Unbounded((3,))), action)
 
 
-def test_one_hot_actions_of_torchrl_are_an_error(configure: Configure) -> None:
+def test_one_hot_actions_of_torchrl_are_an_error(configure: Compose) -> None:
     with pytest.raises(ConfigError, match=r"got OneHot of torch\.bool.*categorical_action_encoding=True"):
         make_policy(configure(CUE), Composite(observation=Unbounded((3,))), OneHot(2))
 
@@ -92,7 +87,7 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize(("action", "bounded"), [("multi_discrete", "clip"), ("binary", "clip"), ("dict", "tanh")])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, bounded: str, configure: Configure) -> None:
+def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, bounded: str, configure: Compose) -> None:
     config = configure(CUE, *ALGORITHMS[algorithm], f"policy.bounded_action={bounded}", action=action)
     policy, batch = collected(config)
     before = [parameter.detach().clone() for parameter in policy.actor_head.parameters()]
@@ -137,7 +132,7 @@ KINDS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("observation", "action", "override"), KINDS)
 def test_a_recurrent_policy_learns_what_needs_memory(
-    observation: str, action: str, override: str, configure: Configure
+    observation: str, action: str, override: str, configure: Compose
 ) -> None:
     # Convolutions need smaller steps, and more of them.
     steps = ["lr=1e-3", "total_frames=19200"] if override == IMPALA else ["total_frames=14400"]
@@ -147,6 +142,6 @@ def test_a_recurrent_policy_learns_what_needs_memory(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["discrete", "bounded"])
-def test_a_policy_without_memory_does_not(action: str, configure: Configure) -> None:
+def test_a_policy_without_memory_does_not(action: str, configure: Compose) -> None:
     # Fifty episodes: twice the standard deviation of their mean is below 0.15.
     assert learnt(configure(CUE, *LEARNING, "cell=none", action=action)) < WITHOUT_MEMORY[action] + 0.15

@@ -1,17 +1,12 @@
 """The noise of continuous actions: correlated from step to step, and of the policy's own distribution at each."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from collected import collected
+from collected import Compose, collected
 from torch import Tensor
 
 from recurrl.build import make_policy_for
-from recurrl.config import TrainConfig
 from recurrl.policy.noise import NOISE, CorrelatedNoise
-
-Compose = Callable[..., TrainConfig]
 
 OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "env=pendulum_no_velocity", "env.num_envs=64")
 

@@ -1,12 +1,11 @@
 """``Policy.step`` and ``Policy.sequence``: their contract, custom networks, and the TensorDict module."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from collected import fresh_policy, rollouts
+from collected import Compose, fresh_policy, rollouts
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.distributions import Beta
@@ -17,7 +16,6 @@ from torchrl.modules import set_recurrent_mode
 
 import recurrl
 from recurrl.build import make_algorithm, make_consistency_check, make_policy_for
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
@@ -25,8 +23,6 @@ from recurrl.policy.distributions import categorical
 from recurrl.policy.heads import ActionHead
 from recurrl.policy.noise import NOISE
 from recurrl.recurrent import GRUModule, LSTMModule
-
-Compose = Callable[..., TrainConfig]
 
 B, T, H = 5, 7, 6
 

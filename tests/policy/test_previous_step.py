@@ -1,11 +1,10 @@
 """The previous action and reward: what was done and given before, zero at an episode's first step."""
 
-from collections.abc import Callable
-
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from collected import Collect, Compose
 from gymnasium import spaces
 from tasks import ACTIONS, CUE
 from tensordict import TensorDictBase
@@ -13,13 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.algorithms.advantages import next_values
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
-from recurrl.policy import ACTION, OBSERVATION, Policy
-
-Configure = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
+from recurrl.policy import ACTION, OBSERVATION
 
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 
@@ -40,7 +35,7 @@ def flat(kind: str, action: Tensor | TensorDictBase) -> Tensor:
 
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(
-    kind: str, configure: Configure, collect: Collect
+    kind: str, configure: Compose, collect: Collect
 ) -> None:
     _, batch = collect(configure(CUE, *PREVIOUS, action=kind))
     done = flat(kind, batch[ACTION])
@@ -59,7 +54,7 @@ def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(
     assert (after["previous_reward"][:, :-1][starts.squeeze(-1)] != 0).any()  # or nothing was forgotten
 
 
-def test_the_bootstrap_sees_the_step_that_was_cut_off(configure: Configure, collect: Collect) -> None:
+def test_the_bootstrap_sees_the_step_that_was_cut_off(configure: Compose, collect: Collect) -> None:
     config = configure(CUE, *PREVIOUS, "env.max_episode_steps=3", delay=9)
     policy, batch = collect(config)
     truncated = batch["next", "truncated"].squeeze(-1)
@@ -73,7 +68,7 @@ def test_the_bootstrap_sees_the_step_that_was_cut_off(configure: Configure, coll
     assert (policy.step(blind, state)[2] != value).any()
 
 
-def test_the_cell_takes_action_and_reward_as_they_are(configure: Configure, collect: Collect) -> None:
+def test_the_cell_takes_action_and_reward_as_they_are(configure: Compose, collect: Collect) -> None:
     policy, _ = collect(configure(CUE, *PREVIOUS, "cell=lstm", observation="discrete"))
     assert policy.trunk.core.layers.weight_ih_l0.shape[1] == 8 + 4 + 1
 
@@ -85,7 +80,7 @@ class Taken(gymnasium.Env):  # type: ignore[type-arg]
     action_space = spaces.Discrete(2)
 
 
-def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure: Configure) -> None:
+def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure: Compose) -> None:
     gymnasium.register("recurrl-test/Taken-v0", entry_point=Taken)
     config = configure("recurrl-test/Taken-v0", "env.previous_action=true")
     with pytest.raises(ConfigError, match=r"env\.previous_action adds the entry previous_action .* already has one"):

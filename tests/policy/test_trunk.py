@@ -5,21 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from collected import Collect, Compose
 from tasks import CUE
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Size, Tensor, nn
 from torch.nn import functional
 
 from recurrl.build import make_policy_for, set_process_state
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.policy import Policy, PolicyModule, Trunk
-
-Configure = Callable[..., TrainConfig]
-Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
+from recurrl.policy import PolicyModule, Trunk
 
 
-def test_layer_normalisation_normalises_the_encoders_layers(configure: Configure, collect: Collect) -> None:
+def test_layer_normalisation_normalises_the_encoders_layers(configure: Compose, collect: Collect) -> None:
     policy, batch = collect(configure(CUE, "encoder.layer_norm=true", "env.normalize_observation=false"))
     encoder, observation = policy.trunk.encoder, batch[:, 0]["observation"]
     layer = encoder[1](observation)
@@ -27,7 +24,7 @@ def test_layer_normalisation_normalises_the_encoders_layers(configure: Configure
 
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
-def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell: str, configure: Configure) -> None:
+def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell: str, configure: Compose) -> None:
     options = (f"cell={cell}", "env.previous_action=true")
     config = configure(CUE, *options, observation="dict", action="dict")
     torch.set_default_dtype(torch.float64)
