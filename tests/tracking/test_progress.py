@@ -1,56 +1,38 @@
-import fcntl
 import io
 import math
-import os
 import re
-import struct
-import termios
 
 import pytest
 
 from recurrl.tracking import progress
 from recurrl.tracking.progress import SWITCH, Progress, described
 
-END = "\x00"
 METRICS = {"time/frames_per_s": 2000.0, "train/return_mean": 12.345}
 
 
-class Terminal:
-    """A pseudo-terminal: ``text`` returns what was written to ``stream``."""
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
 
-    def __init__(self, columns):
-        self.reader, writer = os.openpty()
-        fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self.stream = os.fdopen(writer, "w", encoding="utf-8")
+    def isatty(self):
+        return True
 
     def text(self):
-        """Everything written since the last call, once all of it has arrived."""
-        self.stream.write(END)
-        self.stream.flush()
-        text = ""
-        while not text.endswith(END):
-            text += os.read(self.reader, 1 << 16).decode()
-        return text.removesuffix(END)
-
-    def close(self):
-        self.stream.close()
-        os.close(self.reader)
+        """Everything written since the last call."""
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return text
 
 
 @pytest.fixture
 def terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv(SWITCH, raising=False)
-    opened = []
 
     def terminal(columns=120):
         monkeypatch.setenv("COLUMNS", str(columns))
-        opened.append(Terminal(columns))
-        return opened[-1]
+        return Terminal()
 
-    yield terminal
-    for one in opened:
-        one.close()
+    return terminal
 
 
 @pytest.fixture
@@ -76,7 +58,7 @@ def lines(text):
 
 def test_the_line_says_the_time_frames_speed_returns_the_time_left_and_the_last_warning(terminal):
     shown = terminal()
-    bar = Progress(100_000, shown.stream)
+    bar = Progress(100_000, shown)
     bar.update(25_000, {**METRICS, "eval/return_mean": 99.0}, warning="Entropy gone")
     bar.close()
     last = lines(shown.text())[-1]
@@ -86,7 +68,7 @@ def test_the_line_says_the_time_frames_speed_returns_the_time_left_and_the_last_
 
 def test_the_line_is_rewritten_in_place_and_left_when_the_run_ends(terminal, clock):
     shown = terminal()
-    bar = Progress(1000, shown.stream)
+    bar = Progress(1000, shown)
     for frames in (100, 200, 300):
         bar.update(frames, METRICS)
         clock.now += 1
@@ -99,7 +81,7 @@ def test_the_line_is_rewritten_in_place_and_left_when_the_run_ends(terminal, clo
 
 def test_it_draws_at_most_about_ten_times_a_second_and_the_last_state_always(terminal, clock):
     shown = terminal()
-    bar = Progress(1000, shown.stream)
+    bar = Progress(1000, shown)
     for frames in range(1, 1001):
         bar.update(frames, METRICS)
         clock.now += 0.001
@@ -111,7 +93,7 @@ def test_it_draws_at_most_about_ten_times_a_second_and_the_last_state_always(ter
 @pytest.mark.parametrize("columns", [20, 60])
 def test_the_line_is_not_longer_than_the_terminal_is_wide(terminal, columns):
     shown = terminal(columns)
-    bar = Progress(1000, shown.stream)
+    bar = Progress(1000, shown)
     bar.update(100, METRICS)
     bar.close()
     assert max(map(len, lines(shown.text()))) <= columns
@@ -119,9 +101,9 @@ def test_the_line_is_not_longer_than_the_terminal_is_wide(terminal, columns):
 
 def test_a_log_message_stands_above_the_progress_on_a_line_that_begins_with_it(terminal):
     shown = terminal()
-    bar = Progress(1000, shown.stream)
+    bar = Progress(1000, shown)
     bar.update(100, METRICS)
-    shown.stream.write("careful\n")
+    shown.write("careful\n")
     bar.close()
     drawn = lines(shown.text())
     assert drawn[1] == "careful"
@@ -130,7 +112,7 @@ def test_a_log_message_stands_above_the_progress_on_a_line_that_begins_with_it(t
 
 def test_a_value_stays_until_replaced_and_nan_does_not_replace_it(terminal, clock):
     shown = terminal()
-    bar = Progress(1000, shown.stream)
+    bar = Progress(1000, shown)
     drawn = []
     for metrics in ({"train/return_mean": math.nan}, {"eval/return_mean": 5.0}, {"train/return_mean": 0.97}, {}):
         bar.update(100, metrics)
@@ -150,7 +132,7 @@ def test_without_a_speed_there_is_no_time_left(speed):
 def test_nothing_is_drawn_in_a_file_or_where_another_process_draws(terminal, monkeypatch, switch):
     shown, file = terminal(), io.StringIO()
     monkeypatch.setenv(SWITCH, switch)
-    bar = Progress(1000, shown.stream if switch == "off" else file)
+    bar = Progress(1000, shown if switch == "off" else file)
     bar.update(100, METRICS)
     bar.close()
     assert shown.text() + file.getvalue() == ""
