@@ -112,7 +112,7 @@ def _draw(figure: Figure, episode: Episode) -> list[Axes]:
         for label, values in lines.items():
             axes.plot(steps, values, color=None if label else "black", linewidth=1.6, label=label)
         if all(lines):
-            axes.legend(loc="upper left", fontsize=9, ncols=len(lines))
+            axes.legend(loc="upper left", fontsize=9, ncols=min(len(lines), 6))
     for axes, (name, state_TU) in zip(all_axes[len(curves) :], episode.states.items(), strict=True):
         _draw_state(figure, axes, name, state_TU)
     all_axes[-1].set_xlabel("step", fontsize=12)

@@ -38,21 +38,11 @@ def program(command: Command) -> tuple[str, list[str]]:
     if first in ("sbatch", "torchrun"):
         starts = next(index for index, word in enumerate(rest) if word.endswith((".sbatch", "recurrl", "train.py")))
         return "recurrl-train", rest[starts + 1 :]
-    if first == "docker" and rest[0] == "compose":
-        return compose_program(rest[1:])
-    if first == "docker" and rest[0] == "run":
-        return "recurrl-train", rest[rest.index("recurrl") + 1 :]
+    if first == "docker" and "run" in rest:  # of the image, or of a service of docker compose
+        starts = next(index for index, word in enumerate(rest) if word in ("recurrl", "cpu", "gpu"))
+        inside = rest[rest.index("--entrypoint") + 1] if "--entrypoint" in rest else "recurrl-train"
+        return program(Command("", (inside, *rest[starts + 1 :]), ROOT))
     return first, rest
-
-
-def compose_program(words: list[str]) -> tuple[str, list[str]]:
-    """What ``docker compose`` runs in a container."""
-    service = next((index for index, word in enumerate(words) if word in ("cpu", "gpu")), len(words))
-    options, arguments = words[:service], words[service + 1 :]
-    if "run" not in options:
-        return "docker", words
-    entrypoint = options[options.index("--entrypoint") + 1] if "--entrypoint" in options else "recurrl-train"
-    return program(Command("", (entrypoint, *arguments), ROOT))
 
 
 def of(*names: str) -> list[Any]:

@@ -105,22 +105,29 @@ def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
         assert [[Path(name).name, why] for name, why in none["left_out"].items()] == [["5", "failed"]]
 
 
+DONE = {"status": "completed", "seed": 0, "eval_return_mean": 1.0}
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "stopped", "unfinished"])
+def test_a_run_that_did_not_complete_is_left_out(status: str, tmp_path: Path) -> None:
+    (group,) = grouped([Result("it", tmp_path, {}, DONE | {"status": status})])
+    assert (group.left_out, group.seeds) == ({"it": status}, [])
+
+
 @pytest.mark.parametrize(
-    ("summary", "why"),
+    ("changed", "why"),
     [
-        *(({"status": status}, status) for status in ("failed", "interrupted", "stopped")),
-        ({}, "unfinished"),
-        ({"status": "completed", "seed": 3, "eval_return_mean": None}, "without an evaluation"),
-        ({"status": "completed", "seed": 0, "eval_return_mean": 1.0}, "a copy of first"),
-        ({"status": "completed", "seed": 0, "eval_return_mean": 1.1}, "the same seed as first"),
-        ({"status": "completed", "seed": 1, "eval_return_mean": 1.0}, None),
+        ({}, "a copy of first"),
+        ({"eval_return_mean": 1.1}, "the same seed as first"),
+        ({"seed": 3, "eval_return_mean": None}, "without an evaluation"),
+        ({"seed": 1}, None),
     ],
 )
-def test_what_is_not_another_seed_is_left_out(summary: dict[str, Any], why: str | None, tmp_path: Path) -> None:
-    first = {"status": "completed", "seed": 0, "eval_return_mean": 1.0}
-    (group,) = grouped([Result("first", tmp_path, {}, first), Result("second", tmp_path, {}, summary)])
-    assert group.left_out == ({} if why is None else {"second": why})
-    assert [run.name for run in group.seeds] == (["first"] if why else ["first", "second"])
+def test_what_is_not_another_seed_is_left_out(changed: dict[str, Any], why: str | None, tmp_path: Path) -> None:
+    first, second = Result("first", tmp_path, {}, DONE), Result("second", tmp_path, {}, DONE | changed)
+    (group,) = grouped([first, second])
+    assert group.left_out == ({"second": why} if why else {})
+    assert group.seeds == ([first] if why else [first, second])
 
 
 def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(
@@ -135,40 +142,37 @@ def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(
     assert [row.split()[0] for row in rows] == ["sweep/0", "sweep/1"]
 
 
-# By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)).
+# By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)); fewer than three have no interval.
 @pytest.mark.parametrize(("count", "half"), [(3, 2.4841), (4, 1.5912), (11, 0.67181), (12, 0.63537), (20, 0.46801)])
 def test_the_interval_of_a_mean_is_students(count: int, half: float) -> None:
     assert interval_95(10.0, 1.0, count) == pytest.approx((10 - half, 10 + half), rel=1e-3)
+    assert {interval_95(10.0, 1.0, few) for few in range(3)} == {None}
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_so_few_values_have_no_interval(count: int) -> None:
-    assert interval_95(10.0, 1.0, count) is None
+SCALES = """
+0.00123456 0      0.001235 ± 0.000000
+0          0      0 ± 0
+0          0.25   0.0000 ± 0.2500
+0.97851    0.0046 0.9785 ± 0.0046
+1.70432    0.0212 1.704 ± 0.021
+-43.1999   9.35   -43.20 ± 9.35
+3.2        500    3.2 ± 500.0
+500        0      500.0 ± 0.0
+500        0.0213 500.000 ± 0.021
+500        1e-9   500.0000 ± 0.0000
+-1345.27   12.34  -1345 ± 12
+123456.7   3.21   123456.7 ± 3.2
+1e9        1e6    1000000000 ± 1000000
+nan        1      nan ± 1
+inf        1      inf ± 1
+"""
 
 
-@pytest.mark.parametrize(
-    ("mean", "spread", "text"),
-    [
-        (0.00123456, 0.0, "0.001235 ± 0.000000"),
-        (0.0, 0.0, "0 ± 0"),
-        (0.0, 0.25, "0.0000 ± 0.2500"),
-        (0.97851, 0.0046, "0.9785 ± 0.0046"),
-        (1.70432, 0.0212, "1.704 ± 0.021"),
-        (-43.1999, 9.35, "-43.20 ± 9.35"),
-        (3.2, 500.0, "3.2 ± 500.0"),
-        (500.0, 0.0, "500.0 ± 0.0"),
-        (500.0, 0.0213, "500.000 ± 0.021"),
-        (500.0, 1e-9, "500.0000 ± 0.0000"),
-        (-1345.27, 12.34, "-1345 ± 12"),
-        (123456.7, 3.21, "123456.7 ± 3.2"),
-        (1e9, 1e6, "1000000000 ± 1000000"),
-        (float("nan"), 1.0, "nan ± 1"),
-        (float("inf"), 1.0, "inf ± 1"),
-    ],
-)
-def test_returns_have_the_digits_that_their_scale_needs(mean: float, spread: float, text: str) -> None:
-    form = return_format(mean, spread)
-    assert f"{mean:{form}} ± {spread:{form}}" == text
+@pytest.mark.parametrize("line", SCALES.strip().splitlines())
+def test_returns_have_the_digits_that_their_scale_needs(line: str) -> None:
+    mean, std, text = line.split(maxsplit=2)
+    form = return_format(float(mean), float(std))
+    assert f"{float(mean):{form}} ± {float(std):{form}}" == text
 
 
 @pytest.mark.parametrize("key", Report(0.0).summary())
