@@ -22,32 +22,30 @@ _MEMORY = {"kept": "", "zeroed": " with its memory zeroed", "shuffled": " with a
 
 def evaluate_main() -> None:
     """``recurrl-evaluate``: plays episodes with the policies of runs, and prints their returns."""
-    arguments = _parser().parse_intermixed_args()
-    overrides = [text for text in arguments.run if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
-    runs = [Path(text) for text in arguments.run if text not in overrides]
+    options = vars(_parser().parse_intermixed_args())  # those of evaluate_run, but for these
+    texts, video, as_json, sampled, memory = (options.pop(key) for key in ("run", "video", "json", "sampled", "memory"))
+    overrides = [text for text in texts if _OVERRIDE.fullmatch(text) and not Path(text).exists()]
+    runs = [Path(text) for text in texts if text not in overrides]
     with errors_as_messages():
         if not runs:
             raise ConfigError(f"{overrides[0]} changes the environment of a run. Give a run directory too.")
-        files = [] if arguments.video is None else video_files(runs, Path(arguments.video) if arguments.video else None)
-        described = {"overrides": overrides, "deterministic": not arguments.sampled}
-        described |= {"video": [str(file) for file in files]} if files else {}
-        reports = []
+        files = [] if video is None else video_files(runs, Path(video) if video else None)
+        options |= {
+            "overrides": overrides,
+            "deterministic": not sampled,
+            "states": list(_MEMORY) if memory else ["kept"],
+        }
+        reports: list[dict[str, Any]] = []
         for run in runs:
-            returns = evaluate_run(
-                run,
-                arguments.episodes,
-                arguments.seed,
-                arguments.device,
-                states=list(_MEMORY) if arguments.memory else ["kept"],
-                trust_packages=arguments.trust_packages,
-                which=arguments.which,
-                deterministic=not arguments.sampled,
-                overrides=overrides,
-                video=files,
-            )
-            found = {state: summarized(each) for state, each in returns.items()}
-            reports.append({"run": str(run), **described, "returns": found})
-    sys.stdout.write(_text(reports, arguments.json))
+            found = {state: summarized(each) for state, each in evaluate_run(run, video=files, **options).items()}
+            reports.append({"run": str(run), "overrides": overrides, "deterministic": not sampled, "returns": found})
+    rows = ((each["run"] + _MEMORY[state], of) for each in reports for state, of in each["returns"].items())
+    lines = [(name, *in_cells(of, "episodes"), str(of["episodes"])) for name, of in rows]
+    if as_json:
+        shown = {"video": [str(file) for file in files]} if files else {}
+        sys.stdout.write(json.dumps([each | shown for each in reports], indent=2, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(table([("run", *STATISTICS, "episodes"), *lines]) + "".join(f"{file}\n" for file in files))
 
 
 def evaluate_run(
@@ -103,10 +101,9 @@ def evaluate_run(
                 raise ConfigError(f"--memory needs recurrent states, but the policy of {path} has none. Leave it out.")
             env = watched(config.env) if video else config.env
             recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
+            seen_by = {KEPT: recorders}
             returns = {
-                each: evaluate_many(
-                    env, policy, episodes, seeds, each, deterministic, recorders if each == KEPT else ()
-                )
+                each: evaluate_many(env, policy, episodes, seeds, each, deterministic, seen_by.get(each, ()))
                 for each in states
             }
         if video:
@@ -166,15 +163,3 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seeds(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
-
-
-def _text(reports: Sequence[dict[str, Any]], as_json: bool) -> str:
-    if as_json:
-        return json.dumps(reports, indent=2, ensure_ascii=False) + "\n"
-    rows = (
-        (each["run"] + _MEMORY[key], *in_cells(of, "episodes"), str(of["episodes"]))
-        for each in reports
-        for key, of in each["returns"].items()
-    )
-    videos = "".join(f"{file}\n" for file in reports[0].get("video", ()))
-    return table([("run", *STATISTICS, "episodes"), *rows]) + videos
