@@ -21,13 +21,13 @@ def column(run, name):
 
 
 def test_an_algorithm_from_scratch_learns(train):
-    run = train(*REINFORCE, "total_frames=20480", "evaluation.episodes=2", "lr=5e-3", "minibatch_slices=4")
+    run = train(*REINFORCE, "total_frames=10240", "evaluation.episodes=2", "lr=5e-3", "minibatch_slices=4")
     returns = column(run, "train/return_mean")
     assert returns[-1] > 2 * returns[0]
 
 
 def test_the_error_of_a_prediction_from_the_features_falls(train):
-    errors = column(train(*PREDICTING, "total_frames=10240", "evaluation.episodes=2"), "prediction/error")
+    errors = column(train(*PREDICTING, "total_frames=8192", "evaluation.episodes=2"), "prediction/error")
     assert errors[-1] < 0.4 * errors[0]
 
 
