@@ -18,16 +18,11 @@ from documented import PAGES, ROOT
 GLOSSARY = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 OWN_LOSS = "loss/..."
 RUNS = {
-    "ppo": ["algorithm.clip_value=0.2", "collector.on_fault=restart"],
-    "lstm": ["env=pendulum_no_velocity", "cell=lstm", "lr_schedule=adaptive", "state=refresh"],
-    "grpo": [
-        "env=pendulum_no_velocity",
-        "algorithm=grpo",
-        "algorithm.group_size=2",
-        "algorithm.kl_to_ref_coeff=0.1",
-        "env.max_episode_steps=8",
-    ],
-    "async": ["collector=multi_async", "collector.num_workers=2"],
+    "ppo": "algorithm.clip_value=0.2 collector.on_fault=restart",
+    "lstm": "env=pendulum_no_velocity cell=lstm lr_schedule=adaptive state=refresh",
+    "grpo": "env=pendulum_no_velocity algorithm=grpo algorithm.group_size=2 algorithm.kl_to_ref_coeff=0.1 "
+    "env.max_episode_steps=8",
+    "async": "collector=multi_async collector.num_workers=2",
 }
 
 
@@ -93,7 +88,7 @@ def logged(recurrl_train: Callable[..., Any], tiny: list[str], tmp_path_factory:
     found: set[str] = set()
     for name, overrides in RUNS.items():
         folder = tmp_path_factory.mktemp(name)
-        done = recurrl_train(*tiny, *overrides, "hydra.run.dir=run", cwd=folder)
+        done = recurrl_train(*tiny, *overrides.split(), "hydra.run.dir=run", cwd=folder)
         assert done.code == 0, done.err
         with (folder / "run/metrics.csv").open(newline="", encoding="utf-8") as rows:
             found |= set(next(csv.reader(rows)))

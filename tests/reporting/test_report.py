@@ -190,17 +190,13 @@ def test_a_metric_that_has_one_value_has_no_curve(sweep: Path) -> None:
     assert "<h2>Return of training" in text
 
 
-def test_a_run_that_wrote_nothing_is_named(sweep: Path) -> None:
+def test_a_run_that_wrote_nothing_is_named_and_half_a_row_is_left_out(sweep: Path) -> None:
     (sweep / "2/summary.json").unlink()
     (sweep / "2/metrics.csv").unlink()
+    (sweep / "0/metrics.csv").write_text(f"{HEADER}\n100,1.0,2.0\n200,nan,3.0\n300,1")  # killed as it wrote a row
+    (run, *_) = results_of(sweep)
+    assert [run.curve(f"{of}/return_mean") for of in ("train", "eval")] == [[(100, 1.0)], [(100, 2.0), (200, 3.0)]]
     assert "2: unfinished: it wrote no summary" in report(sweep)
-
-
-def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text(f"{HEADER}\n100,1.0,2.0\n200,nan,3.0\n300,1")
-    run = Result("r", tmp_path, {}, {})
-    assert run.curve("train/return_mean") == [(100, 1.0)]
-    assert run.curve("eval/return_mean") == [(100, 2.0), (200, 3.0)]
 
 
 def test_a_video_is_inside_the_page(sweep: Path) -> None:

@@ -211,20 +211,20 @@ def test_environments_that_cannot_be_drawn_are_refused(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("drawn", "message"),
-    [
-        ("fails", "its render raised RuntimeError: no screen. Leave out --video, or install"),
-        ("nothing", "its render returned a NoneType. Have it return pixels"),
-        ("numbers", "its render returned an array of float64 of shape (16, 24, 3)"),
-        ("gray", "its render returned an array of uint8 of shape (16, 24)"),
-    ],
-)
-def test_what_an_environment_draws_wrongly_is_named(agent_of: AgentOf, drawn: str, message: str) -> None:
+WRONG_PICTURES = {
+    "fails": "its render raised RuntimeError: no screen. Leave out --video, or install",
+    "nothing": "its render returned a NoneType. Have it return pixels",
+    "numbers": "its render returned an array of float64 of shape (16, 24, 3)",
+    "gray": "its render returned an array of uint8 of shape (16, 24)",
+}
+
+
+@pytest.mark.parametrize("drawn", WRONG_PICTURES)
+def test_what_an_environment_draws_wrongly_is_named(agent_of: AgentOf, drawn: str) -> None:
     agent, config = agent_of("recurrl-test/Blinking-v0", drawn=drawn)
     with pytest.raises(ConfigError) as caught:
         recorded(agent.policy, config)
-    assert message in str(caught.value)
+    assert WRONG_PICTURES[drawn] in str(caught.value)
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(
