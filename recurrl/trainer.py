@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from tensordict import TensorDictBase
 
 from recurrl.algorithms.algorithm import Algorithm, merged
 from recurrl.callbacks.callback import Callbacks
-from recurrl.checkpoint.not_finite import with_saved_batch
 from recurrl.collector.restarts import RESTARTS, Collector
 from recurrl.config import TrainConfig
-from recurrl.errors import NonFiniteError
 from recurrl.policy import Policy
 from recurrl.runtime.ranks import world
 from recurrl.runtime.report import Report
@@ -82,7 +79,7 @@ class Trainer:
                     rollout = self.collector.collect()
                 self.callbacks.on_rollout(self, rollout)
                 with self.report.timing("learn"):
-                    metrics = self._update(rollout)
+                    metrics = self.algorithm.update(rollout, self.progress)
                 self.metrics = self._completed(metrics)
                 self.callbacks.on_iteration(self, self.metrics)
             self.callbacks.on_end(self)
@@ -129,12 +126,6 @@ class Trainer:
             self.request.record(number)
         self.stopped = bool(stopped)
         return self.stopped or self.request.number is not None or self.is_last
-
-    def _update(self, rollout: TensorDictBase) -> dict[str, float]:
-        try:
-            return self.algorithm.update(rollout, self.progress)
-        except NonFiniteError as error:
-            raise with_saved_batch(error, self.run_dir, self.frames, self.algorithm) from error
 
     def _completed(self, update: Mapping[str, float]) -> dict[str, float]:
         """Counts an iteration, and adds its other metrics to those of the update. Collective."""

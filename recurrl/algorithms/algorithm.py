@@ -6,7 +6,7 @@ Shape legend: N environments, T steps of a row, S slices, K steps of a slice, M 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -74,13 +74,6 @@ class Step(NamedTuple):
     losses: Losses
     grad_norm: Tensor
     skipped: Tensor
-
-
-class Trial(NamedTuple):
-    """A minibatch evaluated without a gradient step: its losses, and the parameters with a non-finite gradient."""
-
-    losses: dict[str, float]
-    not_finite: list[str]
 
 
 class Algorithm(nn.Module):
@@ -324,24 +317,17 @@ class Algorithm(nn.Module):
         if in_a_row >= MAX_SKIPPED_STEPS:
             raise NonFiniteError(
                 f"Training produced NaN or Inf: the last {in_a_row} gradient steps had a non-finite loss or gradient "
-                "and were skipped. A smaller lr or algorithm.max_grad_norm may help; so may normalised or clipped "
-                "observations and rewards."
+                f"and were skipped (not finite: {self._not_finite(steps[-1].losses)}). A smaller lr or "
+                "algorithm.max_grad_norm may help; so may normalised or clipped observations and rewards."
             )
 
-    def trial(self, rows_NT: TensorDictBase) -> Iterator[Trial]:
-        """Evaluates the losses and gradients of an epoch, without gradient steps.
-
-        Args:
-            rows_NT: rows that :meth:`update` has prepared before.
-        """
-        self.states.set_rows(rows_NT)
-        for slices_SK in self.buffer.minibatches(rows_NT):
-            self.states.enter(slices_SK)
-            losses, _ = self.backward(slices_SK)
-            terms = {f"loss/{name}": float(term.detach()) for name, term in losses.terms.items()}
-            gradients = {name: p.grad for name, p in self.named_parameters() if p.grad is not None}
-            not_finite = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
-            yield Trial(terms, [name.removeprefix("policy.") for name in not_finite])
+    def _not_finite(self, losses: Losses) -> str:
+        """What was not finite in the last step: entries of the rows, else terms of the loss, else the gradient."""
+        assert self.rows is not None
+        rows = {str(key): entry for key, entry in self.rows.items(True, True)}
+        terms = {f"loss/{name}": term for name, term in losses.terms.items()}
+        found = ([name for name, value in of.items() if not value.isfinite().all()] for of in (rows, terms))
+        return ", ".join(next(filter(None, found), ["the gradient"])[:5])
 
     def components(self) -> dict[str, Any]:
         """The parts that checkpoints hold, each with ``state_dict`` and ``load_state_dict``."""

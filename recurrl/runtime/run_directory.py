@@ -23,7 +23,7 @@ VIDEOS, EXPORTS = "video", "export"
 """Written by commands after the run."""
 
 FILES = (CONFIG_FILE, SUMMARY, METRICS, CURVE, "recurrl.log")
-FOLDERS = (CHECKPOINTS, "not_finite", "tensorboard", "wandb", ".hydra")
+FOLDERS = (CHECKPOINTS, "tensorboard", "wandb", ".hydra")
 """Entries that a run writes. A folder may be a symbolic link, for example to another disk; files and ``.hydra``, whose
 files another program may have written, may not.
 """

@@ -237,13 +237,20 @@ def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small: Compos
     assert not torch.equal(after, before)
 
 
-def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_change_nothing(
-    small: Compose, monkeypatch
+@pytest.mark.parametrize("of", ["state_value", "loss/objective", "the gradient"])
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_name_what_is_not_and_change_nothing(
+    small: Compose, monkeypatch, of: str
 ) -> None:
     algorithm, _ = learn(small, "epochs=3", "minibatch_slices=2")
     before, batch = _weights(algorithm), _batch(small, algorithm)
-    _spoilt(algorithm, monkeypatch, steps=100)
-    with pytest.raises(NonFiniteError, match="gradient steps had a non-finite loss or gradient and were"):
+    if of == "loss/objective":
+        _spoilt(algorithm, monkeypatch, steps=100)
+    elif of == "state_value":
+        batch["state_value"].fill_(torch.nan)
+    else:
+        bias = algorithm.get_parameter("policy.actor_head.network.bias")
+        bias.register_hook(lambda gradient: gradient * torch.nan)
+    with pytest.raises(NonFiniteError, match=rf"a non-finite loss or gradient and were skipped \(not finite: .*{of}"):
         algorithm.update(batch, progress=0.5)
     assert torch.equal(_weights(algorithm), before)
 

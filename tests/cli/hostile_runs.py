@@ -169,7 +169,7 @@ def ours_is_malformed(drawn: Drawn) -> None:
 
 
 def folder_is_something_else(drawn: Drawn) -> None:
-    path = drawn.run / drawn.draws.choice(("checkpoints", "not_finite", "tensorboard"))
+    path = drawn.run / drawn.draws.choice(("checkpoints", "tensorboard"))
     if path.exists():
         shutil.rmtree(path)
     drawn.foreign.append(path)

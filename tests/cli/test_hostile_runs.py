@@ -35,7 +35,6 @@ def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_i
     count: int,
     recurrl_train: Callable[..., Any],
     recurrl_evaluate: Callable[..., Any],
-    recurrl_check: Callable[..., Any],
     tiny: list[str],
     finished_run: Path,
     stranger: Path,
@@ -45,7 +44,6 @@ def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_i
     problems: list[str] = []
     commands: dict[str, Callable[[Path], Any]] = {
         "evaluated": lambda run: recurrl_evaluate(run, cwd=tmp_path),
-        "examined": lambda run: recurrl_check("--not-finite", run, cwd=tmp_path),
         "resumed": lambda run: recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
         "begun": lambda run: recurrl_train(*tiny, *SMALL, f"hydra.run.dir={run}", cwd=tmp_path),
         "continued": lambda run: recurrl_train(

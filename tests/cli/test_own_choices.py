@@ -117,26 +117,20 @@ def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, pac
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64", "96"]
 
 
-# Resuming, evaluating and checking
+# Resuming and evaluating
 
 
-def commands(train: Callable, evaluate: Callable, check: Callable, run: Path) -> dict[str, Callable]:
+def commands(train: Callable, evaluate: Callable, run: Path) -> dict[str, Callable]:
     """The commands that read a saved configuration, with further arguments."""
     return {
         "resume": lambda *given: train(*given, f"resume={run}", "total_frames=96"),
         "auto": lambda *given: train(*given, "resume=auto", "total_frames=96", f"hydra.run.dir={run}"),
         "evaluate": lambda *given: evaluate(run, *given),
-        "check": lambda *given: check("--not-finite", run / "checkpoints" / "frames_000000000064", *given),
     }
 
 
-@pytest.fixture
-def check(recurrl_check, tmp_path):
-    return lambda *arguments: recurrl_check(*arguments, cwd=tmp_path)
-
-
-def test_no_command_imports_code_that_only_a_run_names(train, evaluate, check, own_run, package):
-    for name, command in commands(train, evaluate, check, own_run).items():
+def test_no_command_imports_code_that_only_a_run_names(train, evaluate, own_run, package):
+    for name, command in commands(train, evaluate, own_run).items():
         outcome = command()
         assert f"names code that would be imported and executed: {OWN}. If you trust it, " in outcome.error, name
         advice = f"logger.name={OWN}" if name in ("resume", "auto") else "add --trust-packages"
@@ -162,7 +156,7 @@ KEYS = ["cell.name", "encoder.name", "algorithm.name", "collector.name", "buffer
     ids=str,
 )
 def test_code_is_found_wherever_a_saved_configuration_names_it(
-    train, evaluate, check, finished_run, package, tmp_path, key, value
+    train, evaluate, finished_run, package, tmp_path, key, value
 ):
     run = shutil.copytree(finished_run, tmp_path / "run")
     values = settings(run)
@@ -170,16 +164,15 @@ def test_code_is_found_wherever_a_saved_configuration_names_it(
     (values[group] if group else values)[name] = value
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
     for name in ("resume", "evaluate"):
-        outcome = commands(train, evaluate, check, run)[name]().failed()
+        outcome = commands(train, evaluate, run)[name]().failed()
         assert "Traceback" not in outcome.err
         assert str(run / "config.yaml") in outcome.error, name
         assert not package.exists(), name
 
 
-def test_a_run_is_used_again_once_its_code_is_trusted(train, evaluate, check, own_run, package, tmp_path):
+def test_a_run_is_used_again_once_its_code_is_trusted(train, evaluate, own_run, package, tmp_path):
     evaluate(own_run, "--trust-packages").succeeded()
     assert package.exists()
-    assert check("--not-finite", own_run / "checkpoints", "--trust-packages").code == 1  # no batch was saved
     train(f"resume={own_run}", "total_frames=96", f"logger.name={OWN}", "hydra.run.dir=next").succeeded()
     assert settings(tmp_path / "next")["logger"] == settings(own_run)["logger"]
     assert "notes 0.25" in (tmp_path / "next" / "notes.txt").read_text()

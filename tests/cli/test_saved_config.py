@@ -22,7 +22,7 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def said(recurrl_train, recurrl_evaluate, recurrl_check, tmp_path) -> Callable[..., dict[str, str]]:
+def said(recurrl_train, recurrl_evaluate, tmp_path) -> Callable[..., dict[str, str]]:
     """What each command that reads a saved configuration says of a run."""
 
     def said(run: Path) -> dict[str, str]:
@@ -30,7 +30,6 @@ def said(recurrl_train, recurrl_evaluate, recurrl_check, tmp_path) -> Callable[.
             "resume": recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
             "auto": recurrl_train("resume=auto", "total_frames=96", f"hydra.run.dir={run}", cwd=tmp_path),
             "evaluate": recurrl_evaluate(run, cwd=tmp_path),
-            "check": recurrl_check("--not-finite", run / "checkpoints" / "frames_000000000064", cwd=tmp_path),
         }
         for name, outcome in outcomes.items():
             assert "Traceback" not in outcome.err, (name, outcome.err)
@@ -123,7 +122,6 @@ def test_packages_that_only_a_run_names_are_listed_and_not_imported(run, said, p
         assert f"names code that would be imported and executed: os, {PACKAGE}." in error, name
         assert str(run / "config.yaml") in error, name
     assert "add --trust-packages" in told["evaluate"]
-    assert "add --trust-packages" in told["check"]
     assert f"name it on this command line too: 'env.packages=[{PACKAGE},os]'." in told["resume"]
 
 

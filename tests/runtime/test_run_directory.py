@@ -23,7 +23,7 @@ def test_a_run_directory_is_found_from_itself_and_from_its_checkpoints(finished_
             for name in ("config.yaml", "summary.json", "metrics.csv")
             for kind in ("link", "folder", "pipe")
         ),
-        *((name, "file") for name in ("checkpoints", "not_finite", "checkpoints/frames_000000000032")),
+        *((name, "file") for name in ("checkpoints", "tensorboard", "checkpoints/frames_000000000032")),
         ("checkpoints/frames_000000000032", "folder"),
         ("checkpoints", "dangling"),
     ],
