@@ -167,7 +167,9 @@ def make_policy_for(config: TrainConfig, explicit_keys: Collection[str] = ()) ->
     Raises:
         ConfigError: the policy cannot be made for these specs, or an explicit value has no effect with them.
     """
-    with closing(make_batched_env(config.env, 1, config.seed, reveals=HIDDEN in config.algorithm.critic_only)) as env:
+    with closing(
+        make_batched_env(config.env, 1, config.seed, privileged=HIDDEN in config.algorithm.critic_only)
+    ) as env:
         observation, action = env.observation_spec[0], env.full_action_spec[0][ACTION]
         check_effects(config, explicit_keys, kinds(observation[OBSERVATION], action))
         return make_policy(config, observation, action)

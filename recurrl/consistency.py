@@ -180,7 +180,7 @@ def _check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Seq
 
 def _forced_resets(config: EnvConfig, seed: int, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The observations before and after resets of two new copies of the environment, with random actions."""
-    with closing(make_env(config, 2, seed, reveals=(OBSERVATION, HIDDEN) in keys)) as env:
+    with closing(make_env(config, 2, seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
         rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
     before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
     after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]

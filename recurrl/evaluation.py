@@ -91,8 +91,8 @@ def evaluate(
     """
     most_steps = MOST_RANDOM_STEPS if policy is None else MOST_STEPS
     copies = max(episodes, 2) if states == SHUFFLED else episodes
-    reveals = policy is not None and HIDDEN in policy.critic_only
-    with closing(make_batched_env(config, copies, seed + SEED_OFFSET, reveals=reveals)) as env:
+    privileged = policy is not None and HIDDEN in policy.critic_only
+    with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
         act: Act = partial(_act_at_random, env)
         if policy is not None:
             act = _acting(env, policy, states, seed, deterministic, watch)

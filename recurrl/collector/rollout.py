@@ -65,8 +65,8 @@ class Rollout:
         self.memory = _rows(self.env, self.policy, rollouts.frames // rollouts.env.num_envs)
 
     def _start(self) -> None:
-        options, reveals = self.rollouts, HIDDEN in self.policy.critic_only
-        self.env = make_batched_env(options.env, options.env.num_envs, options.seed, options.group_size, reveals)
+        options, privileged = self.rollouts, HIDDEN in self.policy.critic_only
+        self.env = make_batched_env(options.env, options.env.num_envs, options.seed, options.group_size, privileged)
         self._begin_episodes()
 
     def _begin_episodes(self) -> None:

@@ -14,7 +14,7 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import step_mdp
 
-from recurrl.envs.faults import Faults
+from recurrl.envs.checks import EnvChecks
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, OBSERVATION, nested, path_of
@@ -35,10 +35,10 @@ class BatchedEnv(EnvBase):
         device: where the tensors live.
 
     Attributes:
-        faults: names the environment that failed, for errors; None if the environment does not know which it is.
+        checks: names the environment that failed, for errors; None if the environment does not know which it is.
     """
 
-    faults: Faults | None = None
+    checks: EnvChecks | None = None
 
     def __init__(
         self, num_envs: int, observation: dict[str, TensorSpec], action: TensorSpec, device: torch.device | str = "cpu"

@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from recurrl.config.env import EnvConfig, wrapper_and_arguments
 from recurrl.config.plugins import load
 from recurrl.envs.arguments import check_arguments
-from recurrl.envs.faults import making
+from recurrl.envs.checks import making
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import Source
 from recurrl.envs.spaces import check_spaces, leaves
@@ -56,7 +56,7 @@ class GymnasiumSource(Source):
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
-        return self.inline([self._created() for _ in range(num_envs)])
+        return self.inline([self.created() for _ in range(num_envs)])
 
     def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
         """Single environments, as :meth:`create` made them, as one of as many."""
@@ -69,11 +69,13 @@ class GymnasiumSource(Source):
             ConfigError: a package is missing, a wrapper does not fit, or it has no spaces.
             EnvError: the environment's constructor raised.
         """
-        return self.wrapped(self._created())
+        return self.wrapped(self.created())
 
-    def _created(self) -> gymnasium.Env[Any, Any]:
-        with making(f"env.id={self.options.id}"):
-            return self.create()
+    def created(self, **given: Any) -> Any:
+        """What :meth:`create` makes; what it raises names the environment."""
+        options = self.options
+        with making(f"env.id={options.id}" + (f" with env.kwargs={options.kwargs}" if options.kwargs else "")):
+            return self.create(**given)
 
     def wrapped(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """A single environment within the time limit and the wrappers of the configuration."""
@@ -100,7 +102,7 @@ class GymnasiumSource(Source):
             env = TuplesAsDicts(env)
         check_spaces(options.id, env.observation_space, env.action_space)
         if options.mask:
-            env = HideObservations(env, options.mask, self.reveals)
+            env = HideObservations(env, options.mask, self.privileged)
         if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
             env = NormalisedActions(env)
         if added := added_entries(options):

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.faults import Array, Faults, unpacked
+from recurrl.envs.checks import Array, EnvChecks, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import spec_of
@@ -33,7 +33,7 @@ class InlineEnv(BatchedEnv):
         envs: the environments.
     """
 
-    faults: Faults
+    checks: EnvChecks
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
         first, count = envs[0], len(envs)
@@ -42,8 +42,8 @@ class InlineEnv(BatchedEnv):
         super().__init__(count, {OBSERVATION: spec_of(space, count)}, spec_of(action_space, count))
         self.envs = list(envs)
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
-        self.faults = Faults(env_id, count)
-        self._reader = Observations(self.faults, space, count, action_space)
+        self.checks = EnvChecks(env_id, count)
+        self._reader = Observations(self.checks, space, count, action_space)
         # The last observation of each environment, by entry: what environments write into, and a copy to return.
         self._last = self._reader.zeros_N
         self._returned: Tensors = {}
@@ -67,7 +67,7 @@ class InlineEnv(BatchedEnv):
             self._groups_N4 += (0, 0, 1, 0)
             self._groups_N4[:, 3] = 0
         for i in begun_N.nonzero()[0].tolist():
-            self.faults.at = i
+            self.checks.at = i
             seed = None if self._groups_N4 is None else _reset_seed(self._groups_N4[i])
             self._store(i, unpacked("reset", self.envs[i].reset(seed=seed))[0])
         return self._observed(begun_N)
@@ -80,9 +80,9 @@ class InlineEnv(BatchedEnv):
         rewards: list[Any] = []
         terminated_N: list[Any] = []
         truncated_N: list[Any] = []
-        faults, store = self.faults, self._store
+        checks, store = self.checks, self._store
         for i, env in enumerate(self.envs):
-            faults.at = i
+            checks.at = i
             returned = env.step(actions[i])
             # Without calling `unpacked`, which takes as long as all of this.
             if type(returned) is not tuple or len(returned) != 5:
@@ -92,7 +92,7 @@ class InlineEnv(BatchedEnv):
             terminated_N.append(terminated)
             truncated_N.append(truncated)
             store(i, observation)
-        results = faults.results(rewards, terminated_N, truncated_N)
+        results = checks.results(rewards, terminated_N, truncated_N)
         return self._observed(~results["done"].numpy()[:, 0]) | results
 
     def episodes(self) -> dict[str, Any]:
@@ -133,13 +133,13 @@ class InlineEnv(BatchedEnv):
     def _set_seed(self, seed: int | None) -> None:
         chain = [None] * len(self.envs) if seed is None else seeds(seed, len(self.envs))
         for i, (env, own) in enumerate(zip(self.envs, chain, strict=True)):
-            self.faults.at = i
+            self.checks.at = i
             env.reset(seed=own)
 
     def close(self, **kwargs: Any) -> None:
         """Closes every environment."""
         for i, env in enumerate(self.envs):
-            self.faults.at = i
+            self.checks.at = i
             env.close()
         super().close(**kwargs)
 

@@ -11,7 +11,7 @@ from torchrl.modules.utils import get_primers_from_module
 
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
-from recurrl.envs.faults import Faults
+from recurrl.envs.checks import EnvChecks
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
@@ -23,7 +23,7 @@ EPISODE_LENGTH = "step_count"
 
 
 def make_batched_env(
-    config: EnvConfig, num_envs: int, seed: int, groups: int | None = None, reveals: bool = False
+    config: EnvConfig, num_envs: int, seed: int, groups: int | None = None, privileged: bool = False
 ) -> BatchedEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
@@ -34,12 +34,12 @@ def make_batched_env(
         num_envs: copies.
         seed: of the first copy.
         groups: the number of neighbours whose episodes start from the same states; None for independent copies.
-        reveals: observations have the privileged entry ``hidden``, what is hidden from the policy, for the critic.
+        privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
 
     Raises:
         ConfigError: the environment cannot be made, or cannot start episodes in groups.
     """
-    env = _make(config, num_envs, reveals)
+    env = _make(config, num_envs, privileged)
     if groups is not None:
         env.start_in_groups(groups, seed)
         _check_groups(config, seed)
@@ -53,7 +53,7 @@ def make_env(
     seed: int,
     policy: nn.Module | None = None,
     groups: int | None = None,
-    reveals: bool = False,
+    privileged: bool = False,
 ) -> TransformedEnv:
     """:func:`make_batched_env` for TorchRL's collectors and ``env.rollout``.
 
@@ -61,22 +61,22 @@ def make_env(
     passes from step to step. A policy whose critic reads the entry ``hidden`` of observations gets it.
     """
     modules: list[Any] = [] if policy is None else list(policy.modules())
-    reveals = reveals or any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
+    privileged = privileged or any(HIDDEN in getattr(module, "critic_only", ()) for module in modules)
     primers = None if policy is None else get_primers_from_module(policy, warn=False)
     transforms = [InitTracker(), StepCounter(step_count_key=EPISODE_LENGTH), RewardSum()]
-    env = make_batched_env(config, num_envs, seed, groups, reveals)
+    env = make_batched_env(config, num_envs, seed, groups, privileged)
     return TransformedEnv(env, Compose(*transforms, *([] if primers is None else [primers])))
 
 
-def _make(config: EnvConfig, num_envs: int, reveals: bool = False) -> BatchedEnv:
+def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> BatchedEnv:
     source = source_of(config)
-    source.reveals = reveals
+    source.privileged = privileged
     made = source.make(num_envs)
     _check_made(made, config, num_envs)
     env = made if isinstance(made, BatchedEnv) else TorchRLEnv(made)
-    faults = env.faults or Faults(config.id, num_envs)
+    checks = env.checks or EnvChecks(config.id, num_envs)
     for name, call in (("step_tensors", "step"), ("reset_tensors", "reset"), ("set_seed", "reset"), ("close", "close")):
-        setattr(env, name, limited(faults.attributed(call)(getattr(env, name))))
+        setattr(env, name, limited(checks.attributed(call)(getattr(env, name))))
     for name in ("episodes", "restore_episodes"):
         setattr(env, name, limited(getattr(env, name)))
     return env
@@ -119,7 +119,7 @@ def check_rows(config: EnvConfig, steps_per_row: int) -> None:
 def _check_groups(config: EnvConfig, seed: int, episodes: int = 4, steps: int = 8) -> None:
     """Rejects an environment that ignores reset seeds, by resetting and stepping two copies with the same ones.
 
-    Stepping reveals hidden state: different states behind equal observations show in later ones.
+    Stepping shows hidden state: different states behind equal observations show in later ones.
 
     Raises:
         ConfigError: the copies differ.

@@ -13,7 +13,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.faults import Fault, Faults, unpacked
+from recurrl.envs.checks import EnvChecks, UnnamedEnvError, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import check_spaces, spec_of
@@ -47,7 +47,7 @@ class NativeVectorEnv(BatchedEnv):
         ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
     """
 
-    faults: Faults
+    checks: EnvChecks
 
     def __init__(self, vector: Vector, env_id: str, mask: Sequence[int | str] = (), scales: bool = True) -> None:
         _check_mode(vector, env_id)
@@ -58,9 +58,9 @@ class NativeVectorEnv(BatchedEnv):
         super().__init__(count, {OBSERVATION: spec_of(shown, count)}, spec_of(units, count))
         self._vector, self._seen, self._to_env = vector, seen, to_env
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
-        self.faults = Faults(env_id, count)
+        self.checks = EnvChecks(env_id, count)
         self._reader, self._of_one = (
-            Observations(self.faults, observed, count, acted, batched) for batched in (True, False)
+            Observations(self.checks, observed, count, acted, batched) for batched in (True, False)
         )
         # Not attributes of this object, because setting an attribute of an EnvBase takes microseconds.
         # The arrays are replaced and never written to, because they are handed out.
@@ -75,7 +75,7 @@ class NativeVectorEnv(BatchedEnv):
         if mask is not None and self._resets_at_once:
             if (begun_N & ~self._restarted).any():
                 raise ConfigError(
-                    f"{self.faults.env_id} resets its environments automatically when their episodes end, and cannot "
+                    f"{self.checks.env_id} resets its environments automatically when their episodes end, and cannot "
                     "reset others. Choose env.vectorization=inline, or have it reset by options['reset_mask'] "
                     "(AutoresetMode.DISABLED)."
                 )
@@ -94,7 +94,7 @@ class NativeVectorEnv(BatchedEnv):
         returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
         observation, rewards, terminated, truncated, info = returned
         taken = self._taken(observation)
-        results = self.faults.results(rewards, terminated, truncated)
+        results = self.checks.results(rewards, terminated, truncated)
         self._last.update(taken)
         after = self._observed_after(results["done"].numpy()[:, 0], info)
         return {**_tensors(after), **results}
@@ -139,7 +139,7 @@ class NativeVectorEnv(BatchedEnv):
         """The observations, with those of new episodes replaced by the previous episodes' last ones."""
         final = info.get("final_obs")
         if final is None:
-            raise Fault(
+            raise UnnamedEnvError(
                 "ended episodes without info['final_obs'], which autoreset mode SAME_STEP requires. Have step put "
                 "each episode's last observation there."
             )
@@ -154,8 +154,8 @@ class NativeVectorEnv(BatchedEnv):
             else:
                 for key, values in self._taken(final).items():
                     filled[key][which] = values[which]
-        except (Fault, IndexError) as error:
-            raise Fault(
+        except (UnnamedEnvError, IndexError) as error:
+            raise UnnamedEnvError(
                 "returned an info['final_obs'] that is neither a batch of observations nor an array of objects, an "
                 f"observation for each environment whose episode ended: {error}"
             ) from error

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from tensordict import NestedKey
 from torchrl.data import Composite
 
-from recurrl.envs.faults import Array, Fault, Faults, as_array
+from recurrl.envs.checks import Array, EnvChecks, UnnamedEnvError, as_array
 from recurrl.envs.spaces import leaves, spec_of
 from recurrl.keys import ACTION_MASK, OBSERVATION, path_of
 
@@ -24,7 +24,7 @@ class Observations:
     """The entries of an observation, by the names that lead to each within it.
 
     Args:
-        faults: names the environment at fault.
+        checks: names the environment at fault.
         space: of an environment's observation.
         count: number of environments, N.
         action_space: the space that an action mask applies to.
@@ -35,10 +35,10 @@ class Observations:
         zeros_N: an array of each entry for all environments, by key.
     """
 
-    def __init__(self, faults: Faults, space: Space, count: int, action_space: Space, batched: bool = False) -> None:
+    def __init__(self, checks: EnvChecks, space: Space, count: int, action_space: Space, batched: bool = False) -> None:
         zeros = Composite({OBSERVATION: spec_of(space, count)}, shape=[count]).zero()
         self.zeros_N = {key: values.numpy() for key, values in zeros.items(True, True)}
-        self._faults, self.keys = faults, list(self.zeros_N)
+        self._checks, self.keys = checks, list(self.zeros_N)
         found = dict(leaves(space))
         self._limits = {key: limit_of(found[path_of(key)[1:]]) for key in self.keys}
         first = 0 if batched else 1
@@ -51,7 +51,7 @@ class Observations:
         """The entries of an observation, in the order of ``keys``.
 
         Raises:
-            Fault: an entry is missing, or differs from its space in shape or dtype.
+            UnnamedEnvError: an entry is missing, or differs from its space in shape or dtype.
         """
         found = [as_array(observation)] if self._plain else self._parts(observation)
         for i, (key, _, dtype, shape) in enumerate(self._entries):
@@ -65,12 +65,14 @@ class Observations:
             extra = any(len(reduce(getitem, path, observation)) != size for path, size in self._dicts)
         except (KeyError, IndexError, TypeError) as error:
             keys = ", ".join(".".join(path) for _, path, _, _ in self._entries)
-            raise Fault(
+            raise UnnamedEnvError(
                 f"returned an observation that lacks entries ({type(error).__name__}: {error}). Have it return a dict "
                 f"with the entries of its observation_space: {keys}."
             ) from error
         if extra:
-            raise Fault("returned an observation with entries missing from its observation_space. Declare them there.")
+            raise UnnamedEnvError(
+                "returned an observation with entries missing from its observation_space. Declare them there."
+            )
         return found
 
     def check(self, values_N: Mapping[NestedKey, Array], acting_N: Array | None = None) -> None:
@@ -83,22 +85,22 @@ class Observations:
         for key, values in values_N.items():
             limit = self._limits[key]
             if limit is None:
-                self._faults.check_finite(f"value of observation {key!r}", values)
+                self._checks.check_finite(f"value of observation {key!r}", values)
             elif (values.view(f"u{values.itemsize}") >= limit).any():  # negative numbers are large ones without a sign
                 what = f"a value of observation {key!r} that is out of range"
                 advice = f"Its space has the integers from 0 to {np.asarray(limit) - 1}."
-                self._faults.reject((values < 0) | (values >= limit), values, what, advice)
+                self._checks.reject((values < 0) | (values >= limit), values, what, advice)
             if key == (OBSERVATION, ACTION_MASK):
                 self._check_mask(values, acting_N)
 
     def _check_mask(self, masks_N: Array, acting_N: Array | None) -> None:
         unfit = (masks_N != 0) & (masks_N != 1)
-        self._faults.reject(unfit, masks_N, "an action mask with values other than 0 and 1")
+        self._checks.reject(unfit, masks_N, "an action mask with values other than 0 and 1")
         forbidding_N = ~np.logical_or.reduceat(masks_N, self._starts, -1).all(-1)
         if acting_N is not None:
             forbidding_N &= acting_N
         advice = "Have the environment end the episode there, or allow an action that does nothing."
-        self._faults.reject(forbidding_N, masks_N, "an action mask that allows no action", advice)
+        self._checks.reject(forbidding_N, masks_N, "an action mask that allows no action", advice)
 
 
 def starts_of_choices(action_space: Space) -> Array:
@@ -113,8 +115,8 @@ def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtyp
         fitted = entry.astype(dtype).reshape(shape)
         if dtype.kind == "f" or np.array_equal(fitted, entry.reshape(shape)):
             return fitted
-        raise Fault(f"gave the observation {key!r} values that {dtype} cannot represent: {entry}.")
-    raise Fault(
+        raise UnnamedEnvError(f"gave the observation {key!r} values that {dtype} cannot represent: {entry}.")
+    raise UnnamedEnvError(
         f"gave the observation {key!r} the shape {entry.shape} and the dtype {entry.dtype}, but its space has {shape} "
         f"and {dtype}. Have the environment return observations that match its observation_space."
     )

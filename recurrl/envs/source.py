@@ -31,13 +31,13 @@ class Source(ABC):
         options: likewise.
         honours: the options of every environment that this source honours. A run that uses another one is rejected.
         scales_actions: policies act in units of half the range of bounded actions.
-        reveals: observations have the entry ``hidden``, what is hidden from the policy, for the critic. Set by
+        privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic. Set by
             :func:`recurrl.envs.make_batched_env`; a source that does not look at it cannot be used so.
     """
 
     honours: Collection[str] = ()
     scales_actions = False
-    reveals = False
+    privileged = False
 
     def __init__(self, options: EnvConfig) -> None:
         self.options = options

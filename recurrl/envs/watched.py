@@ -10,7 +10,7 @@ from PIL import Image
 
 from recurrl.config.env import NATIVE, EnvConfig
 from recurrl.envs.batched import BatchedEnv
-from recurrl.envs.faults import Array, unpacked
+from recurrl.envs.checks import Array, unpacked
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import source_of

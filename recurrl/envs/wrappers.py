@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from recurrl.config import EnvConfig
-from recurrl.envs.faults import Array, Fault, as_array, unpacked
+from recurrl.envs.checks import Array, UnnamedEnvError, as_array, unpacked
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
 
@@ -26,19 +26,19 @@ class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
     Args:
         env: the environment.
         mask: the indices of a vector's entries, or the names of a dict's.
-        reveals: put those of a vector under the entry ``hidden`` of a dict instead, and the others under
+        privileged: put those of a vector under the entry ``hidden`` of a dict instead, and the others under
             ``observation``.
 
     Raises:
         ConfigError: an entry the observation does not have, or nothing would be left.
     """
 
-    def __init__(self, env: Env, mask: Sequence[int | str], reveals: bool = False) -> None:
+    def __init__(self, env: Env, mask: Sequence[int | str], privileged: bool = False) -> None:
         super().__init__(env)
         self.observation_space, self._seen = seen_entries(env.observation_space, mask)
         self._hidden: Array | None = None
         self._names = set(map(str, mask))
-        if reveals:
+        if privileged:
             if isinstance(env.observation_space, spaces.Dict):
                 raise ConfigError(
                     "algorithm.critic_observation must name the entries of a dict that only the critic sees (got "
@@ -48,7 +48,7 @@ class HideObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
             self.observation_space = spaces.Dict({OBSERVATION: self.observation_space, HIDDEN: hidden})
 
     def observation(self, observation: Any) -> Any:
-        """The entries that are seen, and those that are hidden if they are revealed."""
+        """The entries that are seen, and those that are hidden if they are privileged."""
         if self._hidden is not None:
             return {OBSERVATION: observation[self._seen], HIDDEN: observation[self._hidden]}
         if isinstance(self.observation_space, spaces.Dict):
@@ -165,7 +165,7 @@ def named(space: Space) -> Space:
 def _with_names(space: Space, value: Any) -> Any:
     if isinstance(space, spaces.Tuple):
         if not isinstance(value, Sequence) or len(value) != len(space.spaces):
-            raise Fault(
+            raise UnnamedEnvError(
                 f"returned an observation that is not a tuple of {len(space.spaces)}, as its space is: {value}."
             )
         return {str(i): _with_names(part, value[i]) for i, part in enumerate(space.spaces)}
@@ -257,7 +257,7 @@ class AddedEntries(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def _mask_in(info: Any) -> Array:
     if not isinstance(info, dict) or ACTION_MASK not in info:
-        raise Fault(
+        raise UnnamedEnvError(
             "returned no info['action_mask'], which env.action_mask_from_info=true requires. Set it to false, or have "
             "the environment return one at every reset and step."
         )
@@ -265,7 +265,7 @@ def _mask_in(info: Any) -> Array:
     # Its dtype is not specified.
     bits = mask != 0 if mask.dtype.kind in "biuf" else mask
     if not np.array_equal(bits, mask):
-        raise Fault(f"returned an action mask with values other than 0 and 1: {mask}.")
+        raise UnnamedEnvError(f"returned an action mask with values other than 0 and 1: {mask}.")
     return bits
 
 
@@ -274,7 +274,7 @@ def _entries(space: Space, observation: Any) -> Mapping[str, Any]:
     if not isinstance(space, spaces.Dict):
         return {OBSERVATION: observation}
     if not isinstance(observation, Mapping):
-        raise Fault(f"returned a {type(observation).__name__} as observation, but its space is a dict.")
+        raise UnnamedEnvError(f"returned a {type(observation).__name__} as observation, but its space is a dict.")
     return observation
 
 

@@ -135,7 +135,7 @@ def test_an_exported_policy_has_no_input_for_them(small: Compose, collect: Colle
 def test_memory_tasks_show_what_they_hide() -> None:
     def shown(task: MemoryTask) -> list[float]:
         plain = task.observe()
-        task.reveal()
+        task.add_privileged()
         found = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
         assert torch.equal(found["observation", "observation"], plain)
         both = found["observation", "hidden"]

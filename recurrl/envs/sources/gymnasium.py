@@ -18,7 +18,7 @@ from torchrl.envs import EnvBase, SerialEnv
 from recurrl.config.env import NATIVE, EnvConfig
 from recurrl.config.plugins import choice_for, import_custom, load, nearest
 from recurrl.envs.arguments import check_arguments, parameters_of
-from recurrl.envs.faults import making
+from recurrl.envs.checks import making
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.native import NativeVectorEnv
 from recurrl.envs.passed import PassedEnv
@@ -69,32 +69,21 @@ def _log_warnings_of_mujoco() -> None:
 
 
 class _Environments(GymnasiumSource):
-    """What :meth:`call` makes: single environments, or all in one that is stepped in one call."""
+    """What :meth:`create` makes: single environments, or all in one that is stepped in one call."""
 
     honours = (*GymnasiumSource.honours, "packages", "kwargs")
     single_only: tuple[str, ...] = ("wrappers", "previous_action", "previous_reward", "action_mask_from_info")
     """Options of single environments, which a vector environment cannot have."""
 
     @abstractmethod
-    def call(self, num_envs: int) -> Any:
+    def create(self, num_envs: int = 1) -> Any:
         """A new environment: one, or if it steps several in one call, ``num_envs`` of them."""
-
-    def create(self) -> Any:
-        """One environment, of any kind."""
-        return self._made(1)
-
-    def _made(self, num_envs: int) -> Any:
-        options = self.options
-        with making(f"env.id={options.id}" + (f" with env.kwargs={options.kwargs}" if options.kwargs else "")):
-            made = self.call(num_envs)
-        self.scales_actions = not isinstance(made, EnvBase)
-        return made
 
     def make(self, num_envs: int) -> EnvBase:
         """The environments as one of batch size ``[num_envs]``."""
-        made, options = self._made(num_envs), self.options
+        made, options = self.created(num_envs=num_envs), self.options
         if isinstance(made, gymnasium.Env):
-            return self.inline([made, *(self.create() for _ in range(num_envs - 1))])
+            return self.inline([made, *(self.created() for _ in range(num_envs - 1))])
         if isinstance(made, VectorEnv):
             self.check_single_only("vector environment", self.single_only)
             return NativeVectorEnv(made, options.id, options.mask)
@@ -103,7 +92,8 @@ class _Environments(GymnasiumSource):
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it, within the wrappers of the configuration."""
-        made = self._made(1)
+        made = self.created()
+        self.scales_actions = not isinstance(made, EnvBase)
         if isinstance(made, gymnasium.Env):
             return self.wrapped(made)
         return SingleEnv(NativeVectorEnv(made, self.options.id, scales=False) if isinstance(made, VectorEnv) else made)
@@ -113,7 +103,7 @@ class _Environments(GymnasiumSource):
         options = self.options
         instead = ", or choose env.vectorization=inline" if options.vectorization == NATIVE else ""
         used = [f"env.{name}" for name in names if getattr(options, name)]
-        for key in (*used, *(["algorithm.critic_observation=[hidden]"] if self.reveals else [])):
+        for key in (*used, *(["algorithm.critic_observation=[hidden]"] if self.privileged else [])):
             raise ConfigError(
                 f"{key} works on single environments, but env.id={options.id} makes one {kind}. Leave it out{instead}."
             )
@@ -143,7 +133,7 @@ class Made(_Environments):
         super().check()
         check_arguments(self._maker, self.options.kwargs, self._id, "env.kwargs.", ours=("num_envs",))
 
-    def call(self, num_envs: int) -> Any:
+    def create(self, num_envs: int = 1) -> Any:
         """What is made, of a kind and number that can be stepped."""
         kwargs = self.options.kwargs
         _log_warnings_of_mujoco()
@@ -230,7 +220,7 @@ class Registered(_Environments):
         """The steps after which an episode is truncated; None if unknown."""
         return self.options.max_episode_steps or self.spec().max_episode_steps
 
-    def call(self, num_envs: int) -> Any:
+    def create(self, num_envs: int = 1) -> Any:
         """One environment, with the registered time limit unless the configuration has its own; or a vector of them."""
         options, spec = self.options, self.spec()
         creator, limit = self._creator(spec), options.max_episode_steps

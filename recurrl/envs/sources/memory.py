@@ -58,8 +58,8 @@ class Memory(Source):
             task: MemoryTask = make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
         except ValueError as error:
             raise ConfigError(f"env={self.options.name}: {error}") from error
-        if self.reveals:
-            task.reveal()
+        if self.privileged:
+            task.add_privileged()
         return task
 
 
@@ -93,9 +93,9 @@ class MemoryTask(BatchedEnv):
         self.max_steps = max_steps
         self.time = torch.zeros(num_envs, dtype=torch.int64, device=device)
         self._generator = torch.Generator(device)
-        self._reveals = False
+        self._privileged = False
 
-    def reveal(self) -> None:
+    def add_privileged(self) -> None:
         """Adds what the policy does not see to the observation, as its entry ``hidden``.
 
         Raises:
@@ -110,7 +110,7 @@ class MemoryTask(BatchedEnv):
         entries = {OBSERVATION: seen, HIDDEN: Unbounded(hidden.shape, device=self.device)}
         batch = self.batch_size
         self.observation_spec = Composite({OBSERVATION: Composite(entries, shape=batch)}, shape=batch)
-        self._reveals = True
+        self._privileged = True
 
     @abstractmethod
     def begin(self, chosen: Tensor) -> None:
@@ -129,7 +129,7 @@ class MemoryTask(BatchedEnv):
         return None
 
     def _observed(self) -> Tensors:
-        hidden = self.hidden() if self._reveals else None
+        hidden = self.hidden() if self._privileged else None
         if hidden is None:
             return {OBSERVATION: self.observe()}
         return {(OBSERVATION, OBSERVATION): self.observe(), (OBSERVATION, HIDDEN): hidden}

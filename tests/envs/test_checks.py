@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from recurrl.envs.faults import Faults
+from recurrl.envs.checks import EnvChecks
 from recurrl.errors import EnvError
 
 FAULTS = ("raises", "reward", "observation", "shape", "dtype", "reset", "first reset")
@@ -83,7 +83,7 @@ def test_a_fault_ends_the_run_with_an_error_that_names_the_environment_and_its_s
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_values_near_the_limit_of_their_dtype_are_finite(dtype: type) -> None:
-    faults = Faults("Large-v0", 2)
+    faults = EnvChecks("Large-v0", 2)
     faults.check_finite("reward", np.full((2, 1), min(np.finfo(dtype).max, np.finfo(np.float32).max), dtype))
     for no_number in (np.nan, np.inf):
         with pytest.raises(EnvError, match="returned a non-finite reward"):

@@ -23,12 +23,12 @@ _LENGTHS = {call: returned.count(",") + 1 for call, returned in _RETURNS.items()
 _REWARD, _FLAG = ("biuf", "a finite number"), ("biu", "True or False")
 
 
-class Fault(Exception):  # noqa: N818  (it becomes an EnvError)
-    """An environment misbehaved; the message continues after the environment's name."""
+class UnnamedEnvError(Exception):
+    """An environment misbehaved; :class:`EnvChecks` puts its name before the message, as an :class:`EnvError`."""
 
 
-class Faults:
-    """Finds faults of environments, and names the environment and the step.
+class EnvChecks:
+    """Checks what environments return, and names the environment and the step in errors.
 
     Args:
         env_id: the environments' registered id.
@@ -53,7 +53,7 @@ class Faults:
             yield
         except (ConfigError, EnvError):
             raise
-        except Fault as fault:
+        except UnnamedEnvError as fault:
             raise EnvError(f"{self.name(self.at)} {fault}") from fault.__cause__
         except (Exception, SystemExit) as error:
             raise EnvError(
@@ -149,7 +149,7 @@ def unpacked(call: str, returned: Any) -> Any:
     """The tuple that a call returned; anything but the length that Gymnasium's interface requires is an error."""
     if not isinstance(returned, (tuple, list)) or len(returned) != _LENGTHS[call]:
         found = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
-        raise Fault(f"returned {found} from {call}. Have it return {_RETURNS[call]}.")
+        raise UnnamedEnvError(f"returned {found} from {call}. Have it return {_RETURNS[call]}.")
     return returned
 
 
