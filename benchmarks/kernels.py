@@ -124,7 +124,7 @@ def compile_elsewhere(layers: Sequence[Layer]) -> list[Figures]:
 
 
 class Launch(NamedTuple):
-    """A kernel and its compile-time constants, with the options ``num_warps`` and ``num_stages``."""
+    """A kernel and its compile-time constants, with the options of its compilation."""
 
     kernel: Any
     constants: dict[str, Any]
@@ -138,7 +138,7 @@ def launches_of(layer: Layer) -> Iterator[Launch]:
     chosen = tiles.configuration(layer.hidden_size, layer.precision)
     for kernel, form in ((kernels.forward, {"KEEP": True}), (kernels.backward, {"WANTS_STORED": True})):
         constants = chosen.constants(*layer[:3]) | form
-        options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
+        options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
         yield Launch(kernel, constants, options)
 
 

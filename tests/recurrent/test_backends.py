@@ -85,19 +85,6 @@ def test_every_cell_has_a_fast_backend(cell: str) -> None:
     assert (cell, "scan", "none") in RUNS
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("backend", ["reference", "native", "pad", "scan"])
-@pytest.mark.parametrize("cell", TORCH_CELLS)
-def test_a_backend_equals_torchrl(cell: str, backend: str, pattern: str) -> None:
-    size, layers = SIZES["ordinary"], 2
-    is_init = resets(pattern, *size[:2])
-    module = layers_of(cell, backend, "none", size, layers)
-    theirs = {"gru": TorchRLGRU, "lstm": TorchRLLSTM}[cell](size[2], size[3], layers, in_key="x", out_key="y").double()
-    theirs.load_state_dict(module.state_dict())
-    expected = outputs_and_gradients(theirs, batch(module, is_init.unsqueeze(-1)))
-    assert_equal(outputs_and_gradients(module, batch(module, is_init.unsqueeze(-1))), expected)
-
-
 OPTIONS = {
     "both directions": {"bidirectional": True},
     "three layers in both directions": {"bidirectional": True, "num_layers": 3},

@@ -31,14 +31,15 @@ class Configuration(NamedTuple):
         """The kernels' compile-time constants and options."""
         tiles = {"BM": self.lanes, "BH": self.units, "BK": self.depth}
         layer = {"H": hidden_size, "LSTM": cell == "lstm", "PRECISION": precision}
-        return {**layer, **tiles, "num_warps": self.warps, "num_stages": self.stages}
+        # Without a bound of its own ptxas prefers spilling some registers to running fewer programs at once.
+        return {**layer, **tiles, "num_warps": self.warps, "num_stages": self.stages, "maxnreg": 255}
 
 
 def configuration(hidden_size: int, precision: str) -> Configuration:
     """For up to ``LARGEST_HIDDEN`` features: one program has them all if its registers hold them, else 64."""
     units = max(16, 1 << (hidden_size - 1).bit_length())
-    # More precise products need more registers.
-    if units > (128 if precision in ("tf32", "bf16") else 64):
+    if units > 128:
         units = 64
-    depth = 16 if units <= 32 or precision == "tf32x3" else 32
+    # More precise products need more registers.
+    depth = 32 if units >= 64 and precision in ("tf32", "bf16") else 16
     return Configuration(16, units, depth, warps=4 if units <= 32 else 8, stages=2)
