@@ -25,6 +25,8 @@ from recurrl.recurrent.backends.triton import tiles
 SHARED_MEMORY = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448}
 """Maximum bytes per program by compute capability (CUDA C++ programming guide); 86 stands for all that have so few."""
 _TENSOR_CORES = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)")
+# A store to global memory, then a barrier, then the branch to the next step.
+_BARRIER = re.compile(r"st\.global(?:(?!st\.global|\bbra\b).)*bar\.sync(?:(?!st\.global).)*?\bbra\b", re.DOTALL)
 # All other arguments are pointers to float32.
 _ARGUMENTS = {
     "starts": "*i8",
@@ -61,6 +63,8 @@ class Figures:
     """Bytes per program."""
     tensor_core_instructions: int
     """In the generated code."""
+    has_barrier: bool
+    """A barrier follows the stores of each step."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +177,7 @@ def _compiled(launch: Launch, layer: Layer) -> Figures:
         *_resources(compiled.asm["cubin"], Path(triton.__file__).parent),
         compiled.metadata.shared,
         len(_TENSOR_CORES.findall(compiled.asm["ptx"])),
+        _BARRIER.search(compiled.asm["ptx"]) is not None,
     )
 
 

@@ -13,6 +13,7 @@ from recurrl.recurrent.backends.triton import tiles
 def assert_good(figures: Figures) -> None:
     if figures.hidden_size <= 128:
         assert figures.spills == 0, figures
+    assert figures.has_barrier, figures
     assert figures.shared_memory <= SHARED_MEMORY[figures.architecture], figures
     assert (figures.tensor_core_instructions > 0) is (figures.precision != "ieee"), figures
 
@@ -29,7 +30,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(architecture: int, capsys: p
 
 def test_a_table_has_a_line_for_each_layer_with_the_worst_of_its_kernels() -> None:
     found = [
-        Figures(kernel, "gru", 64, "bf16", architecture, registers - architecture, spills, 3 * 1024, 6)
+        Figures(kernel, "gru", 64, "bf16", architecture, registers - architecture, spills, 3 * 1024, 6, True)
         for architecture in (80, 90)
         for kernel, registers, spills in (("forward", 150, 0), ("backward", 200, 4))
     ]

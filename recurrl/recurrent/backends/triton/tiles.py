@@ -42,4 +42,5 @@ def configuration(hidden_size: int, precision: str) -> Configuration:
         units = 64
     # More precise products need more registers.
     depth = 32 if units >= 64 and precision in ("tf32", "bf16") else 16
-    return Configuration(16, units, depth, warps=4 if units <= 32 else 8, stages=2)
+    warps = 8 if units >= 64 or precision == "ieee" else 4
+    return Configuration(16, units, depth, warps, stages=2)
