@@ -14,7 +14,8 @@ from recurrl.tracking.csv import Curve
 # Distinct for colour-blind readers (Paul Tol, https://personal.sron.nl/~pault/), on a light and on a dark page.
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 _TIMES = {"startup": "start-up", "compile": "compiling", "collect": "collecting", "learn": "learning"}
-_STATES = {"": "trained", "_zeroed_state": "memory zeroed", "_shuffled_state": "another's memory", "_random": "random"}
+_STATES = {"": "as trained", "_zeroed_state": "memory zeroed", "_shuffled_state": "another episode's memory"}
+_BARS = {**_STATES, "_random": "random actions"}
 
 
 def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
@@ -40,7 +41,7 @@ def learning_curves(groups: Sequence[Group], metric: str) -> go.Figure | None:
 def memory_bars(groups: Sequence[Group]) -> go.Figure | None:
     """The return as trained, without memory and with random actions; None if no run was evaluated so."""
     figure = _figure(None, "evaluation return")
-    for color, (of, label) in zip(_COLORS, _STATES.items(), strict=False):
+    for color, (of, label) in zip(_COLORS, _BARS.items(), strict=False):
         values = {group.name: found for group in groups if (found := group.numbers(f"eval_return_mean{of}"))}
         if values:
             spreads = {"type": "data", "array": [pstdev(found) for found in values.values()], "color": "#808080"}

@@ -31,7 +31,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117;
   --bad: #ff7b72; --warn: #e3b341; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1000px; padding: 16px; font: 15px/1.5 system-ui, sans-serif; color: var(--text);
+body { margin: 0 auto; max-width: 1120px; padding: 16px; font: 15px/1.5 system-ui, sans-serif; color: var(--text);
   background: var(--back); }
 h1 { font-size: 22px; margin: 8px 0; } h2 { font-size: 17px; margin: 28px 0 8px; }
 .soft { color: var(--soft); } .bad { color: var(--bad); } .warn { color: var(--warn); }
