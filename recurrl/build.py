@@ -152,7 +152,7 @@ def set_process_state(config: TrainConfig) -> None:
     """Sets process-wide state, so that a sweep's jobs do not inherit it from one another."""
     seed_process(config.seed)
     torch.set_num_threads(config.num_threads or _DEFAULT_THREADS)
-    tf32 = precision.resolve(config.precision.name, torch.device(config.device)) == "tf32"
+    tf32 = precision.resolve(config.precision, torch.device(config.device)) == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
 
@@ -247,7 +247,7 @@ def make_consistency_check(config: TrainConfig) -> Callable[..., str]:
         seed=config.seed,
         slice_len=config.slice_len,
         minibatch_slices=config.minibatch_slices,
-        precision_name=config.precision.name,
+        precision_name=config.precision,
     )
 
 
@@ -262,6 +262,6 @@ def describe(config: TrainConfig, policy: Policy) -> str:
         memory = f"{config.cell.name} {config.cell.hidden_size} by backend {config.backend.name}{measures}"
     return (
         f"{config.env.id}, {config.env.num_envs} environments; {memory} on {config.device}, precision "
-        f"{config.precision.name}; {parameters:,} parameters; "
+        f"{config.precision}; {parameters:,} parameters; "
         f"{config.iterations} iterations of {config.frames_per_batch} frames{corrected}"
     )

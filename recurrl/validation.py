@@ -149,7 +149,7 @@ def _recurrence(config: TrainConfig) -> None:
     """The backend supports the device and the options, and what needs a cell has one."""
     cell, device = make_cell(config.cell), torch.device(config.device)
     if cell is not None:
-        options = Options(recompute=config.recompute.name, precision=config.precision.name)
+        options = Options(recompute=config.recompute, precision=config.precision)
         backend = make_backend(config.backend)
         reason = unsupported_reason(backend, cell, options, device)
         if reason is None and uses_torch_precision(backend):

@@ -27,7 +27,7 @@ Give keys as `key=value` and groups as `group=choice`. `recurrl-train --help` sh
 `cell=mine`. Begin them with `defaults: [CHOICE, _self_]`; `CHOICE`, one of the package's, gives the values that yours
 leaves out.
 
-All groups but `recompute`, `precision`, `experiment` and `hparams_search` also take `package.module:Name`: a custom
+All groups but `experiment` and `hparams_search` also take `package.module:Name`: a custom
 class or function whose first parameter is annotated with the dataclass of its options.
 [Extending recurrl](extending.md) has the steps.
 """

@@ -10,9 +10,9 @@ import yaml
 
 import recurrl.configs
 from recurrl.config.cell import NO_CELL
+from recurrl.config.keys import keys_of
 from recurrl.config.plugins import (
     GROUPS,
-    PACKAGES,
     PRESETS,
     base_options,
     default_name,
@@ -21,6 +21,7 @@ from recurrl.config.plugins import (
     options_class,
     values,
 )
+from recurrl.config.run import PRECISIONS
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import AUTO, RECOMPUTE, backend_names, load_backend
 
@@ -35,7 +36,7 @@ def test_every_group_of_the_schema_is_a_folder_of_yamls_with_a_default():
     assert all((group, default_name(group)) in YAMLS for group in GROUPS)
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group in PACKAGES for name in names(group)])
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in names(group)])
 def test_every_choice_has_a_factory_with_options(group, name):
     if name in NOT_IN_DEV:
         pytest.importorskip(name)
@@ -52,15 +53,16 @@ def test_every_backend_is_a_module_with_its_functions(name):
 
 def test_the_names_of_groups_without_factories_are_those_of_the_recurrent_layer():
     assert set(names("backend")) == set(backend_names())
-    assert set(names("precision")) == {precision.AUTO, *precision.MODES}
-    assert set(names("recompute")) == set(RECOMPUTE)
+    assert set(PRECISIONS) == {precision.AUTO, *precision.MODES}
+    (recompute,) = (meaning for key, _, meaning in keys_of() if key == "recompute")
+    assert set(recompute.choices) == set(RECOMPUTE)
 
 
-@pytest.mark.parametrize("group", PACKAGES)
+@pytest.mark.parametrize("group", GROUPS)
 def test_every_module_with_a_factory_is_a_choice(group):
-    package = importlib.import_module(PACKAGES[group])
+    package = importlib.import_module(GROUPS[group])
     modules = [
-        importlib.import_module(f"{PACKAGES[group]}.{found.name}")
+        importlib.import_module(f"{GROUPS[group]}.{found.name}")
         for found in pkgutil.iter_modules(package.__path__)
         if found.name not in NOT_IN_DEV or find_spec(found.name)
     ]

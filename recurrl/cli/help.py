@@ -38,7 +38,7 @@ Groups and their choices (group=choice):
 
 """
 _CUSTOM = """\
-All but experiment, hparams_search, precision and recompute also take package.module:Name, a custom class or function.
+All but experiment and hparams_search also take package.module:Name, a custom class or function.
 """
 _MOST_USED = """
 The most used keys and their values (key=value); recurrl-train --help all lists every key:

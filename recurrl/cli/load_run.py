@@ -219,8 +219,8 @@ def open_run(
         config = trusted(settings, source, trust_packages=True)
     if device not in (None, config.device):
         # The backend of another device may not run on this one, nor does acting need it.
-        backend, recompute = replace(config.backend, name="reference"), replace(config.recompute, name="none")
-        config = replace(config, device=device, backend=backend, recompute=recompute, compile=False)
+        backend = replace(config.backend, name="reference")
+        config = replace(config, device=device, backend=backend, recompute="none", compile=False)
     config = replace(config, resume=None, env=with_maker(config.env, env))
     check_config(config)
     return OpenedRun(saved, config, settings)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from hydra.errors import HydraException, MissingConfigException
 
 from recurrl.config.keys import check_key
-from recurrl.config.plugins import GROUPS, PACKAGES, is_custom, names, unknown_choice
+from recurrl.config.plugins import GROUPS, is_custom, names, unknown_choice
 from recurrl.errors import ConfigError, RunError
 
 
@@ -43,7 +43,7 @@ def _missing_choice(choice: str, found: list[str]) -> str:
     group, _, name = choice.rpartition("/")
     if group == "hydra/launcher" and (extra := name.partition("_")[0]) in ("joblib", "submitit"):
         return f"{group}={name} is not installed. Install it with: pip install 'recurrl[{extra}]'"
-    if is_custom(name) and group in PACKAGES:
+    if is_custom(name) and group in GROUPS:
         return (
             f"{group}={name} must be on a command line, not in the defaults of a yaml. Give the yaml the lines "
             f"'{group}:' and '  name: {name}'."

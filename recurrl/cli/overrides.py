@@ -18,7 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from recurrl.cli.messages import message
 from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, packaged_keys
-from recurrl.config.plugins import GROUPS, PACKAGES, PRESETS, choice_for, custom_values, is_custom, is_of, key_of
+from recurrl.config.plugins import GROUPS, PRESETS, choice_for, custom_values, is_custom, is_of, key_of
 from recurrl.errors import ConfigError, require
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
@@ -88,11 +88,11 @@ def prepared(command_line: Sequence[str], is_run: bool = True) -> list[str]:
             f"{text} has several values. Add -m before it to run each. A list is written as [a,b], and a text with "
             "commas as '\"a,b\"'.",
         )
-        if key in PACKAGES and not override.is_delete():
+        if key in GROUPS and not override.is_delete():
             for name in filter(is_custom, _names(override.value())):
                 ConfigStore.instance().store(group=key, name=name, node=custom_values(key, name), provider="recurrl")
         changes = not (override.is_delete() or override.is_add() or override.is_force_add())
-        if changes and "." in key and key.partition(".")[0] in PACKAGES and key not in known:
+        if changes and "." in key and key.partition(".")[0] in GROUPS and key not in known:
             result[result.index(text)] = f"++{text}"
     if is_run and not arguments.multirun:
         searches = any(text.startswith("hparams_search=") for text in texts)
@@ -116,7 +116,7 @@ def _check(override: Override, known: Collection[str], only_packaged: bool) -> N
         return
     if key in (*PRESETS, *GROUPS) and not override.is_delete() and value is None:
         raise ConfigError(f"{key} must be one of its choices (got null). Leave it out, or choose one.")
-    if key not in PRESETS and (only_packaged or key.partition(".")[0] not in PACKAGES):
+    if key not in PRESETS and (only_packaged or key.partition(".")[0] not in GROUPS):
         check_key(key, known)
 
 

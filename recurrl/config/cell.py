@@ -29,20 +29,6 @@ class BackendConfig:
 
 
 @dataclass
-class PrecisionConfig:
-    """The arithmetic of the recurrent layer's matrix products."""
-
-    name: str = option("the arithmetic of the recurrent layer's matrix products", only_with=A_CELL)
-
-
-@dataclass
-class RecomputeConfig:
-    """Activations that the recurrent layer's backward pass recomputes instead of storing."""
-
-    name: str = option("what the backward pass recomputes instead of storing it", only_with=A_CELL)
-
-
-@dataclass
 class EncoderConfig:
     """An encoder; one with further options derives a dataclass from this one."""
 

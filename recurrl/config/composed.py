@@ -34,8 +34,8 @@ def resolved(config: TrainConfig) -> TrainConfig:
 
     if config.device == AUTO_DEVICE:
         config.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if config.precision.name == AUTO_PRECISION:
-        config.precision.name = precision.auto_mode()
+    if config.precision == AUTO_PRECISION:
+        config.precision = precision.auto_mode()
     return config
 
 

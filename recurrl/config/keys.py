@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import yaml  # type: ignore[import-untyped]
 
 from recurrl.config.options import Meaning, meaning_of
-from recurrl.config.plugins import PACKAGES, nearest, packaged
+from recurrl.config.plugins import GROUPS, nearest, packaged
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
@@ -77,7 +77,7 @@ def key_paths(
 
 def packaged_keys() -> set[str]:
     """The dotted paths of all keys of all choices of the package."""
-    choices = {group: packaged(group).values() for group in PACKAGES}
+    choices = {group: packaged(group).values() for group in GROUPS}
     return {*key_paths()}.union(*(key_paths(cls, f"{group}.") for group in choices for cls in choices[group]))
 
 
@@ -94,7 +94,7 @@ def check_key(path: str, known: Collection[str]) -> None:
     if path in known or path.startswith(f"{FREE}."):
         return
     group, _, last = path.rpartition(".")
-    choices = packaged(group).items() if group in PACKAGES else ()
+    choices = packaged(group).items() if group in GROUPS else ()
     if owners := " or ".join(name for name, options in choices if path in key_paths(options, f"{group}.")):
         raise ConfigError(
             f"{path} is an option of {group}={owners}, but this run has another {group}. Leave it out, or choose "

@@ -25,7 +25,7 @@ import yaml  # type: ignore[import-untyped]
 from recurrl.config.run import TrainConfig
 from recurrl.errors import ConfigError
 
-PACKAGES = {
+GROUPS = {
     "env": "recurrl.envs.sources",
     "cell": "recurrl.recurrent.cells",
     "encoder": "recurrl.policy.encoders",
@@ -35,10 +35,7 @@ PACKAGES = {
     "buffer": "recurrl.buffers",
     "logger": "recurrl.tracking",
 }
-"""Where the choices of each group are implemented; these groups also take custom ones."""
-
-GROUPS = (*PACKAGES, "recompute", "precision")
-"""All groups of which a run has one choice."""
+"""The groups of which a run has one choice, and where the choices of each are implemented."""
 
 PRESETS = ("experiment", "hparams_search")
 """Groups whose choices set values of other groups, or of Hydra."""
@@ -143,7 +140,7 @@ def check_name(group: str, name: str) -> None:
     Raises:
         ConfigError: with the choices.
     """
-    if name not in names(group) and not (group in PACKAGES and is_custom(name)):
+    if name not in names(group) and not is_custom(name):
         raise unknown_choice(group, _typed_key(group), name, names(group))
 
 
@@ -159,7 +156,7 @@ def unknown_choice(group: str, key: str, name: str, known: Sequence[str]) -> Con
     """The error for ``key=name``, which does not exist, with the nearest of the known choices and all of them."""
     near = nearest(name, known)
     guess = f" Did you mean {key}={near}?" if near else ""
-    custom = ", or package.module:Name for a custom one" if group in PACKAGES else ""
+    custom = ", or package.module:Name for a custom one" if group in GROUPS else ""
     return ConfigError(f"{key}={name} does not exist.{guess} Choose one of: {', '.join(known)}{custom}.")
 
 
@@ -170,7 +167,7 @@ def factory(group: str, name: str) -> Callable[..., Any]:
         ConfigError: there is no such choice, module or name.
     """
     check_name(group, name)
-    target = name if is_custom(name) else f"{PACKAGES[group]}.{name}:make"
+    target = name if is_custom(name) else f"{GROUPS[group]}.{name}:make"
     return load(target, f"{_typed_key(group)}={name}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recurrl.config.algorithm import AlgorithmConfig
-from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, EncoderConfig, PrecisionConfig, RecomputeConfig
+from recurrl.config.cell import A_CELL, BackendConfig, CellConfig, EncoderConfig
 from recurrl.config.collector import BufferConfig, CollectorConfig
 from recurrl.config.env import EnvConfig
 from recurrl.config.options import (
@@ -31,6 +31,7 @@ from recurrl.runtime.ranks import launched_size
 
 AUTO_DEVICE = AUTO_PRECISION = "auto"
 
+PRECISIONS = (AUTO_PRECISION, "ieee", "tf32", "tf32x3", "bf16", "fast", "high-prec")
 STORED, ZERO, BURN_IN, REFRESH = STATE_POLICIES = ("stored", "zero", "burn_in", "refresh")
 """The values of ``state``: where slices take their first recurrent state from, see ``recurrl.algorithms.states``."""
 
@@ -123,8 +124,6 @@ class TrainConfig:
     env: EnvConfig
     cell: CellConfig
     backend: BackendConfig
-    recompute: RecomputeConfig
-    precision: PrecisionConfig
     encoder: EncoderConfig
     algorithm: AlgorithmConfig
     collector: CollectorConfig
@@ -138,6 +137,18 @@ class TrainConfig:
     seed: int = option("seed of all random numbers", SEED)
     device: str = option("auto (cuda if available), cpu, or a CUDA device such as cuda:1")
     num_threads: int | None = option("torch's threads; null: torch's default; one is best for small networks", WORKERS)
+    precision: str = option(
+        "the recurrent layer's products: auto (TORCHRL_RNN_PRECISION, else as torch multiplies: ieee), ieee (single "
+        "precision), tf32 (on a GPU), tf32x3 (three of these, nearly single precision, by backend=triton), bf16 (by "
+        "backend=triton), fast (tf32, on a CPU ieee) or high-prec (tf32x3, on a CPU ieee)",
+        choices=PRECISIONS,
+        only_with=A_CELL,
+    )
+    recompute: str = option(
+        "full computes the recurrent layer's activations again in the backward pass instead of storing them",
+        choices=("none", "full"),
+        only_with=A_CELL,
+    )
     compile: bool = option("torch.compile the loss: a slow start, then faster for cells without a kernel")
     total_frames: int = option("environment steps, summed over environments; never exceeded", STEPS)
     schedule_frames: int | None = option(

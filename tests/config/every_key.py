@@ -126,7 +126,6 @@ def changed(composed: DictConfig, key: str, value: Any) -> DictConfig:
     if key != "env.name" and group in GROUPS:
         shared = {name: of for name, of in plain(composed[group], resolve=False).items() if name != "name"}
         own = values(group, value)
-        shared |= own if group == "recompute" else {}
         choices = {each.name: meaning_of(each).choices for each in fields(options_class(group, value))}
         kept = {name: of for name, of in shared.items() if name in own and (not choices[name] or of in choices[name])}
         OmegaConf.update(result, group, {**own, **kept}, merge=False, force_add=True)

@@ -54,22 +54,22 @@ def test_an_automatic_device_is_the_gpu_where_there_is_one(compose, monkeypatch,
 
 
 def test_an_automatic_precision_is_not_that_of_an_earlier_job_of_a_sweep(compose):
-    assert compose().precision.name == "ieee"
+    assert compose().precision == "ieee"
     torch.set_float32_matmul_precision("medium")
     try:
-        assert compose().precision.name == "ieee"
+        assert compose().precision == "ieee"
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert compose("precision=tf32").precision.name == "tf32"
+    assert compose("precision=tf32").precision == "tf32"
 
 
 def test_an_automatic_precision_follows_the_process_wide_setting(compose):
     set_recurrent_matmul_precision("bf16")
     try:
-        assert compose().precision.name == "bf16"
+        assert compose().precision == "bf16"
     finally:
         set_recurrent_matmul_precision(None)
-    assert compose().precision.name == "ieee"
+    assert compose().precision == "ieee"
 
 
 # Unknown and required keys

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from recurrl.cli.overrides import compose, text_of
 from recurrl.config.cell import NO_CELL
 from recurrl.config.composed import typed
+from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, default_name, names, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.validation import check_config
@@ -99,24 +100,27 @@ def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictCon
         f"{sees} {does}": compose(*TINY, *own, f"+env.kwargs.sees={sees}", f"+env.kwargs.does={does}")
         for sees, does in SPACES
     } | {"memory": compose(*TINY, "env=repeat_previous_torch")}
-    varied = ("cell", "backend", "recompute", "precision", "algorithm", "buffer")
+    varied = ("cell", "backend", "algorithm", "buffer")
+    usual_names = {group: default_name(group) for group in varied} | {"recompute": "none", "precision": "auto"}
     groups = {"env": list(made)}
     groups |= {group: [name for name in names(group) if name not in SLOW.get(group, ())] for group in varied}
+    groups |= {key: list(meaning.choices) for key, _, meaning in keys_of() if key in ("recompute", "precision")}
+    key_of = {group: f"{group}.name" if group in varied else group for group in usual_names}
 
     def composed(choice: dict[str, str]) -> DictConfig:
         result = made[choice["env"]]
-        for group in varied:
-            result = changed(result, f"{group}.name", choice[group])
+        for group, key in key_of.items():
+            result = changed(result, key, choice[group])
         return changed(result, "algorithm.group_size", 2) if choice["algorithm"] == "grpo" else result
 
     def given(choice: dict[str, str]) -> list[str]:
-        return [f"{group}.name" for group in varied if choice[group] != default_name(group)]
+        return [key for group, key in key_of.items() if choice[group] != usual_names[group]]
 
     def draft_with(pair: dict[str, str]) -> dict[str, str]:
         choice = {group: drawn.choice(of) for group, of in groups.items()} | pair
         # Without a cell these have no effect, and are refused if they are given.
         usual = ("backend", "recompute", "precision") if choice["cell"] == NO_CELL else ()
-        return choice | {group: default_name(group) for group in usual if group not in pair}
+        return choice | {group: usual_names[group] for group in usual if group not in pair}
 
     missing = {((a, x), (b, y)) for a, b in combinations(groups, 2) for x in groups[a] for y in groups[b]}
     for pair in sorted(missing):
@@ -199,8 +203,9 @@ def test_no_value_of_the_wrong_kind_is_silent(compose_untyped, tmp_path, choice,
 def test_no_key_is_silent_with_any_pair_of_choices(compose_untyped, tmp_path):
     trials = list(in_every_pair(compose_untyped, tmp_path / "run"))
     tried = {choice for name, _ in trials for choice in name.split(", ")}
-    for group in ("cell", "backend", "recompute", "algorithm", "buffer"):
+    for group in ("cell", "backend", "algorithm", "buffer"):
         assert set(names(group)) - set(SLOW.get(group, ())) <= tried
+    assert "full" in tried
     counts, silent = judged(trials, tmp_path)
     assert counts["configurations"] >= 15
     assert counts[SHOWN] > 50 * counts["configurations"]
@@ -224,7 +229,7 @@ def test_no_key_that_spaces_decide_on_is_silent_in_an_environment(compose_untype
         ("collector=multi_async", ("collector.",)),
         ("logger=tensorboard", ("logger.",)),
         ("logger=wandb", ("logger.",)),
-        ("backend=triton", ("cell.", "backend.", "recompute.", "precision.")),
+        ("backend=triton", ("cell.", "backend.", "recompute", "precision")),
     ],
 )
 def test_no_key_of_a_choice_that_takes_seconds_is_silent(compose_untyped, tmp_path, monkeypatch, choice, prefixes):

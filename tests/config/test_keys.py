@@ -5,12 +5,12 @@ from omegaconf import OmegaConf
 
 from recurrl.config.composed import chosen_options, paths_of
 from recurrl.config.keys import check_key, differences, key_paths, packaged_keys
-from recurrl.config.plugins import GROUPS, PACKAGES, names, options_class, packaged
+from recurrl.config.plugins import GROUPS, names, options_class, packaged
 from recurrl.errors import ConfigError
 
 OF_ANOTHER_CHOICE = [
     (group, owner, key)
-    for group in PACKAGES
+    for group in GROUPS
     if group != "env"
     for owner, options in packaged(group).items()
     for key in key_paths(options, f"{group}.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recurrl.config.plugins import PACKAGES, custom_values, factory, names, options_class, values
+from recurrl.config.plugins import GROUPS, custom_values, factory, names, options_class, values
 from recurrl.errors import ConfigError
 
 ELMAN = """
@@ -103,12 +103,6 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("group", ["recompute", "precision"])
-def test_a_group_without_factories_takes_no_choice_of_ones_own(group):
-    with pytest.raises(ConfigError, match=r"does not exist\. Choose one of: [^:]*$"):
-        options_class(group, "own_package.elman:Elman")
-
-
 def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(package):
     package("elman", ELMAN)
     assert custom_values("cell", "own_package.elman:Elman") == {
@@ -143,7 +137,7 @@ def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(pack
     assert all(found[key] == inherited[key] for key in keys - {"name", "width"})
 
 
-@pytest.mark.parametrize("group", PACKAGES)
+@pytest.mark.parametrize("group", GROUPS)
 def test_an_unknown_choice_is_rejected_with_those_of_the_package(group):
     with pytest.raises(ConfigError) as caught:
         factory(group, "nonesuch")
