@@ -82,7 +82,7 @@ def make_trainer(
         report.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
     algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_fault)
     logger.info(describe(config, policy))
-    report.has_begun = True
+    report.has_begun = start is None
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, report.frames, world().rank))
     with ExitStack() as opened:

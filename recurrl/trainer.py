@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from recurrl.runtime.signals import StopRequest
 logger = logging.getLogger(__name__)
 _STOP_NOTICE = (
     "finishing and saving the current iteration; an evaluation stops and is repeated on resume. A second signal ends "
-    "the run immediately. To resume: recurrl-train resume={}"
+    "the run immediately. To resume: {}"
 )
 
 
@@ -61,8 +61,11 @@ class Trainer:
     checkpoint: Path | None = None
     stopped: bool = False
 
-    def fit(self) -> None:
+    def fit(self, on_accepted: Callable[[], None] = lambda: None) -> None:
         """Trains. Collective: all ranks call it.
+
+        Args:
+            on_accepted: called before the first iteration, once the checkpoint that the run continues from is loaded.
 
         Raises:
             ConfigError: the environment or the checkpoint cannot be used as requested.
@@ -71,6 +74,8 @@ class Trainer:
         """
         with self._running():
             self.callbacks.on_start(self)
+            self.report.has_begun = True
+            on_accepted()
             self.report.startup_time_s = time.time() - self.report.started
             if self.metrics:
                 self.callbacks.on_iteration(self, self.metrics)
@@ -143,7 +148,7 @@ class Trainer:
             # Failed environments may also fail to close, which must not hide the first error.
             stack.push(lambda error, *_: self.callbacks.close(failed=error is not None))
             stack.push(lambda error, *_: self.collector.shutdown(raise_on_error=error is None))
-            notice = _STOP_NOTICE.format(self.run_dir) if world().rank == 0 else ""
+            notice = _STOP_NOTICE.format(self.report.to_resume) if world().rank == 0 else ""
             stack.enter_context(self.request.deferred(notice))
             # What exists now lives on: the garbage collector need not traverse it.
             gc.freeze()

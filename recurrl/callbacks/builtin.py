@@ -144,7 +144,7 @@ class SaveCheckpoint(Callback):
         config: of the whole run.
         settings: the whole configuration as plain values.
         tracker_ids: the run's ids at destinations of metrics.
-        start: the checkpoint to resume from, on rank 0; None for a new run.
+        start: the checkpoint to resume from, on rank 0; None for a new run. One of another directory is copied.
         restarts: counts restarts of environments.
     """
 
@@ -175,11 +175,13 @@ class SaveCheckpoint(Callback):
             ranks.share(self._components)
             return
         self._start.load(self._components, self._settings)
+        if not self._start.is_in(trainer.run_dir):
+            self._start = self._start.copied_to(trainer.run_dir)
         metrics = self._start.metrics | (self._start.evaluation or {})
         # Of all ranks; the others count theirs from here on.
         self._restarts.count = int(metrics.get(RESTARTS, 0))
-        if self._start.is_in(trainer.run_dir):
-            trainer.report.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
+        self._start.replace_later_ones()
+        trainer.report.checkpoint = f"{CHECKPOINTS}/{self._start.path.name}"
         if self._start.evaluation is None:
             trainer.metrics = self._start.metrics
         else:
@@ -187,7 +189,7 @@ class SaveCheckpoint(Callback):
 
     def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Saves the run if it is due."""
-        if self._start is not None and self._start.is_in(trainer.run_dir) and self._start.frames == trainer.frames:
+        if self._start is not None and self._start.frames == trainer.frames:
             trainer.checkpoint = self._start.path  # of an iteration whose evaluation is repeated
         elif any(map(trainer.is_due, self._periods)):
             self.save(trainer)

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from recurrl.config.keys import differences, flat
 from recurrl.errors import ConfigError, require
 from recurrl.policy import Policy
 from recurrl.runtime.ranks import world
-from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, run_directory_of
+from recurrl.runtime.run_directory import CHECKPOINTS, CONFIG_FILE, REPLACED, run_directory_of
 from recurrl.tracking import Resumed
 
 NOT_OF_EPISODES = (
@@ -166,11 +167,31 @@ class Checkpoint:
     @property
     def is_alone(self) -> bool:
         """True for a checkpoint outside its run directory, of whose configuration it holds the only copy."""
-        return not os.path.lexists(self.path.parent.parent / CONFIG_FILE)
+        return not os.path.lexists(self.path.absolute().parent.parent / CONFIG_FILE)
 
     def is_in(self, run_dir: Path) -> bool:
         """True if it is one of the run directory's checkpoints."""
         return self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
+
+    def copied_to(self, run_dir: Path) -> "Checkpoint":
+        """A copy with which another run begins, which has ids of its own at destinations of metrics."""
+        path = run_dir / CHECKPOINTS / f"{files.PREFIX}{self.frames:012d}"
+        files.copy(self.path, path, {"tracker_ids": {}})
+        return Checkpoint(path)
+
+    def replace_later_ones(self) -> None:
+        """Moves the later checkpoints of its run, which continues from here, away from those that count."""
+        later = [path for path in files.checkpoints_in(self.path.parent) if files.frames_of(path) > self.frames]
+        if later:
+            folder = self.path.absolute().parent.parent / f"{REPLACED}/{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+            folder.mkdir(parents=True)
+            for path in later:
+                path.rename(folder / path.name)
+            logger.warning(
+                "The run continues at %d frames: later rows of metrics.csv are replaced, and the later checkpoints are "
+                "now in %s.",
+                *(self.frames, folder),
+            )
 
     def _shaping(self, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """The changed settings that may keep a checkpoint from fitting."""
@@ -202,12 +223,21 @@ def to_resume(resume: object, run_dir: Path) -> Checkpoint | None:
         run_dir: the directory of the resuming run.
 
     Raises:
-        ConfigError: ``resume`` is not the path of a run, or the run has no checkpoint or a damaged one.
+        ConfigError: ``resume`` is not the path of a run, or the run has no checkpoint, or one that is damaged or has a
+            policy alone.
     """
     if resume is None:
         return None
     path = _newest(run_dir) if resume == AUTO else find(Path(str(resume)))
-    return None if path is None else Checkpoint(path)
+    if path is None:
+        return None
+    found = Checkpoint(path)
+    require(
+        set(found.checksums) != {"state-policy.pt"},
+        f"{path} holds a policy alone, as a folder for a model hub does, which cannot be resumed. Start a new run with "
+        f"its weights: init_from={path}.",
+    )
+    return found
 
 
 def find(path: Path, which: str = LAST) -> Path:

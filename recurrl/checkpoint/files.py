@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from recurrl.errors import ConfigError, RunError, require
+from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.atomic import atomic_write, remove_unfinished, sync, unfinished, unfinished_in
 from recurrl.runtime.run_directory import UnreadableError, looks_like_checkpoint, read_text
 
@@ -54,7 +55,7 @@ def write(
 
     Args:
         path: the directory; an existing checkpoint is replaced.
-        states: tensors and plain values, by component.
+        states: tensors and plain values, by component; or the file of another checkpoint that holds them.
         metadata: plain values.
         evaluation: as :func:`add_evaluation` adds it later; None for not yet.
 
@@ -95,7 +96,17 @@ def write(
         _remove(replaced)
 
 
+def copy(path: Path, to: Path, changes: Mapping[str, Any]) -> None:
+    """Writes an intact checkpoint again, with changes of its metadata."""
+    found = _manifest(path)
+    states = {name.removeprefix("state-").removesuffix(".pt"): path / name for name in found.checksums}
+    write(to, states, found.metadata | dict(changes), found.evaluation)
+
+
 def _save(state: Any, path: Path) -> None:
+    if isinstance(state, Path):
+        shutil.copyfile(state, path)
+        return
     with path.open("xb") as file:
         try:
             torch.save(state, file)
@@ -116,11 +127,6 @@ def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, t
         ConfigError: the checkpoint does not fit the components.
         RunError: a component raised it.
     """
-    require(
-        list(components) == ["policy"] or {file.name for file in path.glob("state-*.pt")} != {"state-policy.pt"},
-        f"{path} holds a policy alone, as a folder for a model hub does, which cannot be resumed. Start a new run with "
-        f"its weights: init_from={path}.",
-    )
     for name, component in components.items():
         try:
             component.load_state_dict(_read(path, name, getattr(component, "loads_mapped", False)))
@@ -215,7 +221,12 @@ def remove(path: Path) -> None:
 def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, in the order of their frames."""
     found = (path for path in folder.glob(f"{PREFIX}*") if looks_like_checkpoint(path))
-    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)))
+    return sorted(found, key=frames_of)
+
+
+def frames_of(path: Path) -> int:
+    """The frames in a checkpoint's name."""
+    return int(path.name.removeprefix(PREFIX))
 
 
 def intact_in(folder: Path) -> list[Path]:

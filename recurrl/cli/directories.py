@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from recurrl.config.composed import value_of
 from recurrl.errors import ConfigError, require
@@ -23,6 +25,17 @@ from recurrl.runtime.run_directory import (
 )
 
 
+def _directory(resume: object, new: str) -> str:
+    """``hydra.run.dir`` unless it is given: a run is resumed in its own directory, all others are in a new one."""
+    try:
+        return new if resume in (None, "auto") else str(run_directory_of(Path(str(resume))))
+    except ConfigError:  # a checkpoint alone; or no run, which is reported where it is opened
+        return new
+
+
+OmegaConf.register_new_resolver("run_directory", _directory, replace=True)
+
+
 @contextmanager
 def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
     """Locks the directory of a run while the block runs. Of a run that is rejected nothing is left.
@@ -35,13 +48,15 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
 
     Raises:
         ConfigError: another process uses the directory, or it holds another run, or files of another program that the
-            run would overwrite.
+            run would overwrite; or ``resume=auto`` is without a directory to look into.
     """
     was_empty = False
     try:
         with locked(run_dir):
             was_empty = len(list(run_dir.iterdir())) == 1  # with the lock
             resume = value_of(composed, "resume")
+            if resume == "auto":
+                _check_lasting()
             _check_unused(run_dir, resume)
             yield resume
     except ConfigError:
@@ -51,6 +66,18 @@ def run_directory(run_dir: Path, composed: DictConfig) -> Iterator[str | None]:
             with suppress(OSError, ValueError):
                 os.removedirs(run_dir.parent.relative_to(Path.cwd()))
         raise
+
+
+def _check_lasting() -> None:
+    """Rejects a directory whose name has the time in it: the next start would not look there."""
+    hydra = HydraConfig.get()
+    kind, example = ("sweep", "outputs/sweeps/mine") if hydra.mode == RunMode.MULTIRUN else ("run", "outputs/mine")
+    directory = str(OmegaConf.to_container(hydra[kind], resolve=False)["dir"])  # type: ignore[index, call-overload]
+    require(
+        "${now:" not in directory,
+        f"resume=auto needs hydra.{kind}.dir=..., because by default each run has a new directory. "
+        f"Add hydra.{kind}.dir={example}.",
+    )
 
 
 def _check_unused(run_dir: Path, resume: object) -> None:

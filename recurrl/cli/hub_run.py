@@ -76,7 +76,7 @@ def write_hub_folder(
         facts = opened.described(run.resolve().name)
         export(Agent(policy, opened.config.env), stage, facts, formats=formats or FORMATS)
         config, seed = opened.config, opened.config.seed + 1
-        returns, without_video = _evaluated(stage, seed, trust_packages)
+        returns, without_video = _evaluated(stage, seed)
         checkpoint.add_evaluation(path, saved.evaluation or {checkpoint.RETURN_MEAN: fmean(returns)})
         files = sorted(each.name for each in stage.iterdir() if each.is_file())
         card = model_card(
@@ -96,9 +96,10 @@ def write_hub_folder(
     return ["README.md", *files], without_video
 
 
-def _evaluated(stage: Path, seed: int, trust_packages: bool) -> tuple[list[float], str | None]:
+def _evaluated(stage: Path, seed: int) -> tuple[list[float], str | None]:
     """The returns that the folder's policy has, and the reason if no video could be made of them."""
-    play = partial(evaluate_run, stage, None, seed, "cpu", trust_packages=trust_packages, which=checkpoint.LAST)
+    # Its packages are those of the run, which were trusted when it was opened.
+    play = partial(evaluate_run, stage, None, seed, "cpu", trust_packages=True, which=checkpoint.LAST)
     try:
         return play(video=files_of(stage))[KEPT], None
     except ConfigError as error:

@@ -1,6 +1,7 @@
 """One training run, from its composed configuration to its summary."""
 
 import logging
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.build import make_trainer
 from recurrl.callbacks import Callback, IterationCallback
-from recurrl.cli.overrides import job_overrides, overridden_keys
+from recurrl.cli.load_run import as_overrides, with_resumed
+from recurrl.cli.overrides import job_overrides, overridden_keys, text_of
+from recurrl.cli.saved_config import code_named
+from recurrl.cli.signature import signature_line
 from recurrl.config import TrainConfig
-from recurrl.config.composed import plain, resolved, typed
+from recurrl.config.composed import plain, resolved, typed, value_of
 from recurrl.config.plugins import factory
 from recurrl.envs.passed import with_maker
 from recurrl.errors import ConfigError, RunError
@@ -24,9 +28,10 @@ from recurrl.runtime.atomic import atomic_write, remove_unfinished
 from recurrl.runtime.ranks import launched_rank, launched_size, world
 from recurrl.runtime.report import Report, read_summary, write_summary
 from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
-from recurrl.runtime.run_directory import CONFIG_FILE, SUMMARY
+from recurrl.runtime.run_directory import CONFIG_FILE, METRICS, SUMMARY, run_directory_of
 from recurrl.runtime.signals import Interrupted, stop_request
 from recurrl.runtime.time_limit import time_limit
+from recurrl.tracking.csv import CsvTracker, log_history
 from recurrl.validation import check_config
 
 logger = logging.getLogger(__name__)
@@ -62,8 +67,6 @@ def run(
         with resource_errors_as_messages():
             remove_unfinished(run_dir)
             if config is None:
-                from recurrl.cli.load_run import with_resumed
-
                 composed, config, start = with_resumed(composed, job_overrides(), run_dir)
             config = resolved(config)
             config.env = with_maker(config.env, env)
@@ -78,14 +81,20 @@ def run(
                     report.status = "completed"
                     return
             settings = plain(composed)
-            record(settings, run_dir)
-            report.frames = 0 if start is None else start.frames
+            if start is None or not start.is_in(run_dir):
+                record(settings, run_dir)
+            if start is not None:
+                _copy_history(start, run_dir)
+                report.frames = start.frames
+            report.to_resume = _to_resume(composed, run_dir, callbacks)
             if launched_size() > 1:
                 world().join()
                 world().broadcast((settings, report.frames))
                 world().connect(_backend(config), config.ranks.timeout_s)
             with stop_request() as request, time_limit(config.collector.timeout_s):
-                make_trainer(config, run_dir, settings, report, request, start, explicit, callbacks).fit()
+                trainer = make_trainer(config, run_dir, settings, report, request, start, explicit, callbacks)
+                # Before, its configuration stays as it was: what does not fit the checkpoint is an error.
+                trainer.fit(on_accepted=lambda: record(settings, run_dir))
     except KeyboardInterrupt as stop:
         report.status = "interrupted"
         logger.info(_stopped_line(stop, report, run_dir))
@@ -112,12 +121,40 @@ def record(settings: Mapping[str, Any], run_dir: Path) -> None:
     """
     folder, found = run_dir / ".hydra", OmegaConf.create(dict(settings))
     folder.mkdir(exist_ok=True)
-    contents: dict[Path, DictConfig | ListConfig] = {run_dir / CONFIG_FILE: found, folder / "config.yaml": found}
-    contents[folder / "hydra.yaml"] = OmegaConf.create({"hydra": HydraConfig.get()})
-    contents[folder / "overrides.yaml"] = OmegaConf.create(job_overrides())
-    for path, content in contents.items():
+    signature = signature_line(found, run_dir) if code_named(found, run_dir) else ""
+    contents = {
+        run_dir / CONFIG_FILE: OmegaConf.to_yaml(found) + signature,
+        folder / "config.yaml": OmegaConf.to_yaml(found),
+        folder / "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": HydraConfig.get()})),
+        folder / "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(job_overrides())),
+    }
+    for path, text in contents.items():
         with atomic_write(path) as file:  # a resumed run depends on it
-            OmegaConf.save(content, file)
+            file.write(text)
+
+
+def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
+    """Begins a run that continues another one in a directory of its own with that one's rows."""
+    if start.is_in(run_dir):
+        return
+    if not start.is_alone:
+        tracker = CsvTracker(run_dir / METRICS)
+        log_history(tracker, run_directory_of(start.path), start.resumed)
+        tracker.close()
+    start.resumed = start.resumed._replace(ids={})  # two runs cannot continue one at a destination of metrics
+
+
+def _to_resume(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
+    """What resumes the run: a whole command; or a call, if a command line cannot name all that the run was given."""
+    code = code_named(settings, run_dir)
+    unsigned = code if code and not signature_line(settings, run_dir) else ()
+    overrides = [f"resume={text_of(run_dir)}", *as_overrides(settings, unsigned)]
+    passed = ["env"] * str(value_of(settings, "env.id")).startswith("<") + ["callbacks"] * bool(callbacks)
+    of_program = ["code of __main__"] * any(text.startswith("__main__:") for texts in code.values() for text in texts)
+    if passed or of_program:
+        call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
+        return f"recurrl.train({call}), because no command line can name its {' and '.join(passed + of_program)}"
+    return shlex.join(["recurrl-train", *overrides])
 
 
 def run_rank(started: float) -> None:
@@ -187,7 +224,7 @@ def _stopped_line(stop: KeyboardInterrupt, report: Report, run_dir: Path) -> str
     at = f"{str(stop) or 'interrupted'} at {report.frames} frames"
     if report.checkpoint is None:
         return f"{at}; this run has written no checkpoint to {run_dir}"
-    return f"{at}; last checkpoint: {run_dir / report.checkpoint}; to resume: recurrl-train resume={run_dir}"
+    return f"{at}; last checkpoint: {run_dir / report.checkpoint}; to resume: {report.to_resume}"
 
 
 def _closing_line(report: Report, run_dir: Path) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from recurrl.agent import Agent
 from recurrl.build import make_policy_for
 from recurrl.cli.overrides import overridden_keys, parsed, text_of
 from recurrl.cli.saved_config import check_code, code_named, config_within, saved_config
+from recurrl.cli.signature import is_signed
 from recurrl.config import TrainConfig
 from recurrl.config.composed import as_schema, plain, typed, value_of
 from recurrl.config.keys import differences
@@ -51,7 +52,7 @@ def with_resumed(
     if start is None:
         return composed, as_schema(composed), None
     effective, source = settings_of(start)
-    before = plain(effective)
+    before, trusts = plain(effective), is_signed(effective, source)
     for override in parsed(overrides):
         key = override.key_or_group
         if key in PRESETS:
@@ -64,7 +65,8 @@ def with_resumed(
         # With other total_frames the schedules would otherwise jump back up.
         total = before.get("total_frames")
         effective.schedule_frames = None if OmegaConf.select(effective, "total_frames") == total else total
-    _check_code(effective, composed, source)
+    if not trusts:
+        _check_code(effective, composed, source)
     changes = differences(before, plain(effective))
     for key, (was, now) in changes.items():
         if key != "resume":
@@ -83,12 +85,12 @@ def _check_code(effective: DictConfig, composed: DictConfig, source: Path) -> No
     """Refuses to import code that this command line does not name too."""
     allowed = set().union(*code_named(composed, "command line").values())
     unnamed = {key: left for key, texts in code_named(effective, source).items() if (left := texts - allowed)}
-    again = shlex.join(f"{key}={_unquoted(value_of(effective, key))}" for key in unnamed)
-    check_code(unnamed, source, f"name it on this command line too: {again}")
+    check_code(unnamed, source, f"name it on this command line too: {shlex.join(as_overrides(effective, unnamed))}")
 
 
-def _unquoted(value: Any) -> str:
-    return value if isinstance(value, str) else text_of(value)
+def as_overrides(config: DictConfig, keys: Iterable[str]) -> list[str]:
+    """Values of a configuration as a command line sets them."""
+    return [f"{key}={text_of(value_of(config, key))}" for key in keys]
 
 
 def _checked(effective: DictConfig, composed: DictConfig, source: Path) -> TrainConfig:
@@ -128,7 +130,8 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
     """A saved configuration as dataclasses, for commands whose command line changes nothing of it.
 
     Raises:
-        ConfigError: it does not fit the schema, or names code to import without ``trust_packages``.
+        ConfigError: it does not fit the schema, or names code to import, is not this user's and comes without
+            ``trust_packages``.
     """
     if not trust_packages:
         check_trusted(config, source)
@@ -137,11 +140,13 @@ def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConf
 
 
 def check_trusted(config: DictConfig, source: Path) -> None:
-    """Rejects a saved configuration that names code to import.
+    """Rejects a saved configuration that names code to import, unless a run of this user wrote it as and where it is.
 
     Raises:
         ConfigError: with the code.
     """
+    if is_signed(config, source):
+        return
     check_code(code_named(config, source), source, "add --trust-packages (trust_packages=True in Python)")
 
 

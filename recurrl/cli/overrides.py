@@ -25,7 +25,7 @@ TRUST = "import the packages that the run's configuration names, which runs thei
 """The help of ``--trust-packages``."""
 SEVERAL = "logger"
 """The only group of which a run may have several choices, as a list."""
-_PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
+_PLAIN = re.compile(r"[A-Za-z_/][\w./:-]*", re.ASCII)
 _WORDS = ("null", "true", "false", "nan", "inf")
 """What would not be text without quotes, though it looks like it."""
 
@@ -210,4 +210,5 @@ def text_of(value: Any) -> str:
         raise ConfigError(f"{value!r} cannot be a value of a configuration. Give numbers, strings, lists or mappings.")
     if _PLAIN.fullmatch(text := str(value)) and text.lower() not in _WORDS:
         return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    # In quotes, a backslash stands for itself except before a quote.
+    return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", "\\'") + "'"

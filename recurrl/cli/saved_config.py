@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recurrl.cli.signature import signature_in
 from recurrl.config.composed import plain
 from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.keys import FREE, WRAPPERS, flat, key_paths
@@ -94,15 +95,20 @@ def _is_of(name: str, packages: Collection[str]) -> bool:
 
 
 def check_code(named: Mapping[str, set[str]], source: Path, permission: str) -> None:
-    """Refuses to import what only a saved configuration names.
+    """Refuses to import what only a saved configuration names, which is not signed by a run of this user.
 
     Raises:
         ConfigError: it names something, with what to do.
     """
     if named:
         texts = sorted(set().union(*named.values()))
+        changed = (
+            " It was edited, copied or moved after a run wrote it, or is another user's."
+            if signature_in(source)
+            else ""
+        )
         raise ConfigError(
-            f"{source} names code that would be imported and executed: {', '.join(texts)}. If you trust it, "
+            f"{source} names code that would be imported and executed: {', '.join(texts)}.{changed} If you trust it, "
             f"{permission}."
         )
 

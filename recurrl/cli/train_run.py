@@ -26,7 +26,7 @@ from recurrl.config.composed import as_schema
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.envs.passed import id_of
-from recurrl.errors import ConfigError, require
+from recurrl.errors import ConfigError, RunError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.runtime.ranks import launched_size
 from recurrl.runtime.report import read_summary
@@ -67,7 +67,7 @@ def train(
     Args:
         config: overrides as on the command line, ``"cell=lstm seed=1"`` or ``["cell=lstm", "env.num_envs=32"]``; or a
             mapping of keys to values, nested or with dots, which may be the whole configuration of another run.
-        run_dir: where everything is written; default: ``outputs/<date>/<time>``.
+        run_dir: where everything is written; default: ``outputs/<date>/<time>``, or the directory of the run to resume.
         callbacks: called after each iteration.
         config_dir: a folder with your yamls.
         env: instead of ``env.id``: a class or function that makes environments of Gymnasium or TorchRL, as many at once
@@ -92,13 +92,14 @@ def train(
         overrides = [*_choice_of(env, overrides), *overrides]
     with random_numbers_restored(), _settings_of_process_kept(), _hydra_apart():
         composed = compose(overrides, config_dir, with_hydra=True)
-        directory = Path(run_dir or composed.hydra.run.dir).absolute()
-        directory.mkdir(parents=True, exist_ok=True)
         with read_write(composed), open_dict(composed):
-            composed.hydra.run.dir = str(directory)
+            if run_dir is not None:
+                composed.hydra.run.dir = str(run_dir)
+            directory = Path(composed.hydra.run.dir).absolute()
             HydraConfig.instance().set_config(composed)
             del composed["hydra"]
-        with run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
+        directory.mkdir(parents=True, exist_ok=True)
+        with _in_words_of_python(), run_directory(directory, composed) as resume, _log_in(directory / "recurrl.log"):
             typed = as_schema(composed) if resume is None else None
             run_job(composed, typed, strict, directory, started, callbacks, env)
     return Run(directory, read_summary(directory), env)
@@ -140,6 +141,16 @@ def overrides_of(config: Mapping[str, Any]) -> list[str]:
         else:
             values.append(f"{key}={text_of(value)}")
     return choices + values
+
+
+@contextmanager
+def _in_words_of_python() -> Iterator[None]:
+    """Errors that name the argument of :func:`train` instead of the key of a command line."""
+    try:
+        yield
+    except (ConfigError, RunError) as error:
+        error.args = (str(error).replace("hydra.run.dir", "run_dir"),)
+        raise
 
 
 @contextmanager

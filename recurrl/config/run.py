@@ -171,7 +171,9 @@ class TrainConfig:
     lr_final_fraction: float = option("fraction of lr at the end; 1: constant", FRACTION, only_with=LINEAR)
     desired_kl: float = option("the KL of an update to hold", POSITIVE, only_with=ADAPTIVE)
     consistency_check: bool = option("check before learning that the update sees what the rollout saw")
-    resume: str | None = option("a run directory or checkpoint to continue; auto: the newest in this run's directory")
+    resume: str | None = option(
+        "a run directory, continued in place, or a checkpoint; auto: the newest in hydra.run.dir"
+    )
     init_from: str | None = option("a run directory or checkpoint whose weights, where they fit, a new run starts with")
 
     @property

@@ -37,7 +37,8 @@ class Report:
         error: the error of a failed run.
         frames: environment steps summed over environments, including those before a resume.
         frames_here: frames of this process; not part of the summary.
-        has_begun: the configuration was accepted and the policy made; not part of the summary.
+        has_begun: the configuration was accepted, the policy made and a checkpoint loaded; not part of the summary.
+        to_resume: what resumes the run, for messages; not part of the summary.
         startup_time_s: time before the first iteration.
         collect_time_s: collection; with ``learn_time_s`` it makes up ``train_time_s``.
         learn_time_s: learning, without compilation.
@@ -61,6 +62,7 @@ class Report:
     frames: int = 0
     frames_here: int = 0
     has_begun: bool = False
+    to_resume: str = ""
     startup_time_s: float | None = None
     collect_time_s: float = 0.0
     learn_time_s: float = 0.0
@@ -120,7 +122,7 @@ class Report:
     def summary(self) -> dict[str, object]:
         """The content of ``summary.json`` as of now."""
         values = asdict(self)
-        for name in ("started", "frames_here", "has_begun", "evaluation", "_seconds"):
+        for name in ("started", "frames_here", "has_begun", "to_resume", "evaluation", "_seconds"):
             del values[name]
         values |= {f"eval_{name}": self.evaluation.get(name) for name in EVALUATED}
         train_time = self.collect_time_s + self.learn_time_s

@@ -19,11 +19,13 @@ CONFIG_FILE = "config.yaml"
 """The run's whole configuration, including that of the run it resumed."""
 SUMMARY, METRICS, CURVE = "summary.json", "metrics.csv", "learning_curve.png"
 CHECKPOINTS = "checkpoints"
+REPLACED = "replaced"
+"""Checkpoints that a run had after the one from which it was continued."""
 VIDEOS, EXPORTS = "video", "export"
 """Written by commands after the run."""
 
 FILES = (CONFIG_FILE, SUMMARY, METRICS, CURVE, "recurrl.log")
-FOLDERS = (CHECKPOINTS, "tensorboard", "wandb", ".hydra")
+FOLDERS = (CHECKPOINTS, REPLACED, "tensorboard", "wandb", ".hydra")
 """Entries that a run writes. A folder may be a symbolic link, for example to another disk; files and ``.hydra``, whose
 files another program may have written, may not.
 """
@@ -58,7 +60,7 @@ def run_directory_of(path: Path) -> Path:
     Raises:
         ConfigError: the path is neither a run directory nor a checkpoint in one.
     """
-    for candidate in (path, path.parent.parent):
+    for candidate in (path, path.absolute().parent.parent):
         if os.path.lexists(candidate / CONFIG_FILE):
             return candidate
     what = "is neither a run directory nor a checkpoint in one" if os.path.lexists(path) else "does not exist"

@@ -30,24 +30,19 @@ class CsvTracker(Tracker):
     Floats are written with all their digits. A missing metric is an empty cell. A metric that first appears later gets
     a new last column, which is empty in earlier rows.
 
-    With ``resumes`` the file may be that of an interrupted run. Rows at or after the first frame count logged here are
-    replaced, because the resumed run repeats those frames.
+    A file that exists is continued. Rows at or after the first frame count logged here are replaced, because a resumed
+    run repeats those frames.
+
+    Raises:
+        ConfigError: the file is malformed.
     """
 
-    def __init__(self, path: Path, resumes: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._columns: list[str] = []
         self._file: TextIO | None = None
-        if not path.exists():
-            path.touch()
-        elif resumes:
-            # Rejects a damaged file before training.
-            _read(path)
-        else:
-            raise ConfigError(
-                f"{path} already exists, and the rows of two runs must not mix. Choose another run directory with "
-                f"hydra.run.dir=..., or continue that run with resume={path.parent}."
-            )
+        path.touch()
+        _read(path)  # rejects a damaged file before training
 
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a row, and columns for new metrics."""
@@ -82,12 +77,18 @@ class CsvTracker(Tracker):
 def make(
     options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> CsvTracker:
-    """The tracker of a run that starts in ``run_dir``, or continues there.
+    """The tracker of a run that starts in ``run_dir``, or continues there."""
+    return CsvTracker(run_dir / METRICS)
 
-    Raises:
-        ConfigError: the directory holds the metrics of another run.
-    """
-    return CsvTracker(run_dir / METRICS, resumes=settings.get("resume") is not None)
+
+def log_history(tracker: Tracker, run_dir: Path, resumed: Resumed | None) -> None:
+    """Logs the rows of a run from before a resume to a destination that does not have them."""
+    if resumed is None or not (run_dir / METRICS).exists():
+        return
+    for row in read_rows(run_dir / METRICS):
+        frames = int(row.pop(FRAMES))
+        if frames <= resumed.frames:
+            tracker.log(frames, row)
 
 
 def read_rows(path: Path) -> list[Row]:

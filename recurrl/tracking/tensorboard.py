@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from recurrl.config import LoggerConfig
+from recurrl.tracking.csv import log_history
 from recurrl.tracking.trackers import Resumed, Tracker
 
 
@@ -38,5 +39,9 @@ class TensorboardTracker(Tracker):
 def make(
     options: LoggerConfig, run_dir: Path, settings: Mapping[str, Any], resumed: Resumed | None = None
 ) -> TensorboardTracker:
-    """Creates the tracker of a run in ``run_dir``."""
-    return TensorboardTracker(run_dir / "tensorboard")
+    """Creates the tracker of a run in ``run_dir``, with the rows before a resume if it has no events yet."""
+    directory = run_dir / "tensorboard"
+    tracker = TensorboardTracker(directory)
+    if not directory.exists():
+        log_history(tracker, run_dir, resumed)
+    return tracker

@@ -113,8 +113,8 @@ def make_trackers(
         resumed: state to resume from; None for a new run.
 
     Raises:
-        ConfigError: the directory holds another run's metrics, or a destination is not available. Destinations already
-            opened are closed.
+        ConfigError: ``metrics.csv`` is malformed, or a destination is not available. Destinations already opened are
+            closed.
     """
     ids = {} if resumed is None else dict(resumed.ids)
     trackers: list[Tracker] = []

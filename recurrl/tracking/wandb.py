@@ -14,7 +14,7 @@ import wandb
 from recurrl.config import WandbConfig
 from recurrl.errors import ConfigError, RunError
 from recurrl.runtime.run_directory import CHECKPOINTS, METRICS
-from recurrl.tracking.csv import last_frames
+from recurrl.tracking.csv import last_frames, log_history
 from recurrl.tracking.trackers import FRAMES, FindCheckpoint, Resumed, Tracker
 
 NAME, CHECKPOINT = "wandb", "checkpoint"
@@ -100,8 +100,8 @@ def make(
 ) -> WandbTracker:
     """Starts a separate wandb run for this training run, even if the process has started others.
 
-    A resumed run continues its wandb run, and ``logger.id`` names any wandb run to continue. Steps never
-    decrease: metrics already recorded for repeated frames stay.
+    A resumed run continues its wandb run, and ``logger.id`` names any wandb run to continue; one that is new gets the
+    rows from before the resume. Steps never decrease: metrics already recorded for repeated frames stay.
 
     Raises:
         ConfigError: wandb cannot start the run, for example online without a login or a connection, or the wandb run
@@ -111,7 +111,10 @@ def make(
     with ExitStack() as resources:
         run = _start(options, options.id or earlier, run_dir, settings, resources)
         recorded = _recorded(run, run_dir, resumed)
-        return WandbTracker(run, run_dir, resources.pop_all(), recorded, options.artifacts)
+        tracker = WandbTracker(run, run_dir, resources.pop_all(), recorded, options.artifacts)
+    if run.id != earlier:
+        log_history(tracker, run_dir, resumed)
+    return tracker
 
 
 def choose_mode(mode: str) -> tuple[str, str]:
@@ -271,8 +274,8 @@ def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:
         run.finish()
         raise ConfigError(
             f"wandb run {run.id} already has metrics up to {recorded} frames, but this run begins at {begins}: another "
-            "run has continued it. Set logger.id=... to a new id to record this run separately, or continue in the "
-            "other run's directory with hydra.run.dir=..."
+            "run has continued it. Set logger.id=... to a new id to record this run separately, or resume "
+            "the other run."
         )
     return recorded
 

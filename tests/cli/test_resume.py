@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 from run_files import learning_rates, metrics, settings, summary, without_times
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import recurrl
+from recurrl.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +23,7 @@ def resumed_run(in_a_folder, recurrl_train, finished_run) -> Path:
 
 
 def test_a_resumed_run_continues_from_the_frames_of_the_run_before(resumed_run):
-    assert [row["frames"] for row in metrics(resumed_run)] == ["96", "128"]
+    assert [row["frames"] for row in metrics(resumed_run)] == ["32", "64", "96", "128"]
     found = summary(resumed_run)
     assert (found["status"], found["frames"]) == ("completed", 128)
     assert found["checkpoint"] == "checkpoints/frames_000000000128"
@@ -44,9 +48,8 @@ def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(t
     outcome = train(f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     assert "Unfinished episodes are restarted: env.max_episode_steps is 2 and was None." in outcome.out, outcome.out
-    [row] = metrics(tmp_path / "run")
-    # Of 32 frames.
-    assert float(row["train/episodes"]) - float(metrics(finished_run)[-1]["train/episodes"]) == 16
+    before, after = (float(row["train/episodes"]) for row in metrics(tmp_path / "run")[-2:])
+    assert after - before == 16  # of 32 frames
 
 
 def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path, monkeypatch):
@@ -73,11 +76,11 @@ def test_a_run_that_is_extended_stays_at_the_learning_rate_it_had_come_to(train,
     last = 3e-3 * (1 - 0.9 / 2)
     assert learning_rates(finished_run) == pytest.approx([3e-3, last])
     outcome = train(f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
-    assert learning_rates(tmp_path / "run") == pytest.approx([last, last])
+    assert learning_rates(tmp_path / "run") == pytest.approx([3e-3, last, last, last])
     assert "The schedules end at 64 frames, as before. schedule_frames=128 stretches them over the whole" in outcome.out
     # And again, from there.
-    assert train("resume=run", "total_frames=160", "hydra.run.dir=run").code == 0
-    assert learning_rates(tmp_path / "run") == pytest.approx([last, last, last])
+    assert train("resume=run", "total_frames=160").code == 0
+    assert learning_rates(tmp_path / "run") == pytest.approx([3e-3, *[last] * 4])
     assert settings(tmp_path / "run")["schedule_frames"] == 64
 
 
@@ -86,39 +89,136 @@ def test_a_run_that_is_extended_takes_another_schedule_where_it_is_asked_for(tra
     outcome = train(f"resume={finished_run}", "total_frames=128", f"schedule_frames={asked}", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
     rates = [3e-3 * (1 - 0.9 * 64 / 128), 3e-3 * (1 - 0.9 * 96 / 128)]
-    assert learning_rates(tmp_path / "run") == pytest.approx(rates)
+    assert learning_rates(tmp_path / "run")[2:] == pytest.approx(rates)
 
 
-def test_a_run_can_be_resumed_from_one_of_its_checkpoints_by_a_relative_path(recurrl_train, finished_run, tmp_path):
-    run = tmp_path / "run"
-    outcome = recurrl_train(
-        "resume=run/checkpoints/frames_000000000032", f"hydra.run.dir={run}", cwd=finished_run.parent
-    )
-    assert outcome.code == 0, outcome.err
-    assert [row["frames"] for row in metrics(run)] == ["64"]
-    assert learning_rates(run) == pytest.approx([3e-3 * (1 - 0.9 / 2)])
+# Where
 
 
-def test_a_run_resumed_in_its_own_directory_keeps_its_settings_and_its_metrics(train, finished_run, tmp_path):
+LAST, FIRST = "checkpoints/frames_000000000064", "checkpoints/frames_000000000032"
+PLACES = {
+    "its directory": ("", "run", ""),
+    "its directory, given": ("", "run", "hydra.run.dir=run"),
+    "an absolute path": ("", "{folder}/run", ""),
+    "a link": ("", "link", ""),
+    "a variable": ("", "${oc.env:RUN}", ""),
+    "itself": ("run", ".", ""),
+    "a checkpoint": ("", f"run/{LAST}", ""),
+    "a checkpoint, from its folder": (f"run/{LAST}/..", Path(LAST).name, ""),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_path, monkeypatch, place):
     run = shutil.copytree(finished_run, tmp_path / "run")
-    outcome = train("resume=run", "total_frames=96", "hydra.run.dir=run")
+    (tmp_path / "link").symlink_to("run")
+    monkeypatch.setenv("RUN", "run")
+    within, resume, *given = PLACES[place]
+    resume = resume.format(folder=tmp_path) if "{folder}" in resume else resume
+    overrides = (f"resume={resume}", "total_frames=96", *filter(None, given))
+    outcome = recurrl_train(*overrides, cwd=tmp_path / within)
     assert outcome.code == 0, outcome.err
-    assert settings(run) == settings(finished_run) | {"total_frames": 96, "schedule_frames": 64, "resume": "run"}
+    changed = {"total_frames": 96, "schedule_frames": 64, "resume": resume.replace("${oc.env:RUN}", "run")}
+    assert settings(run) == settings(finished_run) | changed
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
     assert without_times(metrics(run))[:2] == without_times(metrics(finished_run))
+    assert not list(tmp_path.rglob("outputs"))
+
+
+def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    outcome = train(f"resume=run/{FIRST}", "lr=1e-3", "total_frames=96", "checkpoint.every_frames=null")
+    assert outcome.code == 0, outcome.err
+    assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
+    assert learning_rates(run)[1] == pytest.approx(1e-3 * (1 - 0.9 / 2))
+    assert sorted(path.name[-2:] for path in (run / "checkpoints").iterdir()) == ["32", "96"]
+    [later] = (run / "replaced").rglob("frames_*")
+    assert "The run continues at 32 frames: later rows of metrics.csv are replaced" in outcome.out
+    assert f"the later checkpoints are now in {later.parent}." in outcome.out
+    assert train(f"resume={later}", "total_frames=96", "hydra.run.dir=other").code == 0  # nothing is lost
+
+
+def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_run, tmp_path, monkeypatch):
+    before = {path: path.read_bytes() for path in finished_run.rglob("*") if path.is_file()}
+    first = f"resume={finished_run / FIRST}"
+    monkeypatch.setattr("recurrl.trainer.Trainer.finished", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert train(first, "hydra.run.dir=run", "logger=tensorboard").code == 130
+    monkeypatch.undo()
+    run = tmp_path / "run"
+    assert [row["frames"] for row in metrics(run)] == ["32"]
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("optim/lr")] == [32]
+    assert train("resume=run").code == 0
+    assert without_times(metrics(run)) == without_times(metrics(finished_run))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    outcome = train("-m", f"resume={run},{finished_run / FIRST}", "total_frames=96", "hydra.sweep.dir=sweep")
+    assert outcome.code == 0, outcome.err
+    for job in "01":
+        assert [row["frames"] for row in metrics(tmp_path / "sweep" / job)] == ["32", "64", "96"]
+    assert len(metrics(run)) == 2
+
+
+def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    copied = recurrl.train([f"resume={run}", "total_frames=96"], run_dir=tmp_path / "copy")
+    assert (copied.directory, len(metrics(copied.directory)), len(metrics(run))) == (tmp_path / "copy", 3, 2)
+    again = recurrl.train({"resume": str(run), "total_frames": 96})
+    assert (again.directory, len(metrics(run))) == (run, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (("resume=auto",), "hydra.run.dir=outputs/mine."),
+        (("resume=auto", "hydra.run.dir=mine/${now:%H-%M}"), "hydra.run.dir=outputs/mine."),
+        (("--config-dir", "mine", "experiment=resumed"), "hydra.run.dir=outputs/mine."),
+        (("-m", "resume=auto", "seed=1,2"), "hydra.sweep.dir=outputs/sweeps/mine."),
+    ],
+)
+def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, tmp_path, command, hint):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "resumed.yaml").write_text("# @package _global_\nresume: auto\n")
+    outcome = train(*command)
+    assert outcome.code == 1
+    assert outcome.error.endswith(f"Add {hint}"), outcome.err
+    written = {path.name for path in tmp_path.rglob("*") if path.is_file()} - {"resumed.yaml"}
+    assert written == ({"multirun.yaml"} if "-m" in command else set())  # Hydra's
+
+
+def test_resume_auto_from_python_names_the_argument(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"resume=auto needs run_dir=.* Add run_dir=outputs/mine\.$"):
+        recurrl.train(["resume=auto"])
+    assert not list(tmp_path.iterdir())
 
 
 # What is refused
 
 
-def test_resuming_with_another_network_is_refused(train, finished_run):
-    outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16")
+@pytest.mark.parametrize("where", ["", "hydra.run.dir=copy"])
+def test_resuming_with_another_network_is_refused_and_changes_nothing(train, finished_run, tmp_path, where):
+    before = {path: path.read_bytes() for path in finished_run.rglob("*.[!l]*") if path.is_file()}
+    outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split())
     assert outcome.code == 1
     assert outcome.error.startswith(
         f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
     )
     assert f"or start a new run with the weights that fit: init_from={finished_run}/checkpoints/" in outcome.error
     assert "Traceback" not in outcome.err
+    assert {path: path.read_bytes() for path in finished_run.rglob("*.[!l]*") if path.is_file()} == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_resuming_where_nothing_can_be_written_is_refused(refused, finished_run, monkeypatch):
+    def read_only(*_):
+        raise PermissionError(13, "Permission denied", "run.lock")
+
+    monkeypatch.setattr("recurrl.cli.directories.locked", read_only)
+    assert "Give a writable directory with hydra.run.dir=..." in refused(f"resume={finished_run}", "total_frames=96")
 
 
 @pytest.mark.parametrize(

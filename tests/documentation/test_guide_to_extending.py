@@ -50,7 +50,7 @@ def test_a_command_trains_with_the_file_above_it_resumes_and_can_be_evaluated(
         *run, f"resume={folder / 'run'}", "total_frames=96", f"hydra.run.dir={folder / 'longer'}", cwd=folder
     )
     assert resumed.code == 0, resumed.err
-    evaluated = recurrl_evaluate(folder / "longer", "--trust-packages", cwd=folder)
+    evaluated = recurrl_evaluate(folder / "longer", cwd=folder)
     assert evaluated.code == 0, evaluated.err
 
 

@@ -33,14 +33,15 @@ def test_an_id_with_its_module_is_trained_evaluated_checked_and_resumed(
     trained = recurrl_train(*tiny, *GIVEN, "hydra.run.dir=run", cwd=folder)
     assert trained.code == 0, trained.err
     assert recurrl_check(*tiny, *GIVEN, cwd=folder).code == 0
-    told = "games_of_mine:Games/Mine-v0. If you trust it, "
-    assert told in recurrl_evaluate("run", cwd=folder).error
-    assert recurrl_evaluate("run", "--trust-packages", cwd=folder).code == 0
-    error = recurrl_train("resume=run", "total_frames=96", cwd=folder).error
-    assert error.endswith(f"{told}name it on this command line too: {GIVEN[1]}.")
-    resumed = recurrl_train("resume=run", "total_frames=96", GIVEN[1], "hydra.run.dir=run", cwd=folder)
+    assert recurrl_evaluate("run", cwd=folder).code == 0
+    (folder / "run").rename(folder / "moved")
+    assert "games_of_mine:Games/Mine-v0. It was" in recurrl_evaluate("moved", cwd=folder).error
+    assert recurrl_evaluate("moved", "--trust-packages", cwd=folder).code == 0
+    error = recurrl_train("resume=moved", "total_frames=96", cwd=folder).error
+    assert error.endswith(f"If you trust it, name it on this command line too: {GIVEN[1]}.")
+    resumed = recurrl_train("resume=moved", "total_frames=96", GIVEN[1], cwd=folder)
     assert resumed.code == 0, resumed.err
-    assert json.loads((folder / "run" / "summary.json").read_text())["frames"] == 96
+    assert json.loads((folder / "moved" / "summary.json").read_text())["frames"] == 96
 
 
 def test_its_registered_limit_counts_for_groups(refused: Callable[..., str], folder: Path) -> None:

@@ -41,6 +41,8 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(train, tiny):
 
 def test_only_a_trusted_run_is_evaluated(train, evaluated, error, tiny):
     run = train(*tiny, *BY_NAME)
+    evaluated(run).succeeded()
+    run = run.rename(run.with_name("moved"))
     refused = evaluated(run)
     assert "names code that would be imported and executed: my_package.corridor:Corridor." in refused.error
     evaluated(run, "--trust-packages").succeeded()

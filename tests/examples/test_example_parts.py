@@ -26,7 +26,7 @@ def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on
     # Only its name: collector=... would also take the defaults of its options.
     named = COLLECTOR.replace("collector", "collector.name", 1)
     again = train(named, f"resume={half}", "total_frames=160", run="again")
-    assert without_times(metrics(again)) == without_times(metrics(whole))[2:]
+    assert without_times(metrics(again))[2:] == without_times(metrics(whole))[2:]
     assert [row["collect/reset"] for row in metrics(whole)] == ["1.0", "0.0", "0.0", "1.0", "0.0"]
 
 
@@ -40,8 +40,8 @@ def test_a_run_with_an_encoder_resumes_as_if_it_had_not_stopped(chosen, previous
     options = (*chosen, *sizes, *previous, "encoder.frequencies=5", "schedule_frames=128", "backend=reference")
     whole = train(*options, "total_frames=128", run="whole")
     resumed = train(*options, "total_frames=128", f"resume={train(*options)}", run="resumed")
-    assert without_times(metrics(resumed)) == without_times(metrics(whole))[2:]
-    evaluated(resumed, "--trust-packages").succeeded()
+    assert without_times(metrics(resumed))[2:] == without_times(metrics(whole))[2:]
+    evaluated(resumed).succeeded()
 
 
 @pytest.mark.parametrize(

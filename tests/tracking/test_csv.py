@@ -66,23 +66,6 @@ def test_whatever_was_logged_is_read_back_to_the_last_digit_under_its_name(rows)
             assert all(cells[name] == value or math.isnan(value) for name, value in logged.items())
 
 
-@pytest.mark.parametrize("leftover", ["", "frames,a\n8,1.0\n"])
-def test_a_new_run_never_continues_a_file_that_exists(logger_options, tmp_path, leftover):
-    path = tmp_path / "metrics.csv"
-    path.write_text(leftover)
-    with pytest.raises(ConfigError, match=r"metrics.csv already exists.*hydra\.run\.dir"):
-        make(logger_options(), tmp_path, {})
-    assert path.read_text() == leftover
-
-
-def test_a_run_that_resumes_another_directory_leaves_the_file_there_as_it_is(logger_options, tmp_path):
-    old = make_run(tmp_path / "old", [8])
-    tracker = make(logger_options(), tmp_path, {"resume": str(old)})
-    tracker.log(16, {"a": 2.0})
-    tracker.close()
-    assert (frames_of(old / "metrics.csv"), frames_of(tmp_path / "metrics.csv")) == ([8], [16])
-
-
 def make_run(run_dir, frames):
     run_dir.mkdir(exist_ok=True)
     write(run_dir / "metrics.csv", [(count, {"a": float(count)}) for count in frames])
@@ -102,7 +85,7 @@ def make_run(run_dir, frames):
 )
 def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, tmp_path, before, metric, after):
     (tmp_path / "metrics.csv").write_text(before)
-    tracker = make(logger_options(), tmp_path, {"resume": "auto"})
+    tracker = make(logger_options(), tmp_path, {})
     for frames in (16, 24):
         tracker.log(frames, {metric: -1.0})
     tracker.close()
@@ -112,7 +95,7 @@ def test_a_run_that_resumes_in_its_directory_continues_its_rows(logger_options, 
 def test_a_resumed_run_that_logs_nothing_changes_nothing(logger_options, tmp_path):
     run_dir = make_run(tmp_path / "run", [8, 16])
     before = (run_dir / "metrics.csv").read_bytes()
-    make(logger_options(), run_dir, {"resume": str(run_dir)}).close(exit_code=1)
+    make(logger_options(), run_dir, {}).close(exit_code=1)
     assert (run_dir / "metrics.csv").read_bytes() == before
 
 
@@ -127,7 +110,7 @@ def test_a_file_that_no_run_wrote_is_refused_before_anything_is_trained(tmp_path
     path = tmp_path / "metrics.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"Line \d of .*metrics\.csv is malformed: .*\. Move the file away"):
-        CsvTracker(path, resumes=True)
+        CsvTracker(path)
     assert path.read_text() == text
 
 
@@ -141,4 +124,4 @@ def test_what_is_not_a_file_of_text_is_refused_without_waiting(tmp_path, kind):
     else:
         path.write_bytes(b"frames\n\xff\n")
     with pytest.raises(ConfigError, match=r"metrics\.csv is not "):
-        CsvTracker(path, resumes=True)
+        CsvTracker(path)

@@ -1,0 +1,282 @@
+"""What this user's own runs named is trusted, and attacks on that: runs that were edited, copied, moved or forged."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from run_files import metrics, settings
+
+import recurrl
+from recurrl.cli.hub_run import write_hub_folder
+from recurrl.cli.load_run import open_run
+from recurrl.cli.signature import is_signed, signature_line
+from recurrl.errors import ConfigError
+
+PARTS = """
+from pathlib import Path
+import gymnasium
+from recurrl.config import CellConfig
+from recurrl.recurrent.cells.gru import make
+
+Path(__file__).with_name("imported").touch()
+gymnasium.register("Mine-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
+
+class Outer(gymnasium.Wrapper):
+    def __init__(self, env, text): super().__init__(env)
+
+def my_cell(options: CellConfig): return make(options)
+"""
+WRAPPERS = "env.wrappers=[{wrapper:my_parts:Outer,text:'a b\\'c'}]"
+OWN = {
+    "packages, a cell": ("env=gym", "env.id=Mine-v0", "env.packages=[my_parts]", "cell=my_parts:my_cell"),
+    "an id, a yaml, wrappers": (
+        "--config-dir",
+        "my yamls",
+        "cell=mine",
+        "env=gym",
+        "env.id=my_parts:Mine-v0",
+        WRAPPERS,
+    ),
+}
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A path that exists once the user's module in the current folder has been imported."""
+    (tmp_path / "my_parts.py").write_text(PARTS, encoding="utf-8")
+    (tmp_path / "my yamls" / "cell").mkdir(parents=True)
+    (tmp_path / "my yamls" / "cell" / "mine.yaml").write_text("defaults: [gru, _self_]\nname: my_parts:my_cell\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "my_parts", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield tmp_path / "imported"
+    gymnasium.registry.pop("Mine-v0", None)
+
+
+@pytest.fixture
+def own_run(train: Callable[..., Any], tiny: list[str], imported: Path, tmp_path: Path) -> Path:
+    """A finished run with code of the user's own, which has not been imported since."""
+    outcome = train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run")
+    assert outcome.code == 0, outcome.err
+    imported.unlink()
+    sys.modules.pop("my_parts", None)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["signed", "not signed"])
+@pytest.mark.parametrize("kind", OWN)
+def test_the_command_that_an_interrupted_run_prints_resumes_it(
+    train, tiny, imported, tmp_path, signalled, monkeypatch, capfd, kind, signed
+):
+    if not signed:
+        (tmp_path / "state").touch()
+    options = OWN[kind][:2] if OWN[kind][0].startswith("-") else ()
+    signalled(15)
+    outcome = train(*options, *tiny, *OWN[kind][len(options) :], "hydra.run.dir='my runs/the \\'first\\''")
+    assert outcome.code == 143, outcome.err
+    command = outcome.out.partition("to resume: ")[2].strip()
+    assert f"To resume: {command}\n" in capfd.readouterr().err
+    assert (len(shlex.split(command)) == 2) == signed
+    resumed = train(*shlex.split(command)[1:])
+    assert resumed.code == 0, resumed.err
+    assert [row["frames"] for row in metrics(tmp_path / "my runs" / "the 'first'")] == ["32", "64"]
+
+
+@pytest.mark.parametrize(
+    ("passed", "named"),
+    [
+        ({"callbacks": []}, "callbacks"),
+        ({"env": lambda: gymnasium.make("CartPole-v1")}, "env"),
+        ({"env": lambda: gymnasium.make("CartPole-v1"), "callbacks": []}, "env and callbacks"),
+    ],
+)
+def test_of_a_run_that_no_command_line_can_name_the_call_is_printed(
+    tiny, tmp_path, monkeypatch, signalled, capfd, passed, named
+):
+    class Idle:
+        def on_iteration(self, metrics: Any, policy: Any) -> None:
+            pass
+
+    given = passed | ({"callbacks": [Idle()]} if "callbacks" in passed else {})
+    signalled(2)
+    with pytest.raises(KeyboardInterrupt):
+        recurrl.train(tiny, run_dir=tmp_path / "run", **given)
+    call, _, reason = capfd.readouterr().err.partition("To resume: ")[2].partition(", because ")
+    assert reason.startswith(f"no command line can name its {named}\n")
+    for name in given:
+        call = call.replace(f"{name}=...", f"{name}=given['{name}']")
+    resumed = eval(call, {"recurrl": recurrl, "given": given})
+    assert (resumed.directory, resumed.summary["frames"]) == (tmp_path / "run", 64)
+
+
+def test_commands_take_a_run_of_this_user_without_further_permission(train, evaluate, own_run, imported, tmp_path):
+    for path in (own_run, own_run / "checkpoints" / "frames_000000000064"):
+        assert evaluate(path).code == 0
+    (tmp_path / "link").symlink_to(own_run)  # the same folder
+    assert recurrl.load(tmp_path / "link").initial_state() is not None
+    assert evaluate(own_run, "env.kwargs.render_mode=rgb_array").code == 0
+    assert train("resume=auto", "total_frames=96", f"hydra.run.dir={own_run}").code == 0
+    assert train(f"resume={own_run}", "total_frames=128", "hydra.run.dir=copy").code == 0
+    assert evaluate("copy").code == 0
+    write_hub_folder(tmp_path / "copy", tmp_path / "hub", formats=["pt2"])
+    with pytest.raises(ConfigError, match="names code"):  # for others
+        recurrl.load(tmp_path / "hub")
+    key = tmp_path / "state" / "recurrl" / "key"
+    assert (key.stat().st_mode & 0o777, len(key.read_bytes())) == (0o600, 32)
+
+
+# Attacks
+
+
+def edited(run: Path) -> Path:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("my_parts:my_cell", "my_parts:other_cell"))
+    return run
+
+
+def edited_elsewhere(run: Path) -> Path:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("  kwargs: {}", "  kwargs: {command: rm}"))
+    return run
+
+
+def edited_after_the_signature(run: Path) -> Path:
+    with (run / "config.yaml").open("a") as file:
+        file.write("init_from_another: 1\n")
+    return run
+
+
+def copied(run: Path) -> Path:
+    return shutil.copytree(run, run.with_name("copy"))
+
+
+def moved(run: Path) -> Path:
+    return run.rename(run.with_name("moved"))
+
+
+def moved_and_linked(run: Path) -> Path:
+    run.symlink_to(moved(run))
+    return run
+
+
+def with_a_linked_configuration(run: Path) -> Path:
+    forged = run.with_name("forged")
+    shutil.copytree(run / "checkpoints", forged / "checkpoints")
+    (forged / "config.yaml").symlink_to(run / "config.yaml")
+    return forged
+
+
+def with_the_signature_of_another_run(run: Path) -> Path:
+    forged = copied(run)
+    values = (forged / "config.yaml").read_text().replace("seed: 0", "seed: 1")
+    (forged / "config.yaml").write_text(values)
+    return forged
+
+
+def without_a_configuration(run: Path) -> Path:
+    (run / "config.yaml").unlink()
+    return run / "checkpoints" / "frames_000000000064"
+
+
+def a_checkpoint_alone(run: Path) -> Path:
+    return shutil.copytree(run / "checkpoints" / "frames_000000000064", run.with_name("alone"))
+
+
+def a_checkpoint_that_is_a_run(run: Path) -> Path:
+    """In a signed run: a checkpoint, with a configuration of its own."""
+    within = run / "checkpoints" / "within"
+    shutil.copytree(run, within, ignore=shutil.ignore_patterns("within"))
+    return within
+
+
+def of_another_key(run: Path) -> Path:
+    key = Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key"
+    key.write_bytes(os.urandom(32))
+    return run
+
+
+def with_a_key_that_others_read(run: Path) -> Path:
+    (Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key").chmod(0o640)
+    return run
+
+
+def with_a_linked_key(run: Path) -> Path:
+    key = Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key"
+    key.symlink_to(key.rename(key.with_name("theirs")))
+    return run
+
+
+def without_a_key(run: Path) -> Path:
+    (Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key").unlink()
+    return run
+
+
+UNSIGNED = (without_a_configuration, a_checkpoint_alone, edited_after_the_signature)
+ATTACKS = (
+    *(edited, edited_elsewhere, copied, moved, moved_and_linked, with_a_linked_configuration),
+    *(with_the_signature_of_another_run, a_checkpoint_that_is_a_run, of_another_key, with_a_key_that_others_read),
+    *(with_a_linked_key, without_a_key, *UNSIGNED),
+)
+
+
+def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monkeypatch):
+    for attack in ATTACKS:
+        folder, state = tmp_path / attack.__name__, tmp_path / f"state of {attack.__name__}"
+        folder.mkdir()
+        shutil.copytree(tmp_path / "state", state)
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        run = shutil.copytree(own_run, folder / "run")
+        config = OmegaConf.create(settings(run))
+        (run / "config.yaml").write_text(OmegaConf.to_yaml(config) + signature_line(config, run))
+        assert is_signed(config, run / "config.yaml")
+        attacked = attack(run)
+        with pytest.raises(ConfigError, match="names code that would be imported") as refused:
+            open_run(attacked)
+        said = "It was edited, copied or moved after a run wrote it, or is another user's." in str(refused.value)
+        assert said == (attack not in UNSIGNED), attack
+        outcome = train(f"resume={attacked}", "total_frames=96", f"hydra.run.dir={folder / 'out'}")
+        assert "names code that would be imported" in outcome.error, (attack, outcome)
+        assert not imported.exists(), attack
+
+
+def test_where_no_key_can_be_kept_a_run_is_not_signed(train, evaluate, tiny, imported, tmp_path, monkeypatch):
+    def no_home(path: str) -> str:
+        return path
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", no_home)
+    assert train(*tiny, "cell=my_parts:my_cell", "hydra.run.dir=run").code == 0
+    assert not (tmp_path / "~").exists()
+    assert evaluate("run").error.endswith(
+        "names code that would be imported and executed: my_parts:my_cell. If you trust it, add --trust-packages "
+        "(trust_packages=True in Python)."
+    )
+
+
+def test_a_run_without_code_needs_no_key(train, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert train(*tiny, "hydra.run.dir=run").code == 0
+    assert not (tmp_path / "state").exists()
+    assert "signature" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "value", [1e-05, -0.0, 1e300, "1e5", "no", "", "a: b", "é\n ☃", "x" * 200, [1, [2.5, None]], {"a": {"b": True}}]
+)
+def test_a_configuration_is_signed_whatever_its_values(tmp_path, value):
+    config = OmegaConf.create({"env": {"id": "a:B", "kwargs": {"value": value}}})
+    file = tmp_path / "config.yaml"
+    file.write_text(OmegaConf.to_yaml(config) + signature_line(config, tmp_path), encoding="utf-8")
+    assert is_signed(OmegaConf.create(yaml.safe_load(file.read_text(encoding="utf-8"))), file) or value in (
+        1e-05,
+        1e300,
+    )
+    assert is_signed(OmegaConf.load(file), file)
