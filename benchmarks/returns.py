@@ -1,9 +1,10 @@
-"""Returns on the suite: one recipe, many tasks, seeds and cells.
+"""Returns on suites of tasks: one recipe, many tasks, seeds and cells.
 
-Each task is a yaml in benchmarks/suite. Every combination of task, cell and seed is a run in a separate folder,
+Each yaml in benchmarks/suite is a suite. Every combination of task, cell and seed is a run in a separate folder,
 as many at a time as there are cores. Finished runs are kept: the same command continues where it was stopped.
-The report has, per task, the interquartile mean over seeds with a 95% bootstrap interval, frames and seconds to the
-task's threshold, the published figure, the control without memory, and the return with the memory zeroed.
+The report has a table and a picture a suite. A row has the interquartile mean over seeds of the deterministic
+evaluation with a 95% bootstrap interval, the return of training, whose actions are sampled, frames and seconds to the
+task's threshold, the control without memory, the return with the memory zeroed, and the published figure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from recurrl.returns import interquartile_mean
 from recurrl.runtime.report import read_summary
 from recurrl.tracking.csv import curve_of, read_rows
 
-SUITE = Path(__file__).parent / "suite"
+SUITES = sorted((Path(__file__).parent / "suite").glob("*.yaml"))
 CONTROL = "none"
 """The cell without memory."""
 PEER = "sb3_contrib"
@@ -44,7 +45,6 @@ PEER_SECONDS = 150
 """A run of the peer ends at the threshold, or after so much time."""
 EVALUATIONS = 20
 """Evaluations a run, from which its learning curve and its time to the threshold are read."""
-QUICK = ("cartpole_no_velocity", "pendulum_no_velocity", "memory_chain", "repeat_previous_easy", "cartpole")
 QUICK_SEEDS = 3
 INSTALLED_BY = {"popgym": "popgym", "minigrid": "minigrid", "box2d": "Box2D", "mujoco": "mujoco"}
 """The module that shows whether an extra is installed."""
@@ -52,29 +52,33 @@ INSTALLED_BY = {"popgym": "popgym", "minigrid": "minigrid", "box2d": "Box2D", "m
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the suite.
+    """A task.
 
     Attributes:
-        name: of its yaml.
-        kind: ``classic``, ``memory`` or ``control``, which needs no memory.
+        name: its key in a yaml.
+        suites: that yaml's, and others it is also in.
         overrides: what is given to ``recurrl-train``: the environment, and nothing about learning.
         frames: of each run.
         threshold: the return that counts as solved.
-        published: return, frames and source of the best figure known for it.
+        quick: the suites whose quick selection it is in.
+        at_most: the best return of any policy, or a bound on it; None if it is not known.
+        random: the return of random actions, if it is known exactly.
+        published: return, frames and source of a figure known for it.
         sb3_contrib: the settings of sb3-contrib's users for it; None if it is not compared with sb3-contrib.
         extra: of recurrl, which installs the environment.
-        text: the first line of the yaml.
     """
 
     name: str
-    kind: str
+    suites: tuple[str, ...]
     overrides: tuple[str, ...]
     frames: int
     threshold: float
-    published: Mapping[str, Any] = field(hash=False)
-    sb3_contrib: Mapping[str, Any] | None = field(hash=False)
-    extra: str | None
-    text: str
+    quick: tuple[str, ...] = ()
+    at_most: float | None = None
+    random: float | None = None
+    published: Sequence[Any] = field(default=(), hash=False)
+    sb3_contrib: Mapping[str, Any] | None = field(default=None, hash=False)
+    extra: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,21 @@ class Job:
         """Where it writes."""
         return root / self.task.name / self.cell / str(self.seed)
 
+    def overrides(self, root: Path) -> list[str]:
+        """What ``recurrl-train`` is given."""
+        run = [f"cell={self.cell}", f"seed={self.seed}", f"total_frames={self.task.frames}", "device=cpu"]
+        every = f"evaluation.every_frames={self.task.frames // EVALUATIONS}"
+        folder = f"hydra.run.dir={self.folder(root)}"
+        return [*self.task.overrides, *run, every, "evaluation.random=true", "resume=auto", folder]
+
 
 @dataclass(frozen=True)
 class Result:
     """What a finished run came to.
 
     Attributes:
-        final: the return of the last evaluation.
+        final: the return of the last evaluation, of most probable actions.
+        sampled: that of training's last 100 episodes, of sampled actions; NaN if it was not measured.
         zeroed: likewise with the states zeroed at each step; NaN without a memory.
         random: likewise of random actions; NaN if it was not measured.
         curve: evaluation returns by frames.
@@ -103,6 +115,7 @@ class Result:
     """
 
     final: float
+    sampled: float
     zeroed: float
     random: float
     curve: Mapping[int, float]
@@ -119,73 +132,82 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``benchmark.py returns``."""
-    parser.add_argument("--tasks", help="names, separated by commas; default: all that are installed")
+    names = ", ".join(path.stem for path in SUITES)
+    parser.add_argument("--suite", default="memory", help=f"of {names}, separated by commas, or all: %(default)s")
+    parser.add_argument("--tasks", help="names, separated by commas, of any suite; default: those of the suite")
     parser.add_argument("--seeds", type=int, default=10, help="default: %(default)s")
     parser.add_argument("--cells", default="gru,none", help="gru, lstm, mingru, none, sb3_contrib: %(default)s")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time; default: all cores")
-    parser.add_argument("--quick", action="store_true", help="five tasks and three seeds, in about ten minutes")
+    parser.add_argument("--quick", action="store_true", help="few tasks, three seeds: are the thresholds reached here?")
     parser.add_argument("--runs", type=Path, default=Path("outputs/returns"), help="folder of the runs: %(default)s")
-    parser.add_argument("--output", type=Path, help="folder for returns.md and returns.png; default: print only")
+    parser.add_argument("--output", type=Path, help="folder for returns.md and pictures; default: print only")
     parser.add_argument("--report", action="store_true", help="start no runs; report those that are finished")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run, to compare another recipe")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Trains what is not finished yet, and reports."""
-    tasks = chosen(arguments.tasks.split(",") if arguments.tasks else None, arguments.quick)
+    selection = chosen(arguments.suite.split(","), arguments.tasks and arguments.tasks.split(","), arguments.quick)
+    tasks = dict.fromkeys(task for suite in selection.values() for task in suite)
     seeds = QUICK_SEEDS if arguments.quick else arguments.seeds
     cells = arguments.cells.split(",")
     jobs = [Job(task, cell, seed) for seed in range(seeds) for task in tasks for cell in cells]
     jobs = [job for job in jobs if job.cell != PEER or (job.task.sb3_contrib is not None and job.seed < PEER_SEEDS)]
     if not arguments.report:
-        failed = train(jobs, arguments.runs, arguments.jobs, arguments.overrides)
+        missing = [task for task in tasks if not _is_installed(task)]
+        failed = train(
+            [job for job in jobs if job.task not in missing], arguments.runs, arguments.jobs, arguments.overrides
+        )
         for job in failed:
             sys.stderr.write(f"failed: {job.folder(arguments.runs)}, see error.log there\n")
     results = {job: found for job in jobs if (found := result(job.folder(arguments.runs))) is not None}
-    text = report(results, arguments.overrides)
     if arguments.output is not None:
-        text += "\n![Learning curves: interquartile mean and middle half over seeds](returns.png)\n"
-    publish(text, arguments.output, "returns.md")
-    if arguments.output is not None:
-        draw(results, arguments.output / "returns.png")
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        for name, suite in selection.items():
+            draw(
+                [task for task in suite if any(job.task == task for job in results)],
+                results,
+                arguments.output / picture(name),
+            )
+    publish(report(selection, results, arguments.overrides), arguments.output, "returns.md")
+    if arguments.quick:
+        sys.stdout.write(verdict(jobs, results))
 
 
-def suite() -> list[Task]:
-    """All tasks, in alphabetical order of their kinds and names."""
-    tasks = [_task(path) for path in sorted(SUITE.glob("*.yaml"))]
-    return sorted(tasks, key=lambda task: (("classic", "memory", "control").index(task.kind), task.name))
+def all_tasks() -> list[Task]:
+    """All tasks, in the order of their suites and there."""
+    return [
+        _task(path.stem, name, values)
+        for path in SUITES
+        for name, values in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    ]
 
 
-def _task(path: Path) -> Task:
-    text = path.read_text(encoding="utf-8")
-    values = yaml.safe_load(text)
-    return Task(
-        name=path.stem,
-        kind=values["kind"],
-        overrides=tuple(values["overrides"]),
-        frames=int(values["frames"]),
-        threshold=float(values["threshold"]),
-        published=values.get("published", {}),
-        sb3_contrib=values.get("sb3_contrib"),
-        extra=values.get("extra"),
-        text=text.partition("\n")[0].lstrip("# "),
-    )
+def _task(suite: str, name: str, values: Mapping[str, Any]) -> Task:
+    suites, overrides = (suite, *values.get("also", ())), tuple(values["overrides"].split())
+    others = {key: value for key, value in values.items() if key not in ("also", "overrides", "quick")}
+    return Task(name=name, suites=suites, overrides=overrides, quick=tuple(values.get("quick", ())), **others)
 
 
-def chosen(names: Sequence[str] | None, quick: bool) -> list[Task]:
-    """The tasks to run: those named, or those whose environment is installed.
+def chosen(suites: Sequence[str], names: Sequence[str] | None, quick: bool) -> dict[str, list[Task]]:
+    """The tasks by suite: all of the suites, or only those of the quick selection; or those named, of any suite.
 
     Raises:
-        SystemExit: there is no task of a name, with those there are.
+        SystemExit: there is no suite or task of a name, with those there are.
     """
-    tasks = suite()
-    if names is None:
-        return [task for task in tasks if _is_installed(task) and (not quick or task.name in QUICK)]
-    known = {task.name: task for task in tasks}
-    for name in names:
-        if name not in known:
-            sys.exit(f"--tasks {name}: there is no such task. Choose of: {', '.join(known)}.")
-    return [known[name] for name in names]
+    tasks = {task.name: task for task in all_tasks()}
+    known = [path.stem for path in SUITES]
+    for option, given, possible in (("suite", suites, [*known, "all"]), ("tasks", names or (), list(tasks))):
+        for name in given:
+            if name not in possible:
+                sys.exit(f"--{option} must be among {', '.join(possible)} (got {name}).")
+    if names is not None:
+        named = [tasks[name] for name in names]
+        return {suite: [task for task in named if task.suites[0] == suite] for suite in {t.suites[0]: 0 for t in named}}
+    return {
+        suite: [task for task in tasks.values() if suite in (task.quick if quick else task.suites)]
+        for suite in (known if "all" in suites else suites)
+    }
 
 
 def _is_installed(task: Task) -> bool:
@@ -217,17 +239,15 @@ def train(jobs: Sequence[Job], root: Path, workers: int, overrides: Sequence[str
 def _train_one(job: Job, root: Path, overrides: Sequence[str]) -> bool:
     folder = job.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
-    every = job.task.frames // EVALUATIONS
     if job.cell == PEER:
-        given = (job.task.name, job.seed, every, folder, PEER_SECONDS)
+        given = (job.task.name, job.seed, job.task.frames // EVALUATIONS, folder, PEER_SECONDS)
         command = [sys.executable, "-m", "benchmarks.peers.sb3_training", *map(str, given)]
     else:
-        command = [sys.executable, "-m", "recurrl", *job.task.overrides]
-        command += [f"cell={job.cell}", f"seed={job.seed}", f"total_frames={job.task.frames}", "device=cpu"]
-        command += [f"evaluation.every_frames={every}", "evaluation.random=true"]
-        command += [*overrides, "resume=auto", f"hydra.run.dir={folder}"]
+        command = [sys.executable, "-m", "recurrl", *job.overrides(root), *overrides]
+    paths = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))  # of benchmarks.noise
     with (folder / "error.log").open("w", encoding="utf-8") as log:
-        return subprocess.run(command, stdout=log, stderr=log, check=False).returncode == 0
+        environment = {**os.environ, "PYTHONPATH": paths}
+        return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode == 0
 
 
 def result(folder: Path) -> Result | None:
@@ -238,32 +258,43 @@ def result(folder: Path) -> Result | None:
     rows = read_rows(folder / "metrics.csv")
     curve = dict(curve_of(rows, "eval/return_mean"))
     seconds = sum(float(row["time/collect_s"]) + float(row["time/learn_s"]) for row in rows)
-    measured = (values.get(f"eval_return_mean{of}") for of in ("", "_zeroed_state", "_random"))
-    final, zeroed, random = (math.nan if value is None else float(value) for value in measured)
-    return Result(final, zeroed, random, curve, seconds)
+    keys = ("eval_return_mean", "train_return_mean", "eval_return_mean_zeroed_state", "eval_return_mean_random")
+    measured = (math.nan if values.get(key) is None else float(values[key]) for key in keys)
+    final, sampled, zeroed, random = measured
+    return Result(final, sampled, zeroed, random, curve, seconds)
 
 
-def report(results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
-    """The table, as Markdown."""
+def report(selection: Mapping[str, Sequence[Task]], results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
+    """The page, as Markdown: a table a suite, which also has the tasks that were not measured."""
     cells = list(dict.fromkeys(job.cell for job in results if job.cell not in (CONTROL, PEER)))
     given = f", with `{' '.join(overrides)}`" if overrides else ""
     lines = [
         "# Returns",
         "",
         f"Measured on {machine(torch.device('cpu'))}; one thread a run, several runs at a time. One recipe for all "
-        f"tasks{given}. Written by `python scripts/benchmark.py returns`, see `--help` for what each column is.",
+        f"tasks{given}. Written by `python scripts/benchmark.py returns --suite {','.join(selection)}` at commit "
+        f"{_commit()}; tasks without a return were not measured.",
         "",
-        "Returns are interquartile means over seeds of the last evaluation, with 95% bootstrap intervals. *Solved* is "
-        "how many seeds reached the threshold in an evaluation; frames and seconds to it are medians over seeds.",
-        "",
-        "| task | frames | cell | seeds | return | threshold | solved | frames to it | seconds to it | without memory "
-        "| memory zeroed | random | published (frames) |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "*Return* is of the last evaluation, of most probable actions, and *sampled* of training's last 100 episodes: "
+        "interquartile means over seeds, with 95% bootstrap intervals. *Solved* is how many seeds reached the threshold"
+        " in an evaluation; frames and seconds to it are medians over seeds. No policy returns more than *at most*.",
     ]
-    for task in suite():
-        for cell in cells:
-            lines += _row(task, cell, results)
-    peers = [line for task in suite() for cell in cells for line in _against_peer(task, cell, results)]
+    for suite, tasks in selection.items():
+        lines += [
+            "",
+            f"## Suite: {suite}",
+            "",
+            "| task | frames | cell | seeds | return | sampled | threshold | solved | frames to it | seconds to it "
+            "| without memory | memory zeroed | random | at most | published (frames; source) |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for task in tasks:
+            rows = [row for cell in cells for row in _row(task, cell, results)]
+            lines += rows or [_line(task)]
+        if any(job.task in tasks for job in results):
+            lines += ["", f"![Learning curves: interquartile mean and middle half over seeds]({picture(suite)})"]
+    every = dict.fromkeys(task for tasks in selection.values() for task in tasks)
+    peers = [line for task in every for cell in cells for line in _against_peer(task, cell, results)]
     if peers:
         lines += [
             "",
@@ -278,6 +309,31 @@ def report(results: Mapping[Job, Result], overrides: Sequence[str]) -> str:
             *peers,
         ]
     return "\n".join(lines) + "\n"
+
+
+def picture(suite: str) -> str:
+    """The file of a suite's learning curves."""
+    return f"returns-{suite}.png"
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def verdict(jobs: Iterable[Job], results: Mapping[Job, Result]) -> str:
+    """Whether most seeds of each task and cell with a memory reached the threshold, in a sentence."""
+    reached: dict[str, list[bool]] = {}
+    for job in jobs:
+        if job.cell not in (CONTROL, PEER):
+            solved = job in results and math.isfinite(results[job].frames_to(job.task.threshold))
+            reached.setdefault(f"{job.task.name} {job.cell}", []).append(solved)
+    missed = [
+        f"{name} ({sum(seeds)} of {len(seeds)})" for name, seeds in reached.items() if sum(seeds) <= len(seeds) / 2
+    ]
+    if missed:
+        return f"\nNot reproduced; seeds that reached the threshold: {', '.join(missed)}.\n"
+    return "\nReproduced: on each task most seeds reached the threshold.\n"
 
 
 def _against_peer(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:
@@ -304,31 +360,42 @@ def _row(task: Task, cell: str, results: Mapping[Job, Result]) -> Iterator[str]:
     if not found:
         return
     control = [each.final for each in _of(task, CONTROL, results)]
-    finals = [each.final for each in found]
     to_frames = [each.frames_to(task.threshold) for each in found]
-    published = task.published
-    cited = f"{published['return']:g} ({published['frames']:,}; {published['source']})" if published else "–"
-    yield (
-        "| "
-        + " | ".join(
-            [
-                task.name,
-                f"{task.frames:,}",
-                cell,
-                str(len(found)),
-                _with_interval(finals),
-                f"{task.threshold:g}",
-                f"{sum(map(math.isfinite, to_frames))} of {len(found)}",
-                _median(to_frames, ",.0f"),
-                _median([each.seconds_to(task.threshold) for each in found], ",.1f"),
-                _with_interval(control) if control else "–",
-                _rounded(interquartile_mean([each.zeroed for each in found])),
-                _rounded(interquartile_mean([each.random for each in found])),
-                cited,
-            ]
-        )
-        + " |"
+    yield _line(
+        task,
+        cell,
+        str(len(found)),
+        _with_interval([each.final for each in found]),
+        _with_interval([each.sampled for each in found]),
+        f"{sum(map(math.isfinite, to_frames))} of {len(found)}",
+        _median(to_frames, ",.0f"),
+        _median([each.seconds_to(task.threshold) for each in found], ",.1f"),
+        _with_interval(control) if control else "–",
+        _rounded(interquartile_mean([each.zeroed for each in found])),
+        random=interquartile_mean([each.random for each in found]),
     )
+
+
+def _line(task: Task, *measured: str, random: float = math.nan) -> str:
+    """The row of a task: cell, seeds and returns, what it came to, and what is known of the task."""
+    missing = ["–"] * (9 - len(measured))
+    cell, seeds, final, sampled, *others = [*measured, *missing]
+    cited = "{:g} ({:,}; {})".format(*task.published) if task.published else "–"
+    known = _rounded(random if task.random is None else task.random)
+    at_most = "–" if task.at_most is None else f"{task.at_most:g}"
+    fields = [
+        task.name,
+        f"{task.frames:,}",
+        cell,
+        seeds,
+        final,
+        sampled,
+        f"{task.threshold:g}",
+        *others,
+        known,
+        at_most,
+    ]
+    return "| " + " | ".join([*fields, cited]) + " |"
 
 
 def _of(task: Task, cell: str, results: Mapping[Job, Result]) -> list[Result]:
@@ -337,6 +404,8 @@ def _of(task: Task, cell: str, results: Mapping[Job, Result]) -> list[Result]:
 
 def _with_interval(values: Sequence[float]) -> str:
     low, high = bootstrap_95(values, interquartile_mean)
+    if math.isnan(low):
+        return "–"
     return f"{_rounded(interquartile_mean(values))} ({_rounded(low)} to {_rounded(high)})"
 
 
@@ -356,6 +425,8 @@ def bootstrap_95(values: Sequence[float], statistic: Callable[[np.ndarray], Any]
 
 
 def _rounded(value: float) -> str:
+    if math.isnan(value):
+        return "–"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
@@ -364,9 +435,10 @@ def _median(values: Sequence[float], form: str) -> str:
     return format(middle, form) if math.isfinite(middle) else "–"
 
 
-def draw(results: Mapping[Job, Result], png: Path) -> None:
+def draw(tasks: Sequence[Task], results: Mapping[Job, Result], png: Path) -> None:
     """Learning curves: per task the interquartile mean over seeds, and the range of the middle half."""
-    tasks = [task for task in suite() if any(job.task == task for job in results)]
+    if not tasks:
+        return
     columns = min(4, len(tasks))
     rows = math.ceil(len(tasks) / columns)
     figure = Figure(figsize=(3.4 * columns, 2.5 * rows + 0.4), dpi=120, layout="constrained")

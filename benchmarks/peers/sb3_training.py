@@ -27,7 +27,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, s
 from torchrl.data import Bounded, Categorical, TensorSpec
 
 from benchmarks.configuration import configuration
-from benchmarks.returns import Task, chosen
+from benchmarks.returns import Task, all_tasks
 from recurrl.config import EnvConfig
 from recurrl.envs import BatchedEnv
 from recurrl.envs.source import source_of
@@ -173,7 +173,7 @@ def train(task: Task, seed: int, every: int, folder: Path, seconds: float) -> No
 def main(arguments: Sequence[str]) -> None:
     """Reads the command line."""
     name, seed, every, folder, seconds = arguments
-    (task,) = chosen([name], quick=False)
+    (task,) = (task for task in all_tasks() if task.name == name)
     train(task, int(seed), int(every), Path(folder), float(seconds))
 
 

@@ -1,37 +1,109 @@
-"""The suite of tasks, and what is reported of its runs."""
+"""Suites of tasks, and what is reported of their runs."""
 
+import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 from benchmarks import returns
-from benchmarks.returns import Job, Result, Task, bootstrap_95, report, result, suite
+from benchmarks.returns import Job, Result, Task, all_tasks, bootstrap_95, chosen, report, result, verdict
 from recurrl.config import TrainConfig
+from recurrl.envs.source import source_of
 from recurrl.returns import interquartile_mean
 
 LEARNING = {"env.reward_scale", "env.normalize_reward", "env.num_envs", "frames_per_batch", "epochs", "lr", "slice_len"}
+TASKS = {task.name: task for task in all_tasks()}
+each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+SMALL = ["total_frames=1024", "evaluation.every_frames=1024", "evaluation.episodes=1"]
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_suite_has_three_kinds_of_tasks_and_the_quick_one_is_among_them():
-    tasks = suite()
-    assert len(tasks) >= 14
-    assert {task.kind for task in tasks} == {"classic", "memory", "control"}
-    assert set(returns.QUICK) <= {task.name for task in tasks}
+def run_of(final: float = 400.0, curve: dict[int, float] | None = None, seconds: float = 8.0) -> Result:
+    return Result(final, 390.0, 20.0, 10.0, curve or {1000: 480.0, 2000: final}, seconds)
 
 
-@pytest.mark.parametrize("task", suite(), ids=lambda task: task.name)
+def test_suites_have_their_tasks_and_a_quick_selection_of_them():
+    suites = chosen(["all"], None, quick=False)
+    counts = {suite: len(tasks) for suite, tasks in suites.items()}
+    assert counts == {"control": 12, "memory": 24, "minigrid": 4, "noise": 5, "popgym": 22}
+    for suite, tasks in chosen(["all"], None, quick=True).items():
+        assert 1 <= len(tasks) <= 5
+        assert set(tasks) <= set(suites[suite])
+        assert all(tasks_frames <= 300_000 for tasks_frames in (task.frames for task in tasks))
+    assert len(TASKS) == len(all_tasks()), "one name for two tasks"
+    assert chosen(["memory"], ["t_maze", "repeat_first_medium"], quick=False) == {
+        "memory": [TASKS["t_maze"]],
+        "popgym": [TASKS["repeat_first_medium"]],
+    }
+
+
+def test_a_suite_or_task_that_does_not_exist_is_an_error_with_those_that_do():
+    with pytest.raises(SystemExit, match=r"--suite must be among control, .*, all \(got atari\)"):
+        chosen(["memory", "atari"], None, quick=False)
+    with pytest.raises(SystemExit, match=r"--tasks must be among .*t_maze.* \(got maze\)"):
+        chosen(["memory"], ["maze"], quick=False)
+
+
+@each_task
 def test_a_task_says_what_its_environment_is_and_nothing_about_learning(task: Task, compose):
     config: TrainConfig = compose(*task.overrides, f"total_frames={task.frames}")
-    assert config.env.id
     keys = {override.partition("=")[0] for override in task.overrides}
     assert {key.partition(".")[0] for key in keys} in ({"env"}, {"experiment"})
     assert not keys & LEARNING
-    assert task.text.endswith(".")
-    assert set(task.published) in ({"return", "frames", "source"}, set())
+    assert not re.search("NoisyPositionOnlyCartPole|MultiarmedBandit|MineSweeper", config.env.id), "it stays aside"
+    assert len(task.published) in (0, 3)
+    assert task.at_most is None or task.threshold <= task.at_most
+
+
+def velocities(env: gymnasium.Env[Any, Any]) -> Any:
+    """What the simulation of a task with hidden velocities says they are, in the units of its observation."""
+    inner: Any = env.unwrapped
+    if hasattr(inner, "data"):
+        return np.clip(
+            inner.data.qvel, *((-10, 10) if inner.spec.name in ("Hopper", "Walker2d") else (-np.inf, np.inf))
+        )
+    if inner.spec.name == "LunarLander":
+        linear, fps, scale = inner.lander.linearVelocity, 50, 30
+        units = 600 / scale / 2 / fps, 400 / scale / 2 / fps, 20 / fps
+        return np.array([linear.x, linear.y, inner.lander.angularVelocity]) * units
+    indices = {"CartPole": [1, 3], "Acrobot": [2, 3], "Pendulum": [1], "MountainCar": [1], "MountainCarContinuous": [1]}
+    return np.asarray(inner.state)[indices[inner.spec.name]]
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS.values() if task.suites[0] == "control"], ids=lambda t: t.name)
+def test_control_hides_the_velocities_and_nothing_else(task: Task, compose):
+    source = source_of(compose(*task.overrides).env)
+    with source.plain() as env:
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        for _ in range(5):
+            observation = env.step(env.action_space.sample())[0]
+        mask = list(source.options.mask)
+        assert np.abs(velocities(env)).max() > 1e-3
+        np.testing.assert_allclose(observation[mask], velocities(env), rtol=1e-4, atol=1e-6)
+        assert len(mask) == len(velocities(env))
+
+
+@pytest.mark.slow
+@each_task
+def test_a_task_starts_trains_an_iteration_and_is_evaluated(task: Task, tmp_path: Path, recurrl_train):
+    job = Job(task, "gru", 0)
+    short = ["env.max_episode_steps=64"] if "control" in task.suites else []
+    recurrl_train(*job.overrides(tmp_path), *SMALL, *short, cwd=tmp_path).succeeded()
+    found = result(job.folder(tmp_path))
+    assert found is not None
+    assert math.isfinite(found.final)
+    assert math.isfinite(found.random)
+    text = report({"of one": [task]}, {job: found}, [])
+    assert f"\n| {task.name} | {task.frames:,} | gru | 1 | " in text
 
 
 def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
@@ -43,7 +115,7 @@ def test_the_interquartile_mean_leaves_out_the_lowest_and_highest_quarter():
 
 
 def test_the_time_to_a_threshold_is_that_of_the_first_evaluation_that_reaches_it():
-    run = Result(final=0.2, zeroed=0.0, random=0.0, curve={10: 0.1, 20: 0.9, 30: 0.2}, seconds=60.0)
+    run = run_of(0.2, {10: 0.1, 20: 0.9, 30: 0.2}, 60.0)
     assert run.frames_to(0.5) == 20
     assert run.seconds_to(0.5) == 40.0
     assert run.frames_to(2.0) == math.inf
@@ -55,37 +127,59 @@ def test_only_a_finished_run_has_a_result(tmp_path: Path):
     assert result(tmp_path) is None
 
 
-def test_the_table_has_a_row_for_each_task_and_cell_with_its_control():
-    task = suite()[0]
-    run = Result(final=400.0, zeroed=20.0, random=10.0, curve={1000: 480.0, 2000: 400.0}, seconds=8.0)
-    control = Result(final=40.0, zeroed=math.nan, random=10.0, curve={1000: 30.0, 2000: 40.0}, seconds=4.0)
-    jobs = {Job(task, "gru", 0): run, Job(task, "gru", 1): run, Job(task, "none", 0): control}
-    rows = [line for line in report(jobs, []).splitlines() if line.startswith(f"| {task.name} ")]
-    assert len(rows) == 1
-    cells = [cell.strip() for cell in rows[0].strip("|").split("|")]
-    assert cells[2:5] == ["gru", "2", "400.0 (400.0 to 400.0)"]
-    assert "40.0 (40.0 to 40.0)" in cells
+def test_the_table_has_a_row_for_each_task_and_cell_with_its_control_and_what_is_known_of_it():
+    task, other = TASKS["cartpole_no_velocity"], TASKS["slippery_walk"]
+    control = Result(40.0, 30.0, math.nan, 10.0, {1000: 30.0, 2000: 40.0}, 4.0)
+    jobs = {Job(task, "gru", 0): run_of(), Job(task, "gru", 1): run_of(), Job(task, "none", 0): control}
+    text = report({"control": [task], "noise": [other]}, jobs, ["lr=1"])
+    row, unmeasured = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "000 |" in line
+    )
+    assert row[2:6] == ["gru", "2", "400.0 (400.0 to 400.0)", "390.0 (390.0 to 390.0)"]
+    assert row[6:12] == ["475", "2 of 2", "1,000", "4.0", "40.0 (40.0 to 40.0)", "20.0"]
+    assert row[12:] == ["10.0", "500", "500 (100,000; rl-zoo3, sb3-contrib RecurrentPPO)"]
+    assert unmeasured == ["slippery_walk", "300,000", *"––––", "0.65", *"–––––", "-0.25", "0.7612", "–"]
+    assert text.count("![Learning curves") == 1
+    assert "`lr=1`" in text
+
+
+@pytest.mark.parametrize("suite", ["control", "memory", "minigrid", "noise", "popgym"])
+def test_the_page_has_the_tasks_of_each_suite_and_their_published_figures(suite: str):
+    section = (
+        (DOCS / "returns.md").read_text(encoding="utf-8").partition(f"## Suite: {suite}\n")[2].partition("\n## ")[0]
+    )
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    expected = report(chosen([suite], None, quick=False), {}, []).splitlines()
+    known = [(line.split(" | ")[0], line.split(" | ")[-1]) for line in expected if line.startswith("| ")][1:]
+    assert [(row.split(" | ")[0], row.split(" | ")[-1]) for row in rows] == known
+
+
+def test_the_quick_selection_ends_with_whether_most_seeds_reach_the_thresholds():
+    task = TASKS["cartpole_no_velocity"]
+    jobs = [Job(task, cell, seed) for cell in ("gru", "none") for seed in range(3)]
+    reached, missed = run_of(480.0), run_of(20.0, {1000: 20.0})
+    assert "Reproduced: " in verdict(jobs, {jobs[0]: reached, jobs[1]: reached, jobs[2]: missed, jobs[3]: missed})
+    assert "cartpole_no_velocity gru (1 of 3)" in verdict(jobs, {jobs[0]: reached, jobs[1]: missed})
 
 
 def test_the_time_to_a_return_is_compared_with_that_of_a_peer_also_if_it_never_reaches_it():
-    task = next(task for task in suite() if task.name == "cartpole_no_velocity")
-    ours = Result(final=500.0, zeroed=20.0, random=10.0, curve={1000: 100.0, 2000: 480.0}, seconds=8.0)
-    solved = Result(final=480.0, zeroed=math.nan, random=math.nan, curve={4000: 480.0}, seconds=80.0)
-    unsolved = Result(final=90.0, zeroed=math.nan, random=math.nan, curve={4000: 90.0}, seconds=150.0)
+    task = TASKS["cartpole_no_velocity"]
+    ours = run_of(500.0, {1000: 100.0, 2000: 480.0})
+    solved, unsolved = run_of(480.0, {4000: 480.0}, 80.0), run_of(90.0, {4000: 90.0}, 150.0)
 
     def row(*theirs: Result) -> str:
         peers = {Job(task, returns.PEER, seed): each for seed, each in enumerate(theirs)}
-        return report({Job(task, "gru", 0): ours, **peers}, []).splitlines()[-1]
+        return report({"control": [task]}, {Job(task, "gru", 0): ours, **peers}, []).splitlines()[-1]
 
     assert row(solved, solved, unsolved).endswith("| gru | 1 | 2,000 | 8.0 | 3 | 2 of 3 | 4,000 | 80.0 | 10.0 |")
     assert row(solved, unsolved, unsolved).endswith("| gru | 1 | 2,000 | 8.0 | 3 | 1 of 3 | – | – | > 18.8 |")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [task.name for task in suite() if task.sb3_contrib is not None])
+@pytest.mark.parametrize("name", [task.name for task in TASKS.values() if task.sb3_contrib is not None])
 def test_a_peer_trains_on_a_task_of_the_suite(name: str, tmp_path: Path):
     """Needs ``pip install sb3-contrib``."""
-    run = Job(next(task for task in suite() if task.name == name), returns.PEER, 0).folder(tmp_path)
+    run = Job(TASKS[name], returns.PEER, 0).folder(tmp_path)
     command = [sys.executable, "-m", "benchmarks.peers.sb3_training", name, "0", "256", str(run), "1"]
     subprocess.run(command, check=True, timeout=300)
     found = result(run)
@@ -96,17 +190,16 @@ def test_a_peer_trains_on_a_task_of_the_suite(name: str, tmp_path: Path):
 
 @pytest.mark.slow
 def test_runs_that_are_finished_are_kept_and_those_that_were_stopped_are_resumed(tmp_path: Path, capsys):
-    import argparse
-
     parser = argparse.ArgumentParser()
     returns.add_arguments(parser)
     small = ["total_frames=2048", "evaluation.every_frames=1024", "evaluation.episodes=2"]
     where = ["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]
-    asked = ["--tasks", "memory_chain,t_maze", "--seeds", "2", "--cells", "gru,none", *where]
+    asked = ["--tasks", "memory_chain,bernoulli_bandit", "--seeds", "2", "--cells", "gru,none", *where]
     returns.run(parser.parse_args([*asked, *small]))
     summaries = sorted((tmp_path / "runs").rglob("summary.json"))
     assert len(summaries) == 8
-    assert (tmp_path / "out" / "returns.png").stat().st_size > 10_000
+    for suite in ("memory", "noise"):
+        assert (tmp_path / "out" / f"returns-{suite}.png").stat().st_size > 10_000
     assert capsys.readouterr().out.count("| gru | 2 |") == 2
     times = [path.stat().st_mtime_ns for path in summaries]
     summaries[0].unlink()
