@@ -120,7 +120,8 @@ def test_a_snippet_runs(
     monkeypatch.chdir(tmp_path)
     if "recurrl.train(" not in code:
         shutil.copytree(finished_run, "outputs/mine")
-    short = code.replace('["cell=lstm", "seed=1"]', repr([*tiny, "cell=lstm", "seed=1"]))
+    long = r'\["cell=lstm", "seed=1"\]|"cell=lstm seed=1"|"total_frames=20_000"'
+    short = re.sub(long, repr([*tiny, "cell=lstm", "seed=1"]), code).replace("total_frames=40_000", "total_frames=96")
     assert ("recurrl.train(" in code) == (short != code)
     module = ModuleType("snippet")
     monkeypatch.setitem(sys.modules, "snippet", module)
