@@ -1,6 +1,6 @@
 """Policies and what they collect, made as a run makes them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ Collect = Callable[[TrainConfig], tuple[Policy, TensorDictBase]]
 Register = Callable[[Callable[[], Any]], str]
 
 
-def fresh_policy(config: TrainConfig, std: float = 0.0) -> Policy:
+def fresh_policy(config, std=0.0):
     """The policy of a configuration; ``std``: with heads far from their initial zeros, so that a wrong input shows."""
     set_process_state(config)
     policy = make_policy_for(config)
@@ -26,7 +26,7 @@ def fresh_policy(config: TrainConfig, std: float = 0.0) -> Policy:
     return policy
 
 
-def rollouts(config: TrainConfig, policy: Policy, count: int = 1) -> Iterator[TensorDictBase]:
+def rollouts(config, policy, count=1):
     """One rollout after the other, each with the weights of then."""
     collector = make_collector(config, policy)
     for _ in range(count):
@@ -34,7 +34,7 @@ def rollouts(config: TrainConfig, policy: Policy, count: int = 1) -> Iterator[Te
     collector.shutdown()
 
 
-def collected(config: TrainConfig, std: float = 0.0) -> tuple[Policy, TensorDictBase]:
+def collected(config, std=0.0):
     """A fresh policy and its first rollout."""
     policy = fresh_policy(config, std)
     return policy, *rollouts(config, policy)

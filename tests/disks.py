@@ -7,13 +7,13 @@ import subprocess
 MOUNT = 'mount -t tmpfs -o size="$1" none "$0" && shift && exec "$@"'
 
 
-def with_a_disk_of_its_own(folder: str, size: str) -> list[str]:
+def with_a_disk_of_its_own(folder, size):
     """What to write before a command for it to see an empty disk of that size at the folder; nothing if it can't."""
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT, folder, size] if _can_be() else []
 
 
 @functools.cache
-def _can_be() -> bool:
+def _can_be():
     if shutil.which("unshare") is None:
         return False
     command = ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT, "/dev/shm", "1m", "true"]

@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Outcome, _run
+from conftest import _run
 
 from recurrl.checkpoint import files
 from recurrl.cli import train as train_command
@@ -18,7 +17,7 @@ from recurrl.cli import train as train_command
 CHUNK = 1024
 
 
-def leave_free(disk: Path, kib: int) -> Callable[[], None]:
+def leave_free(disk, kib):
     """Fills a disk but for so many KiB, and returns what makes space again."""
     filler = disk / "filler"
     free = shutil.disk_usage(disk).free
@@ -27,7 +26,7 @@ def leave_free(disk: Path, kib: int) -> Callable[[], None]:
     return filler.unlink
 
 
-def told(outcome: Outcome, run: Path) -> dict[str, object]:
+def told(outcome, run):
     """What a command came to, and in which state the files are."""
     found = files.checkpoints_in(run / "checkpoints")
     return {
@@ -41,7 +40,7 @@ def told(outcome: Outcome, run: Path) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def main():
     disk, sizes, *arguments = sys.argv[1:]
     run = Path(disk) / "run"
     for kib in map(int, sizes.split(",")):

@@ -4,8 +4,7 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from torch.distributed import TCPStore
 
@@ -27,7 +26,7 @@ class Started(NamedTuple):
     processes: list[int]
     files: list[BinaryIO]
 
-    def end(self) -> list[Any]:
+    def end(self):
         """What each rank returned, once all have ended; None from one that was killed."""
         returned = []
         for process, file in zip(self.processes, self.files, strict=True):
@@ -40,7 +39,7 @@ class Started(NamedTuple):
         return returned
 
 
-def in_ranks(size: int, call: Callable[[], Any]) -> list[Any]:
+def in_ranks(size, call):
     """What the call returns on each rank."""
     returned = start(size, call).end()
     errors = [each for each in returned if isinstance(each, str)]
@@ -48,10 +47,10 @@ def in_ranks(size: int, call: Callable[[], Any]) -> list[Any]:
     return returned
 
 
-def met(call: Callable[[], Any]) -> Callable[[], Any]:
+def met(call):
     """The call, after the ranks have met."""
 
-    def met() -> Any:
+    def met():
         world().join()
         world().connect("gloo", TIMEOUT_S)
         return call()
@@ -59,7 +58,7 @@ def met(call: Callable[[], Any]) -> Callable[[], Any]:
     return met
 
 
-def start(size: int, call: Callable[[], Any]) -> Started:
+def start(size, call):
     """Starts ranks that call a function. Its exception is returned as a string."""
     reader, writer = os.pipe()
     store = os.fork()
@@ -76,7 +75,7 @@ def start(size: int, call: Callable[[], Any]) -> Started:
     return Started(store, processes, [os.fdopen(pipe, "rb") for pipe, _ in pipes])
 
 
-def _fork(rank: int, writers: list[int], port: int, call: Callable[[], Any]) -> int:
+def _fork(rank, writers, port, call):
     child = os.fork()
     if child:
         return child

@@ -1,23 +1,19 @@
 """The main job: solved environments, by the commands of the README."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from run_files import summary
 
 from recurrl.returns import interquartile_mean
 
-Console = Callable[..., Any]
-
 ROOT = Path(__file__).parents[1]
 
 
-def train(console: Console, tmp_path: Path, *overrides: str) -> dict[str, Any]:
+def train(console, tmp_path, *overrides):
     """The summary of a run with the given overrides and no others."""
     outcome = console("recurrl-train", "hydra.run.dir=run", *overrides, cwd=tmp_path).succeeded()
-    found: dict[str, Any] = summary(tmp_path / "run")
+    found = summary(tmp_path / "run")
     assert found["warnings"] == {}
     assert "[WARNING]" not in outcome.out
     return found
@@ -35,24 +31,24 @@ SOLVED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "seed", "least", "frames"), SOLVED)
-def test_it_is_solved(overrides: str, seed: int, least: float, frames: int, console: Console, tmp_path: Path) -> None:
+def test_it_is_solved(overrides, seed, least, frames, console, tmp_path):
     found = train(console, tmp_path, *overrides.split(), f"seed={seed}")
     assert found["eval_episodes"] == 20
     assert found["eval_return_mean"] >= least > found["eval_return_mean_random"] + 0.5
     assert found["frames"] <= frames
 
 
-def test_the_readme_has_the_commands_that_are_tested() -> None:
+def test_the_readme_has_the_commands_that_are_tested():
     assert f"scripts/train.py {ACROBOT}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_without_memory_it_is_not_solved(console: Console, tmp_path: Path) -> None:
+def test_without_memory_it_is_not_solved(console, tmp_path):
     assert train(console, tmp_path, "cell=none")["eval_return_mean"] < 100
 
 
 @pytest.mark.slow
-def test_the_pendulum_swings_up_without_its_velocity(console: Console, tmp_path: Path) -> None:
+def test_the_pendulum_swings_up_without_its_velocity(console, tmp_path):
     found = []
     for seed in range(5):
         where = tmp_path / str(seed)

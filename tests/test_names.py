@@ -11,16 +11,7 @@ import yaml
 import recurrl.configs
 from recurrl.config.cell import NO_CELL
 from recurrl.config.keys import keys_of
-from recurrl.config.plugins import (
-    GROUPS,
-    PRESETS,
-    base_options,
-    default_name,
-    factory,
-    names,
-    options_class,
-    values,
-)
+from recurrl.config.plugins import GROUPS, PRESETS, base_options, default_name, factory, names, options_class, values
 from recurrl.config.run import PRECISIONS
 from recurrl.recurrent import precision
 from recurrl.recurrent.backends import AUTO, RECOMPUTE, backend_names, load_backend

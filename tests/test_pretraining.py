@@ -4,9 +4,7 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,27 +16,25 @@ from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
 import recurrl
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for
-from recurrl.config import PretrainConfig, TrainConfig
+from recurrl.config import PretrainConfig
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
-from recurrl.policy import Policy
 from recurrl.pretraining import _in_rows, pretrain, read_episodes
 
-AgentOf = Callable[..., tuple[Agent, TrainConfig]]
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 
 
-def arrays_of(values: list[Any], name: str) -> dict[str, Any]:
+def arrays_of(values, name):
     """Recorded values as arrays, one for each entry of a dict."""
     if not isinstance(values[0], dict):
         return {name: np.array(values)}
-    found: dict[str, Any] = {}
+    found = {}
     for key in values[0]:
         found |= arrays_of([value[key] for value in values], f"{name}.{key}")
     return found
 
 
-def record(agent: Agent, folder: Path, episodes: int, last: bool = False, seed: int = 0) -> None:
+def record(agent, folder, episodes, last=False, seed=0):
     """Records an agent's episodes; ``last``: with the observation after the last step."""
     env = agent.make_env()
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +44,7 @@ def record(agent: Agent, folder: Path, episodes: int, last: bool = False, seed: 
         seen, done, rewards, masks = [], [], [], []
         while not over:
             added = agent.step.interface.added
-            given: dict[str, Any] = {"reward": reward} if "previous_reward" in added else {}
+            given = {"reward": reward} if "previous_reward" in added else {}
             given |= {"action_mask": info["action_mask"]} if "action_mask" in added else {}
             action, state = agent.act(observation, state, **given)
             seen.append(observation)
@@ -61,7 +57,7 @@ def record(agent: Agent, folder: Path, episodes: int, last: bool = False, seed: 
         np.savez_compressed(folder / f"{episode:04d}.npz", **arrays, rewards=rewards, action_masks=masks)
 
 
-def options(folder: Path, epochs: int = 1) -> PretrainConfig:
+def options(folder, epochs=1):
     return PretrainConfig(folder=str(folder), epochs=epochs)
 
 
@@ -74,9 +70,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("env_id", "kwargs", "overrides"), KINDS)
-def test_what_is_read_is_what_the_policy_saw_and_did(
-    env_id: str, kwargs: dict[str, str], overrides: tuple[str, ...], agent_of: AgentOf, tmp_path: Path
-) -> None:
+def test_what_is_read_is_what_the_policy_saw_and_did(env_id, kwargs, overrides, agent_of, tmp_path):
     from_info = ("env.action_mask_from_info=true",) if kwargs.get("mask_in") == "info" else ()
     agent, config = agent_of(env_id, *overrides, *from_info, **kwargs)
     record(agent, tmp_path, episodes=3, last=True)
@@ -98,7 +92,7 @@ def test_what_is_read_is_what_the_policy_saw_and_did(
             torch.testing.assert_close(theirs.to(clipped.dtype), clipped, rtol=1e-4, atol=1e-4)
 
 
-def test_rows_hold_every_step_once_from_the_beginnings_of_episodes(agent_of: AgentOf, tmp_path: Path) -> None:
+def test_rows_hold_every_step_once_from_the_beginnings_of_episodes(agent_of, tmp_path):
     agent, config = agent_of("CartPole-v1", "env.mask=[1,3]")
     record(agent, tmp_path, episodes=7)
     episodes = read_episodes(tmp_path, agent.policy, config.env)
@@ -114,7 +108,7 @@ def test_rows_hold_every_step_once_from_the_beginnings_of_episodes(agent_of: Age
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
 @pytest.mark.parametrize("env", [("CartPole-v1", "env.mask=[1,3]"), ("Pendulum-v1", "env.max_episode_steps=20")])
-def test_a_policy_learns_what_was_done(cell: str, env: tuple[str, str], agent_of: AgentOf, tmp_path: Path) -> None:
+def test_a_policy_learns_what_was_done(cell, env, agent_of, tmp_path):
     expert, config = agent_of(env[0], env[1])
     record(expert, tmp_path, episodes=4)
     _, config = agent_of(env[0], env[1], f"cell={cell}", "algorithm.critic=feedforward")
@@ -133,7 +127,7 @@ def test_a_policy_learns_what_was_done(cell: str, env: tuple[str, str], agent_of
 
 
 @pytest.mark.parametrize(("cell", "learns"), [("gru", True), ("none", False)])
-def test_states_are_carried_from_slice_to_slice(cell: str, learns: bool, small: Any, tmp_path: Path) -> None:
+def test_states_are_carried_from_slice_to_slice(cell, learns, small, tmp_path):
     # Only memory can repeat it: the first observation's sign decides every action.
     for episode in range(16):
         observations = np.zeros((24, 4), np.float32)
@@ -145,7 +139,7 @@ def test_states_are_carried_from_slice_to_slice(cell: str, learns: bool, small: 
     assert (found["log_likelihood"] > -0.1) == learns
 
 
-def test_a_critic_that_sees_more_is_left_alone(small: Any, tmp_path: Path) -> None:
+def test_a_critic_that_sees_more_is_left_alone(small, tmp_path):
     shown = ("env=cartpole_no_velocity", "algorithm.critic=feedforward", "algorithm.critic_observation=[hidden]")
     config = small(*shown)
     policy = make_policy_for(config)
@@ -157,7 +151,7 @@ def test_a_critic_that_sees_more_is_left_alone(small: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose: Any, tmp_path: Path) -> None:
+def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose, tmp_path):
     recurrl.train(["evaluation.memory=false", "evaluation.random=false", "device=cpu"], run_dir=tmp_path / "expert")
     record(recurrl.load(tmp_path / "expert"), tmp_path / "episodes", episodes=20)
     config = compose("device=cpu", "seed=7")
@@ -168,9 +162,7 @@ def test_a_fresh_policy_imitates_an_expert_of_the_default_run(compose: Any, tmp_
     assert np.mean(evaluate(config.env, policy, 20, seed=1)) >= 450
 
 
-def test_the_example_of_the_page_records_what_is_read(
-    finished_run: Path, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_page_records_what_is_read(finished_run, small, tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent / "docs" / "pretraining.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -184,7 +176,7 @@ def test_the_example_of_the_page_records_what_is_read(
 
 
 @pytest.fixture(scope="module")
-def folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(small, tmp_path_factory):
     """Episodes of CartPole with its velocities hidden."""
     folder = tmp_path_factory.mktemp("recorded") / "episodes"
     config = small()
@@ -192,7 +184,7 @@ def folder(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train: Any, tiny: list[str], folder: Path) -> None:
+def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train, tiny, folder):
     asked = (*tiny, f"pretrain.folder={folder}", "pretrain.epochs=2", "hydra.run.dir=run")
     cwd = folder.parent
     outcome = recurrl_train(*asked, "total_frames=32", cwd=cwd).succeeded()
@@ -206,9 +198,7 @@ def test_a_run_says_what_it_learned_before_its_first_frame(recurrl_train: Any, t
     assert changed.error.startswith("pretrain.epochs=3 has no effect in a resumed run, where it was 2")
 
 
-def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(
-    recurrl_train: Any, tiny: list[str], folder: Path
-) -> None:
+def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(recurrl_train, tiny, folder):
     cwd, task = folder.parent, ("pretrain.folder=episodes", "pretrain.epochs=2", "schedule_frames=64")
     for arguments in (
         (*tiny, *task, "hydra.run.dir=whole"),
@@ -226,7 +216,7 @@ def test_a_pretrained_run_that_is_resumed_equals_an_uninterrupted_one(
 
 STEPS = 5
 GOOD = {"observations": np.zeros((STEPS, 4), np.float32), "actions": np.zeros(STEPS, np.int64)}
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG = {
     "no observations": ({"observations": None}, "it holds actions and lacks observations"),
     "no actions": ({"actions": None}, "it holds observations and lacks actions"),
     "no steps": ({"actions": np.zeros(0, int), "observations": np.zeros((0, 4))}, "the actions hold no steps"),
@@ -245,9 +235,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
-def test_an_episode_of_something_else_is_rejected(
-    changes: dict[str, Any], message: str, small: Any, tmp_path: Path
-) -> None:
+def test_an_episode_of_something_else_is_rejected(changes, message, small, tmp_path):
     config = small()
     arrays = {name: value for name, value in {**GOOD, **changes}.items() if value is not None}
     np.savez(tmp_path / "one.npz", **arrays)
@@ -257,7 +245,7 @@ def test_an_episode_of_something_else_is_rejected(
     assert message in str(caught.value)
 
 
-def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small: Any, tmp_path: Path) -> None:
+def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small, tmp_path):
     config = small("env=gym", "env.id=Pendulum-v1")
     policy = make_policy_for(config)
     seen = np.zeros((STEPS, 3), np.float32)
@@ -272,19 +260,19 @@ def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small: 
 class Code:
     """Makes a folder when it is unpickled."""
 
-    def __init__(self, marker: Path) -> None:
+    def __init__(self, marker):
         self.marker = marker
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return os.mkdir, (str(self.marker),)
 
 
-def test_hostile_files_are_rejected_and_run_no_code(small: Any, tmp_path: Path) -> None:
+def test_hostile_files_are_rejected_and_run_no_code(small, tmp_path):
     config = small()
-    policy: Policy = make_policy_for(config)
+    policy = make_policy_for(config)
     file, marker = tmp_path / "one.npz", tmp_path / "marker"
 
-    def refused() -> str:
+    def refused():
         with pytest.raises(ConfigError) as caught:
             read_episodes(tmp_path, policy, config.env)
         return str(caught.value)
@@ -315,7 +303,7 @@ def test_hostile_files_are_rejected_and_run_no_code(small: Any, tmp_path: Path) 
             assert str(file) in str(error)  # noqa: PT017
 
 
-def test_a_folder_without_episodes_is_rejected(small: Any, tmp_path: Path) -> None:
+def test_a_folder_without_episodes_is_rejected(small, tmp_path):
     config = small()
     os.mkfifo(tmp_path / "pipe.npz")  # nobody would ever write to it
     for path, what in ((tmp_path, "holds no .npz files"), (tmp_path / "nowhere", "is not a folder")):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ from recurrl.runtime.report import read_summary
 from recurrl.trainer import Trainer
 
 
-def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end() -> None:
-    def due(every_frames: int | None) -> list[bool]:
-        config: Any = SimpleNamespace(frames_per_batch=64, total_frames=400)
-        reports: Any = [SimpleNamespace(frames=64 * number) for number in range(1, 7)]
-        nothing: Any = None
+def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end():
+    def due(every_frames):
+        config = SimpleNamespace(frames_per_batch=64, total_frames=400)
+        reports = [SimpleNamespace(frames=64 * number) for number in range(1, 7)]
+        nothing = None
         trainers = [Trainer(config, Path(), nothing, nothing, nothing, report, nothing) for report in reports]
         assert [trainer.is_last for trainer in trainers] == [False] * 5 + [True]
         return [trainer.is_due(every_frames) for trainer in trainers]
@@ -31,50 +30,50 @@ def test_what_is_due_every_so_many_frames_is_due_at_each_multiple_and_at_the_end
 class Counter:
     """Counts iterations, through a resume too."""
 
-    def __init__(self) -> None:
-        self.seen: list[int] = []
+    def __init__(self):
+        self.seen = []
 
-    def on_iteration(self, metrics: Any, policy: Any) -> None:
+    def on_iteration(self, metrics, policy):
         self.seen.append(metrics["frames"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"seen": list(self.seen)}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state):
         self.seen = state["seen"]
 
 
 class Whole(recurrl.Callback):
     """Notes the calls of a callback that sees the trainer, and stops the run after an iteration."""
 
-    def __init__(self, stop_after: int = 0) -> None:
-        self.calls: list[str] = []
+    def __init__(self, stop_after=0):
+        self.calls = []
         self.stop_after = stop_after
 
-    def on_start(self, trainer: Trainer) -> None:
+    def on_start(self, trainer):
         self.calls.append(f"start at {trainer.frames}")
 
-    def on_rollout(self, trainer: Trainer, rollout: Any) -> None:
+    def on_rollout(self, trainer, rollout):
         self.calls.append(f"rollout of {rollout.numel()}")
 
-    def on_iteration(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+    def on_iteration(self, trainer, metrics):
         self.calls.append(f"iteration to {trainer.frames}")
         metrics["mine/frames"] = np.int64(trainer.frames)
         if trainer.frames == self.stop_after:
             trainer.stop()
 
-    def on_end(self, trainer: Trainer) -> None:
+    def on_end(self, trainer):
         self.calls.append("end")
 
-    def close(self, failed: bool) -> None:
+    def close(self, failed):
         self.calls.append(f"close, failed: {failed}")
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         return {"mine/calls": len(self.calls)}
 
 
 @pytest.mark.usefixtures("_here")
-def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(tiny: list[str]) -> None:
+def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(tiny):
     config = [*tiny, "total_frames=96"]
     first, whole = [Counter(), Counter()], Whole(stop_after=64)
     run = recurrl.train(config, run_dir="run", callbacks=[*first, whole])
@@ -91,7 +90,7 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
 
 
 @pytest.mark.usefixtures("_here")
-def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tiny: list[str]) -> None:
+def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tiny):
     # That checkpoint is first written before the evaluation, which callbacks run after.
     recurrl.train([*tiny, "total_frames=64", "checkpoint.every_frames=32"], run_dir="run", callbacks=[Counter()])
     extended = Counter()
@@ -103,9 +102,9 @@ def test_a_run_extended_from_a_checkpoint_of_its_end_has_the_states_after_it(tin
 
 
 @pytest.mark.usefixtures("_here")
-def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_saved(tiny: list[str]) -> None:
+def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_saved(tiny):
     class Unsavable(Counter):
-        def state_dict(self) -> dict[str, Any]:
+        def state_dict(self):
             return {"best": np.random.default_rng(0)}
 
     with pytest.raises(RunError, match=r"state_dict\(\) of Unsavable must return tensors and plain values"):
@@ -113,12 +112,12 @@ def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_save
 
 
 @pytest.fixture
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.usefixtures("_here")
-def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny: list[str], monkeypatch: Any) -> None:
+def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny, monkeypatch):
     after_one_iteration = iter([False, True])
     with monkeypatch.context() as patch:
         patch.setattr(World, "is_orphaned", property(lambda _: next(after_one_iteration)))
@@ -130,9 +129,9 @@ def test_a_run_whose_torchrun_has_ended_ends_with_a_checkpoint(tiny: list[str], 
 
 
 @pytest.mark.usefixtures("_here")
-def test_a_metric_that_is_no_number_is_an_error(tiny: list[str]) -> None:
+def test_a_metric_that_is_no_number_is_an_error(tiny):
     class Wrong(recurrl.Callback):
-        def metrics(self) -> Any:
+        def metrics(self):
             return {"mine/name": "text"}
 
     with pytest.raises(ConfigError, match="The metric mine/name must be a number"):

@@ -1,10 +1,8 @@
 """Advantages against a plain-Python definition that knows terminations and truncations: GAE has ratios of one."""
 
-from typing import Any
-
 import pytest
 import torch
-from collected import Compose, collected
+from collected import collected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -16,14 +14,7 @@ GAMMA = 0.9
 CONTINUES, TERMINATED, TRUNCATED = range(3)
 
 
-def plain_vtrace(
-    rewards: list[float],
-    values: list[float],
-    bootstraps: list[float],
-    ends: list[int],
-    ratios: list[float],
-    lmbda: float,
-) -> tuple[list[float], list[float]]:
+def plain_vtrace(rewards, values, bootstraps, ends, ratios, lmbda):
     """One row of targets and advantages: the sum of equation 1 of Espeholt et al. 2018, with λ c for c.
 
     v_s = V(x_s) + Σ_t γ^(t−s) (Π_{i<t} λ min(1, ratio_i)) min(1, ratio_t) (r_t + γ V(x_t+1) − V(x_t)), to the end of
@@ -53,23 +44,21 @@ def plain_vtrace(
 class ValueOfObservation:
     """Stands in for a policy: the value of an observation is the observation."""
 
-    state_keys: tuple[str, ...] = ()
+    state_keys = ()
 
-    def step(self, observation: torch.Tensor, *_: object) -> StepOutput:
-        return StepOutput(None, observation, observation, {}, None)  # type: ignore[arg-type]
+    def step(self, observation, *_):
+        return StepOutput(None, observation, observation, {}, None)
 
 
-def found_advantages(
-    batch: TensorDict, rewards: torch.Tensor, lmbda: float, ratio: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def found_advantages(batch, rewards, lmbda, ratio):
     """Advantages and value targets."""
-    following = next_values(batch, ValueOfObservation())  # type: ignore[arg-type]
+    following = next_values(batch, ValueOfObservation())
     value, done = batch["state_value"], batch["next", "done"]
     return vtrace(rewards.unsqueeze(-1), value, following, done, GAMMA, lmbda, ratio)
 
 
 @st.composite
-def rows_with_ends(draw: st.DrawFn) -> tuple[TensorDict, torch.Tensor, list[tuple[list[float], ...]]]:
+def rows_with_ends(draw):
     """Rows, their rewards, and both as lists: rewards, values, bootstraps and ends of each row."""
     rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 12))
     count = rows * steps
@@ -94,9 +83,7 @@ def rows_with_ends(draw: st.DrawFn) -> tuple[TensorDict, torch.Tensor, list[tupl
 @pytest.mark.parametrize("on_policy", [True, False])
 @settings(max_examples=100, deadline=None)
 @given(rollout=rows_with_ends(), lmbda=st.sampled_from((0.0, 0.8, 1.0)), seed=st.integers(0, 1000))
-def test_advantages_and_targets_equal_the_definition(
-    on_policy: bool, rollout: tuple[TensorDict, torch.Tensor, Any], lmbda: float, seed: int
-) -> None:
+def test_advantages_and_targets_equal_the_definition(on_policy, rollout, lmbda, seed):
     batch, rewards, lists = rollout
     log_ratio = torch.randn(rewards.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     ratio = (log_ratio * (not on_policy)).exp()
@@ -108,7 +95,7 @@ def test_advantages_and_targets_equal_the_definition(
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
-def test_ratios_are_one_for_the_behaviour_policy(cell: str, compose: Compose) -> None:
+def test_ratios_are_one_for_the_behaviour_policy(cell, compose):
     """And values and the states for the bootstrap are as collected; with other weights, none of these is."""
     config = compose(f"cell={cell}", "env.num_envs=4", "frames_per_batch=256", "env.max_episode_steps=13", "device=cpu")
     policy, batch = collected(config, std=1.0)
@@ -128,7 +115,7 @@ def test_ratios_are_one_for_the_behaviour_policy(cell: str, compose: Compose) ->
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
-def test_the_bootstrap_is_the_critics_value_of_what_followed(cell: str, compose: Compose) -> None:
+def test_the_bootstrap_is_the_critics_value_of_what_followed(cell, compose):
     """Truncations, row ends and terminations in one batch; each next value against a call of its own."""
     sizes = ("cell.hidden_size=8", "env.num_envs=4", "frames_per_batch=256", "slice_len=16", "minibatch_slices=4")
     config = compose(f"cell={cell}", *sizes, "env.max_episode_steps=13", "device=cpu")

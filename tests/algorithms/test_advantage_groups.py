@@ -13,14 +13,14 @@ from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_ad
 from recurrl.keys import ADVANTAGE, LOSS_MASK
 
 
-def rows_of(starts: list[list[int]], steps: int) -> TensorDict:
+def rows_of(starts, steps):
     is_init = torch.zeros(len(starts), steps, 1, dtype=torch.bool)
     for row, begun in enumerate(starts):
         is_init[row, begun] = True
     return TensorDict({"is_init": is_init}, [len(starts), steps])
 
 
-def horizons(starts: list[list[int]], steps: int, size: int) -> dict[tuple[int, int], tuple[int, list[int]]]:
+def horizons(starts, steps, size):
     """Of each group and episode index, over how many steps which rows are compared."""
     found = {}
     for group in range(len(starts) // size):
@@ -38,9 +38,7 @@ def horizons(starts: list[list[int]], steps: int, size: int) -> dict[tuple[int, 
     return found
 
 
-def plain(
-    starts: list[list[int]], rewards: list[list[float]], size: int, gamma: float, kind: str, std: bool, drop: bool
-) -> tuple[list[list[float]], list[list[bool]]]:
+def plain(starts, rewards, size, gamma, kind, std, drop):
     """Advantages, and which steps count."""
     steps = len(rewards[0])
     advantages = [[0.0] * steps for _ in rewards]
@@ -82,9 +80,7 @@ def plain(
     std=st.booleans(),
     drop=st.booleans(),
 )
-def test_group_advantages_equal_the_definition(
-    data: st.DataObject, groups: int, size: int, steps: int, gamma: float, kind: str, std: bool, drop: bool
-) -> None:
+def test_group_advantages_equal_the_definition(data, groups, size, steps, gamma, kind, std, drop):
     rows = groups * size
     starts = [
         [0, *sorted(data.draw(st.sets(st.integers(1, steps - 1), max_size=4)))] if steps > 1 else [0]
@@ -100,7 +96,7 @@ def test_group_advantages_equal_the_definition(
     )
 
 
-def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_dropped() -> None:
+def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_dropped():
     batch = rows_of([[0], [0], [0], [0]], steps=3)
     reward = torch.tensor([[0.1, 0.2, 0.3]] * 2 + [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     for drop in (False, True):
@@ -112,7 +108,7 @@ def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_d
     torch.testing.assert_close(batch[ADVANTAGE][2:].flatten(1), torch.tensor([[half] * 3, [-half] * 3]))
 
 
-def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others_had_too() -> None:
+def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others_had_too():
     """The second episodes begin at 2 and 6 of 8 steps: both count for two steps, the first one's others do not."""
     batch = rows_of([[0, 2], [0, 6]], steps=8)
     add_group_advantages(batch, torch.ones(2, 8), 2, 1.0, "outcome", divide_by_std=False, drop_flat_groups=False)
@@ -121,13 +117,13 @@ def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others
     assert batch[EPISODE_LOSS_STEPS].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
 
 
-def test_rows_that_continue_an_episode_are_refused() -> None:
+def test_rows_that_continue_an_episode_are_refused():
     batch = rows_of([[0], [1]], steps=3)
     with pytest.raises(ValueError, match="rows that begin with a reset"):
         add_group_advantages(batch, torch.ones(2, 3), 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)
 
 
-def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread() -> None:
+def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread():
     batch = rows_of([[0], [0]], steps=3)
     reward = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)
     metrics = add_group_advantages(batch, reward, 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)

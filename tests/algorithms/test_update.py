@@ -3,32 +3,29 @@
 import math
 import threading
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import Compose, Register, fresh_policy, rollouts
-from tensordict import TensorDictBase
+from collected import fresh_policy, rollouts
 
 from recurrl import checkpoint
-from recurrl.algorithms import Algorithm, Losses
 from recurrl.build import make_algorithm, make_collector, make_policy_for
 from recurrl.errors import NonFiniteError
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "epochs=3")
 
 
-def learn(small: Compose, *overrides: str, progress: float = 0.0) -> tuple[Algorithm, dict[str, float]]:
+def learn(small, *overrides, progress=0.0):
     config = small(*OPTIONS, *overrides)
     algorithm = make_algorithm(config, fresh_policy(config))
     (batch,) = rollouts(config, algorithm.policy)
     return algorithm, algorithm.update(batch, progress)
 
 
-def test_learning_rate_and_entropy_bonus_follow_their_schedules(small: Compose) -> None:
+def test_learning_rate_and_entropy_bonus_follow_their_schedules(small):
     algorithm, metrics = learn(
         small,
         "lr=0.01",
@@ -42,12 +39,12 @@ def test_learning_rate_and_entropy_bonus_follow_their_schedules(small: Compose) 
     assert algorithm.entropy_coeff.item() == pytest.approx(0.05)
 
 
-def test_every_minibatch_of_every_epoch_is_a_step(small: Compose) -> None:
+def test_every_minibatch_of_every_epoch_is_a_step(small):
     _, metrics = learn(small)
     assert metrics["optim/steps"] == 3 * (64 // 8 // 4)
 
 
-def test_target_kl_stops_the_epochs(small: Compose) -> None:
+def test_target_kl_stops_the_epochs(small):
     _, metrics = learn(small, "lr=0.1", "algorithm.target_kl=1e-6")
     assert metrics["optim/steps"] < 3 * (64 // 8 // 4)
 
@@ -62,13 +59,13 @@ def test_target_kl_stops_the_epochs(small: Compose) -> None:
     ],
 )
 def test_an_adaptive_learning_rate_falls_where_steps_go_too_far_and_else_rises_within_its_bounds(
-    overrides: tuple[str, ...], expected: float, small: Compose
-) -> None:
+    overrides, expected, small
+):
     _, metrics = learn(small, "lr_schedule=adaptive", "lr_final_fraction=0.1", *overrides, progress=0.5)
     assert metrics["optim/lr"] == pytest.approx(expected)
 
 
-def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_all_minibatches(small: Compose) -> None:
+def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_all_minibatches(small):
     algorithm, metrics = learn(small, "algorithm.normalize_advantage=batch")
     advantages = algorithm.rows["advantage"]
     assert advantages.mean().item() == pytest.approx(0, abs=1e-5)
@@ -76,7 +73,7 @@ def test_advantages_normalised_by_batch_have_mean_zero_and_deviation_one_over_al
     assert metrics["advantage/std"] != pytest.approx(1, abs=1e-2)
 
 
-def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(small: Compose) -> None:
+def test_what_is_logged_of_values_is_of_the_batch_as_it_was_collected(small):
     algorithm, metrics = learn(small)
     value, target = (algorithm.rows[key] for key in ("state_value", "value_target"))
     assert metrics["value/mean"] == pytest.approx(value.mean().item(), rel=1e-4)
@@ -89,13 +86,13 @@ class Paying(gymnasium.Env[Any, Any]):
     """Pays one at each step, for ever; the first copy that comes to step ``fails_at`` raises, once."""
 
     observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
-    fails_at: int | None = None
+    fails_at = None
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         self.steps = 0
         return np.zeros(1, np.float32), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self.steps += 1
         if self.steps == Paying.fails_at:
             Paying.fails_at = None
@@ -106,7 +103,7 @@ class Paying(gymnasium.Env[Any, Any]):
 class Unsavable(Paying):
     """Holds what no checkpoint can."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lock = threading.Lock()
 
 
@@ -119,8 +116,8 @@ STARTS_OVER = {
 
 @pytest.mark.parametrize("override", STARTS_OVER.values(), ids=STARTS_OVER.keys())
 def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_collection_starts_over(
-    override: str, small: Compose, register: Register, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    override, small, register, monkeypatch
+):
     monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
     config = small(
         *(*OPTIONS, "env=gym", f"env.id={register(Unsavable)}", "env.normalize_reward=true", override),
@@ -145,7 +142,7 @@ def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_co
 GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env=pendulum_no_velocity")
 
 
-def test_grpo_learns_without_a_critic_and_logs_its_groups(small: Compose) -> None:
+def test_grpo_learns_without_a_critic_and_logs_its_groups(small):
     algorithm, metrics = learn(small, *GRPO, "algorithm.kl_to_ref_coeff=0.1", "epochs=1", "minibatch_slices=8")
     assert not any("critic" in name for name, _ in algorithm.policy.named_parameters())
     assert not {"state_value", "value_target"} & set(algorithm.rows.keys())
@@ -156,7 +153,7 @@ def test_grpo_learns_without_a_critic_and_logs_its_groups(small: Compose) -> Non
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small: Compose) -> None:
+def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small):
     # Episodes of one step, each with the same reward.
     options = (*GRPO, "env=cartpole_no_velocity", "env.max_episode_steps=1")
     before = fresh_policy(small(*OPTIONS, *options))
@@ -168,9 +165,7 @@ def test_an_iteration_whose_groups_are_all_dropped_changes_nothing(small: Compos
 @pytest.mark.parametrize(
     ("every", "refreshed"), [("null", [True, False, False, False]), ("2", [True, False, True, False])]
 )
-def test_the_reference_policy_is_refreshed_every_so_many_iterations(
-    every: str, refreshed: list[bool], small: Compose
-) -> None:
+def test_the_reference_policy_is_refreshed_every_so_many_iterations(every, refreshed, small):
     config = small(*OPTIONS, *GRPO, "algorithm.kl_to_ref_coeff=0.1", f"algorithm.ref_refresh_updates={every}")
     policy = fresh_policy(config)
     algorithm, found = make_algorithm(config, policy), []
@@ -182,7 +177,7 @@ def test_the_reference_policy_is_refreshed_every_so_many_iterations(
     assert found == refreshed
 
 
-def test_the_reference_policy_is_part_of_a_checkpoint(small: Compose, tmp_path: Path) -> None:
+def test_the_reference_policy_is_part_of_a_checkpoint(small, tmp_path):
     options = (*GRPO, "algorithm.kl_to_ref_coeff=0.1", "algorithm.ref_refresh_updates=2")
     trained, _ = learn(small, *options)
     path = checkpoint.save(tmp_path, 64, {}, checkpoint.components(trained))
@@ -195,21 +190,21 @@ def test_the_reference_policy_is_part_of_a_checkpoint(small: Compose, tmp_path: 
     assert not all(torch.equal(found[name], p) for name, p in trained.policy.named_parameters())
 
 
-def test_the_gradient_is_scaled_to_its_limit(small: Compose) -> None:
+def test_the_gradient_is_scaled_to_its_limit(small):
     algorithm, _ = learn(small, "algorithm.max_grad_norm=1e-3")
     norm = torch.stack([p.grad.norm() for p in algorithm.policy.parameters() if p.grad is not None]).norm()
     assert norm.item() <= 1e-3 * (1 + 1e-4)
 
 
-def _weights(algorithm: Algorithm) -> torch.Tensor:
+def _weights(algorithm):
     return torch.cat([parameter.detach().flatten() for parameter in algorithm.policy.parameters()]).clone()
 
 
-def _spoilt(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+def _spoilt(algorithm, monkeypatch, steps):
     """Makes the loss of the next gradient steps NaN."""
     loss, left = algorithm.loss, [steps]
 
-    def spoilt(*arguments: object) -> Losses:
+    def spoilt(*arguments):
         losses = loss(*arguments)
         if left[0] > 0:
             left[0] -= 1
@@ -219,12 +214,12 @@ def _spoilt(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch, steps: int) -
     monkeypatch.setattr(algorithm, "loss", spoilt)
 
 
-def _batch(small: Compose, algorithm: Algorithm) -> TensorDictBase:
+def _batch(small, algorithm):
     (batch,) = rollouts(small(*OPTIONS), algorithm.policy)
     return batch
 
 
-def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small: Compose, monkeypatch) -> None:
+def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small, monkeypatch):
     algorithm, _ = learn(small, "epochs=1", "minibatch_slices=4")
     before, batch = _weights(algorithm), _batch(small, algorithm)
     _spoilt(algorithm, monkeypatch, steps=1)
@@ -239,8 +234,8 @@ def test_a_gradient_step_that_is_not_finite_is_skipped_and_counted(small: Compos
 
 @pytest.mark.parametrize("of", ["state_value", "loss/objective", "the gradient"])
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_name_what_is_not_and_change_nothing(
-    small: Compose, monkeypatch, of: str
-) -> None:
+    small, monkeypatch, of
+):
     algorithm, _ = learn(small, "epochs=3", "minibatch_slices=2")
     before, batch = _weights(algorithm), _batch(small, algorithm)
     if of == "loss/objective":
@@ -255,7 +250,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_name_what_is_no
     assert torch.equal(_weights(algorithm), before)
 
 
-def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path) -> None:
+def test_skipped_steps_in_a_row_are_counted_across_a_resume(small, monkeypatch, tmp_path):
     # Six to eight steps an iteration, of the ten in a row that end a run.
     options = ("minibatch_slices=2", "epochs=2")
     first, _ = learn(small, *options)

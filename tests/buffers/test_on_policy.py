@@ -12,7 +12,7 @@ from recurrl.config import BufferConfig
 OPTIONS = BufferConfig(name="on_policy")
 
 
-def rows_of_episodes(lengths: list[int], rows: int, steps: int) -> TensorDict:
+def rows_of_episodes(lengths, rows, steps):
     """Rows filled with episodes of the given lengths, again and again; each frame has a number of its own."""
     starts = torch.zeros(rows * steps, dtype=torch.bool)
     position, episode = 0, 0
@@ -32,9 +32,7 @@ def rows_of_episodes(lengths: list[int], rows: int, steps: int) -> TensorDict:
     slice_len=st.integers(1, 8),
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=10),
 )
-def test_every_frame_is_seen_exactly_once_an_epoch(
-    data: st.DataObject, rows: int, slices_per_row: int, slice_len: int, lengths: list[int]
-) -> None:
+def test_every_frame_is_seen_exactly_once_an_epoch(data, rows, slices_per_row, slice_len, lengths):
     slices, steps = rows * slices_per_row, slices_per_row * slice_len
     divisors = [divisor for divisor in range(1, slices + 1) if slices % divisor == 0]
     minibatch = data.draw(st.sampled_from(divisors))
@@ -50,7 +48,7 @@ def test_every_frame_is_seen_exactly_once_an_epoch(
 
 @settings(max_examples=50, deadline=None)
 @given(rows=st.integers(1, 4), slices_per_row=st.integers(1, 4), slice_len=st.integers(1, 6))
-def test_a_slice_is_a_contiguous_piece_of_one_row(rows: int, slices_per_row: int, slice_len: int) -> None:
+def test_a_slice_is_a_contiguous_piece_of_one_row(rows, slices_per_row, slice_len):
     buffer = SliceBuffer(OPTIONS, slice_len, 1)
     batch = rows_of_episodes([3], rows, slices_per_row * slice_len)
     for minibatch in buffer.minibatches(batch):
@@ -60,7 +58,7 @@ def test_a_slice_is_a_contiguous_piece_of_one_row(rows: int, slices_per_row: int
         assert torch.equal(minibatch["is_init"].flatten(), batch["is_init"].flatten()[frames[0] : frames[-1] + 1])
 
 
-def test_minibatches_come_in_another_order_each_epoch() -> None:
+def test_minibatches_come_in_another_order_each_epoch():
     torch.manual_seed(0)
     buffer = SliceBuffer(OPTIONS, 2, 4)
     rows = rows_of_episodes([5], 8, 8)
@@ -68,14 +66,14 @@ def test_minibatches_come_in_another_order_each_epoch() -> None:
     assert not torch.equal(first, second)
 
 
-def test_what_does_not_divide_is_rejected() -> None:
+def test_what_does_not_divide_is_rejected():
     with pytest.raises(ValueError, match="5 rows of 8 steps cannot be cut into slices of 4 steps and minibatches of 4"):
         next(SliceBuffer(OPTIONS, 4, 4).minibatches(rows_of_episodes([5], 5, 8)))
     with pytest.raises(ValueError, match="2 rows of 6 steps cannot be cut into slices of 4 steps"):
         next(SliceBuffer(OPTIONS, 4, 1).minibatches(rows_of_episodes([5], 2, 6)))
 
 
-def test_an_order_may_leave_out_and_repeat_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_may_leave_out_and_repeat_slices(monkeypatch):
     buffer = SliceBuffer(OPTIONS, 4, 2)
     monkeypatch.setattr(buffer, "order", lambda _: torch.tensor([5, 1, 1, 7]))
     found = torch.cat(list(buffer.minibatches(rows_of_episodes([3], 2, 16))))

@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from collected import Compose, fresh_policy, rollouts
-from tensordict import TensorDict, TensorDictBase
+from collected import fresh_policy, rollouts
+from tensordict import TensorDict
 
 import recurrl
 from recurrl.buffers.replay import ReplayBuffer
@@ -25,13 +23,13 @@ ENVS, STEPS, SLICE = 3, 8, 8
 class Simulated:
     """Environments with episodes of random lengths. Each frame has its environment, time, and a state of its own."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.random = torch.Generator().manual_seed(seed)
         self.time = 0
         self.starts = torch.ones(ENVS, dtype=torch.bool)
-        self.frames: dict[tuple[int, int], tuple[bool, float]] = {}
+        self.frames = {}
 
-    def rows(self, steps: int = STEPS) -> TensorDict:
+    def rows(self, steps=STEPS):
         """The next rows ``[N, T]``; at times an episode is abandoned between two of them, as after a fault."""
         if torch.rand((), generator=self.random) < 0.2:
             self.starts[1] = True
@@ -49,7 +47,7 @@ class Simulated:
         return torch.stack(columns, 1)
 
 
-def check(slices: TensorDictBase, simulated: Simulated, oldest: int) -> None:
+def check(slices, simulated, oldest):
     """Every slice is a contiguous piece of one environment's kept steps, with what was stored at each of them."""
     env, time = slices["env"], slices["time"]
     assert (env == env[:, :1]).all()
@@ -65,7 +63,7 @@ def check(slices: TensorDictBase, simulated: Simulated, oldest: int) -> None:
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("steps", [20, 24], ids=["rows split by the wrap", "whole rows"])
-def test_ten_thousand_slices_are_pieces_of_one_environments_steps(steps: int, on_disk: bool, tmp_path: Path) -> None:
+def test_ten_thousand_slices_are_pieces_of_one_environments_steps(steps, on_disk, tmp_path):
     torch.manual_seed(0)
     ring = recurrl.make_replay_buffer(steps, SLICE, tmp_path if on_disk else None)
     simulated = Simulated(seed=steps)
@@ -75,7 +73,7 @@ def test_ten_thousand_slices_are_pieces_of_one_environments_steps(steps: int, on
             check(ring.sample(200), simulated, oldest=max(0, simulated.time - steps))
 
 
-def test_every_frame_can_be_drawn_and_all_starts_equally_often() -> None:
+def test_every_frame_can_be_drawn_and_all_starts_equally_often():
     torch.manual_seed(0)
     ring, simulated, steps = recurrl.make_replay_buffer(20, SLICE), Simulated(seed=0), 20
     for _ in range(5):
@@ -95,7 +93,7 @@ def test_every_frame_can_be_drawn_and_all_starts_equally_often() -> None:
         assert abs(count - slices_with_it * expected) < 5 * (slices_with_it * expected) ** 0.5
 
 
-def test_files_have_no_names_so_that_nothing_is_left_of_a_killed_process(tmp_path: Path) -> None:
+def test_files_have_no_names_so_that_nothing_is_left_of_a_killed_process(tmp_path):
     ring, simulated = recurrl.make_replay_buffer(20, SLICE, tmp_path / "ring"), Simulated(seed=0)
     for _ in range(4):
         ring.extend(simulated.rows())
@@ -103,7 +101,7 @@ def test_files_have_no_names_so_that_nothing_is_left_of_a_killed_process(tmp_pat
     check(ring.sample(100), simulated, oldest=simulated.time - 20)
 
 
-def test_a_ring_larger_than_the_memory_that_is_left_is_saved_and_restored(tmp_path: Path) -> None:
+def test_a_ring_larger_than_the_memory_that_is_left_is_saved_and_restored(tmp_path):
     # Threads and their heaps would count too.
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     command = [sys.executable, "-c", LARGE, tmp_path]
@@ -153,7 +151,7 @@ assert sorted(set(second.ring._buffer[:]["number"][:, 0, -1].tolist())) == list(
 """
 
 
-def saved(state: Any) -> Any:
+def saved(state):
     """What a checkpoint restores of a state."""
     file = io.BytesIO()
     torch.save(state, file)
@@ -163,9 +161,7 @@ def saved(state: Any) -> Any:
 
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("folder", [False, True], ids=["memory", "disk"])
-def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(
-    iterations: int, folder: bool, tmp_path: Path
-) -> None:
+def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(iterations, folder, tmp_path):
     simulated = Simulated(seed=1)
     options = ReplayConfig(
         name="replay", frames=20 * ENVS, replay_ratio=3, folder=str(tmp_path / "ring") if folder else None
@@ -182,14 +178,14 @@ def test_a_restored_ring_draws_the_same_slices_and_goes_on_equally(
         assert (joined[0] == joined[1]).all()
 
 
-def test_a_single_environment_is_enough() -> None:
+def test_a_single_environment_is_enough():
     simulated, ring = Simulated(seed=3), recurrl.make_replay_buffer(20, SLICE)
     for _ in range(5):
         ring.extend(simulated.rows()[1:2])
     check(ring.sample(100), simulated, oldest=simulated.time - 20)
 
 
-def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_on() -> None:
+def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_on():
     simulated = Simulated(seed=2)
     buffer = ReplayBuffer(ReplayConfig(name="replay", frames=200, replay_ratio=3, folder=None), 4, 1)
     first, second = simulated.rows(), simulated.rows()
@@ -201,7 +197,7 @@ def test_new_rows_come_first_and_older_ones_are_added_from_the_second_iteration_
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell: str, compose: Compose) -> None:
+def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell, compose):
     """Rows that start anywhere in three rollouts of real environments pass the consistency check of a run."""
     config = compose(f"cell={cell}", "cell.hidden_size=8", "env.num_envs=8", "frames_per_batch=128", "slice_len=8")
     policy = fresh_policy(config)
@@ -217,7 +213,7 @@ def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell: str, compos
         make_consistency_check(config)(policy, drawn, resumed=True)
 
 
-def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_refused() -> None:
+def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_refused():
     with pytest.raises(ConfigError, match=r"A slice of 8 steps is longer than a ring of 7 steps\."):
         recurrl.make_replay_buffer(7, 8)
     ring = recurrl.make_replay_buffer(20, 9)

@@ -1,8 +1,6 @@
 """Which changes of a resumed run's settings begin new episodes."""
 
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +12,8 @@ OPTIONS = {field.name for options in (MultiAsyncConfig, RayConfig) for field in 
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
-def test_of_a_collector_only_what_divides_the_rollout_begins_new_episodes(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings: dict[str, Any] = {"seed": 0, "collector": dict.fromkeys(OPTIONS, "before")}
+def test_of_a_collector_only_what_divides_the_rollout_begins_new_episodes(name, tmp_path, caplog):
+    settings = {"seed": 0, "collector": dict.fromkeys(OPTIONS, "before")}
     path = checkpoint.save(tmp_path, 32, {}, {}, settings=settings)
     checkpoint.Checkpoint(path).load({}, settings | {"collector": settings["collector"] | {name: "now"}})
     assert (f"Unfinished episodes are restarted: collector.{name} is now" in caplog.text) == (name in OF_EPISODES)

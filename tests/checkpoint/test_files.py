@@ -19,28 +19,28 @@ EVALUATION = {"eval/return_mean": 8.1, "eval/return_std": math.nan}
 NAMES = ["manifest.json", "state-critic.pt", "state-policy.pt"]
 
 
-def module(seed: int = 0) -> torch.nn.Module:
+def module(seed=0):
     torch.manual_seed(seed)
     return torch.nn.Linear(3, 2)
 
 
-def write(path: Path, metadata: dict[str, int], **modules: torch.nn.Module) -> None:
+def write(path, metadata, **modules):
     files.write(path, {name: each.state_dict() for name, each in modules.items()}, metadata)
 
 
-def contents(path: Path) -> list[Path]:
+def contents(path):
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
 @pytest.fixture
-def written(tmp_path) -> Path:
+def written(tmp_path):
     path = tmp_path / "checkpoints" / "frames_32"
     write(path, {"frames": 32}, policy=module(1), critic=module(2))
     files.add_evaluation(path, EVALUATION)
     return path
 
 
-def check_loads(path: Path, **seeds: int) -> None:
+def check_loads(path, **seeds):
     """Some of the components can be loaded without the others."""
     found = {name: module(9) for name in seeds}
     files.manifest(path)
@@ -50,7 +50,7 @@ def check_loads(path: Path, **seeds: int) -> None:
         assert all(torch.equal(value, expected[key]) for key, value in found[name].state_dict().items())
 
 
-def refusal(path: Path) -> str:
+def refusal(path):
     with pytest.raises(ConfigError) as caught:
         files.manifest(path)
     return str(caught.value)
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_is_there_already_is_replaced(written):
 def test_a_write_that_fails_leaves_the_checkpoint_before_and_nothing_else(written, monkeypatch):
     save = files._save
 
-    def full(state: object, path: Path) -> None:
+    def full(state, path):
         save(state, path)
         if "critic" in path.name:
             raise OSError(28, "No space left on device")
@@ -89,7 +89,7 @@ def test_everything_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, 
     synced = []
     real = os.fsync
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, path.exists()))
         real(descriptor)
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_missing_or_is_none_is_named_and_not_read(written, tmp_pa
 # Foreign files
 
 
-def others(folder: Path, outside: Path) -> list[Path]:
+def others(folder, outside):
     """Puts entries of other programs into a folder, which point to a file and a folder elsewhere, and returns them."""
     ours = set(folder.rglob("*"))
     (outside / "folder").mkdir(parents=True)
@@ -199,7 +199,7 @@ def others(folder: Path, outside: Path) -> list[Path]:
     return [path for path in (*folder.rglob("*"), *outside.rglob("*")) if path not in ours]
 
 
-def unchanging(path: Path) -> tuple[int, ...]:
+def unchanging(path):
     """Of a file that nobody changes: not when it was last read."""
     found = path.lstat()
     return (found.st_ino, found.st_mode, found.st_nlink, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -258,7 +258,7 @@ def test_what_is_not_a_checkpoint_is_neither_replaced_nor_removed_nor_listed(wri
 class Code:
     """Runs a function when it is unpickled."""
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return os.mkdir, ("run",)
 
 

@@ -1,18 +1,16 @@
 """Which checkpoints of a run are kept."""
 
-from pathlib import Path
-
 import pytest
 
 from recurrl import checkpoint
 
 
-def write(run: Path, frames: int, return_mean: float | None = None) -> None:
+def write(run, frames, return_mean=None):
     path = checkpoint.save(run, frames, {}, {})
     checkpoint.add_evaluation(path, {} if return_mean is None else {"eval/return_mean": return_mean})
 
 
-def left(run: Path) -> list[int]:
+def left(run):
     return sorted(int(path.name.partition("_")[2]) for path in (run / "checkpoints").iterdir())
 
 

@@ -12,7 +12,7 @@ from recurrl.runtime.ranks import world
 def test_policies_that_are_no_longer_the_same_are_not_saved(small):
     config = small()
 
-    def of_a_rank() -> list[str]:
+    def of_a_rank():
         set_process_state(config)
         learner = make_algorithm(config, make_policy_for(config))
         components = checkpoint.components(learner)

@@ -1,7 +1,6 @@
 """What the tests of the command line share: commands called in folders of their own, and a run by the console."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ def evaluate(recurrl_evaluate, tmp_path):
 def signalled(monkeypatch):
     """Sends signals to this process in the middle of the first iteration's learning."""
 
-    def signalled(*numbers: int) -> None:
+    def signalled(*numbers):
         learn = Algorithm.update
         rest = list(numbers)
 
@@ -49,10 +48,10 @@ class Called(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def in_a_folder(tmp_path_factory) -> Callable[..., Called]:
+def in_a_folder(tmp_path_factory):
     """Calls a command in a new folder, one that many tests can look at."""
 
-    def in_a_folder(command, *arguments: object) -> Called:
+    def in_a_folder(command, *arguments):
         folder = tmp_path_factory.mktemp("anywhere")
         return Called(folder, command(*arguments, cwd=folder))
 
@@ -60,13 +59,13 @@ def in_a_folder(tmp_path_factory) -> Callable[..., Called]:
 
 
 @pytest.fixture(scope="session")
-def console_call(in_a_folder, console, tiny) -> Called:
+def console_call(in_a_folder, console, tiny):
     """A run by the console command in a process of its own, in a folder that is not the repository."""
     return in_a_folder(console, "recurrl-train", *tiny, "cell=lstm", "seed=1")
 
 
 @pytest.fixture(scope="session")
-def console_run(console_call) -> Path:
+def console_run(console_call):
     """Its run directory."""
     assert console_call.outcome.code == 0, console_call.outcome.err
     (run,) = console_call.folder.glob("outputs/*/*")

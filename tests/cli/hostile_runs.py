@@ -1,7 +1,6 @@
 """Run directories as a stranger, another program or a broken disk may leave them, drawn from a seed."""
 
 # ruff: noqa: SIM905 (lists of words)
-from __future__ import annotations
 
 import hashlib
 import json
@@ -10,9 +9,8 @@ import pickle
 import random
 import shutil
 import socket
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 from checkpoint_files import resealed
@@ -32,7 +30,7 @@ x,1|frames
 "1|a: ${oc.env:HOME}|a: ${a}|{"status": 1}|%PDF-1.4""".split(b"|"),
     *(b"\0" * 64, b"\xff\xfe\x00", b"\t", b"frames\n" + 400 * b"9" + b"\n", b"[" * 5_000, b"a: " + b"9" * 5_000),
 )
-VALUES: tuple[Any, ...] = (
+VALUES = (
     *(None, True, -1, 0, 1.5, 10**18, 10**30, 1e300, float("nan"), float("inf"), "", "x", "???", "${seed}", "${x}"),
     *("${oc.env:HOME}", "${${x}:y}", [], [1, 2], [[1]], {}, {"a": 1}, "\ud800", "a\nb", "x" * 10_000, b"bytes"),
 )
@@ -49,10 +47,10 @@ class Hostile(NamedTuple):
 class Code:
     """Makes a folder when it is unpickled."""
 
-    def __init__(self, marker: Path) -> None:
+    def __init__(self, marker):
         self.marker = marker
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return os.mkdir, (str(self.marker),)
 
 
@@ -66,17 +64,17 @@ class Drawn:
         marker: what exists once code of the stranger has run.
     """
 
-    def __init__(self, draws: random.Random, run: Path, outside: Path, marker: Path) -> None:
+    def __init__(self, draws, run, outside, marker):
         self.draws, self.run, self.outside, self.marker = draws, run, outside, marker
         self.foreign = [outside, *outside.rglob("*")]
 
-    def place(self) -> Path:
+    def place(self):
         """A folder in the run directory."""
         folders = [path for path in (self.run, *self.run.rglob("*")) if path.is_dir() and not path.is_symlink()]
         inside = [path for path in folders if ".hydra" not in path.parts]
         return self.draws.choice([self.run, self.run / "checkpoints", *inside])
 
-    def new(self, path: Path) -> Path:
+    def new(self, path):
         """A place for something foreign, which is noted."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
@@ -84,7 +82,7 @@ class Drawn:
         self.foreign.append(path)
         return path
 
-    def named(self) -> Path:
+    def named(self):
         """A new place with a name of somebody else's, or one that resembles ours."""
         names = [
             *".DS_Store .nfs0000001 .git .snapshot notes.txt .frames_000000000096 .metrics.csv.1.tmp".split(),
@@ -93,26 +91,26 @@ class Drawn:
         ]
         return self.new(self.place() / self.draws.choice(names))
 
-    def target(self) -> Path:
+    def target(self):
         """What a link points to."""
         return self.draws.choice([self.outside, *self.outside.rglob("*"), Path("/dev/zero"), Path("loop"), Path("..")])
 
-    def ours(self) -> Path:
+    def ours(self):
         """A file of the run, of its checkpoints too."""
         parts = [path for path in self.run.rglob("*") if path.is_file() and ".hydra" not in path.parts]
         return self.draws.choice([self.run / name for name in OURS] + parts)
 
-    def checkpoint(self) -> Path:
+    def checkpoint(self):
         """A checkpoint, most often the newest."""
         found = files.checkpoints_in(self.run / "checkpoints")
         return found[-1] if self.draws.random() < 0.7 else found[0]
 
 
-def foreign_file(drawn: Drawn) -> None:
+def foreign_file(drawn):
     drawn.named().write_bytes(drawn.draws.choice(TEXTS))
 
 
-def foreign_folder(drawn: Drawn) -> None:
+def foreign_folder(drawn):
     folder = drawn.named()
     for name in ("", "objects", "checkpoints", "frames_000000000001"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -121,11 +119,11 @@ def foreign_folder(drawn: Drawn) -> None:
     drawn.foreign += folder.rglob("*")
 
 
-def foreign_link(drawn: Drawn) -> None:
+def foreign_link(drawn):
     drawn.named().symlink_to(drawn.target())
 
 
-def foreign_special(drawn: Drawn) -> None:
+def foreign_special(drawn):
     path = drawn.named()
     if drawn.draws.random() < 0.5:
         os.mkfifo(path)
@@ -140,7 +138,7 @@ def foreign_special(drawn: Drawn) -> None:
             os.close(folder)
 
 
-def ours_is_something_else(drawn: Drawn) -> None:
+def ours_is_something_else(drawn):
     path = drawn.ours()
     path.unlink(missing_ok=True)
     kind = drawn.draws.choice(("link", "link", "folder", "fifo"))
@@ -155,7 +153,7 @@ def ours_is_something_else(drawn: Drawn) -> None:
         os.mkfifo(path)
 
 
-def ours_is_malformed(drawn: Drawn) -> None:
+def ours_is_malformed(drawn):
     path = drawn.ours()
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return  # something else by an earlier change; opening a pipe would wait
@@ -168,7 +166,7 @@ def ours_is_malformed(drawn: Drawn) -> None:
         path.write_bytes(drawn.draws.choice(TEXTS))
 
 
-def folder_is_something_else(drawn: Drawn) -> None:
+def folder_is_something_else(drawn):
     path = drawn.run / drawn.draws.choice(("checkpoints", "tensorboard"))
     if path.exists():
         shutil.rmtree(path)
@@ -179,12 +177,12 @@ def folder_is_something_else(drawn: Drawn) -> None:
         path.symlink_to(drawn.target())
 
 
-def _changed(drawn: Drawn, values: dict[str, Any]) -> dict[str, Any]:
+def _changed(drawn, values):
     """A configuration with a value that does not fit, or one that names code."""
     if drawn.draws.random() < 0.4:
         env = values.setdefault("env", {})
         names = ([PACKAGE], [PACKAGE, "os"], [f"{PACKAGE}.sub"], ["popgym", PACKAGE])
-        change: dict[str, Any] = {"packages": drawn.draws.choice(names)}
+        change = {"packages": drawn.draws.choice(names)}
         if drawn.draws.random() < 0.4:
             change = drawn.draws.choice(
                 (
@@ -207,7 +205,7 @@ def _changed(drawn: Drawn, values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def configuration_differs(drawn: Drawn) -> None:
+def configuration_differs(drawn):
     path = drawn.run / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() and not path.is_symlink() else None
@@ -217,11 +215,11 @@ def configuration_differs(drawn: Drawn) -> None:
         path.write_text(yaml.dump(_changed(drawn, values)), encoding="utf-8", errors="surrogatepass")
 
 
-def values_of_a_checkpoint_differ(drawn: Drawn) -> None:
+def values_of_a_checkpoint_differ(drawn):
     path = drawn.checkpoint()
     plain = [value for value in VALUES if not isinstance(value, bytes)]
 
-    def change(manifest: dict[str, Any]) -> None:
+    def change(manifest):
         values = manifest["metadata"]
         if drawn.draws.random() < 0.5:
             # So that what the checkpoint itself holds is what counts.
@@ -234,7 +232,7 @@ def values_of_a_checkpoint_differ(drawn: Drawn) -> None:
     resealed(path, change)
 
 
-def payload_is_a_pickle(drawn: Drawn) -> None:
+def payload_is_a_pickle(drawn):
     path = drawn.checkpoint()
     state = drawn.draws.choice(sorted(path.glob("state-*.pt")))
     payloads = (pickle.dumps(Code(drawn.marker), protocol=2), pickle.dumps(Code(drawn.marker)), b"PK\x03\x04", b"")
@@ -242,21 +240,21 @@ def payload_is_a_pickle(drawn: Drawn) -> None:
     resealed(path)
 
 
-def checkpoint_of_other_number(drawn: Drawn) -> None:
+def checkpoint_of_other_number(drawn):
     path = drawn.checkpoint()
     name = drawn.draws.choice(("frames_999999999999", "frames_0", "frames_" + "9" * 200, "frames_000000000048"))
     if not path.with_name(name).exists():
         shutil.copytree(path, path.with_name(name))
 
 
-CHANGES: tuple[Callable[[Drawn], None], ...] = (
+CHANGES = (
     *(foreign_file, foreign_folder, foreign_link, foreign_special, foreign_link, ours_is_something_else),
     *(ours_is_malformed, ours_is_malformed, configuration_differs, configuration_differs, folder_is_something_else),
     *(values_of_a_checkpoint_differ, payload_is_a_pickle, checkpoint_of_other_number),
 )
 
 
-def draw(seed: int, good: Path, run: Path, outside: Path, marker: Path) -> Hostile:
+def draw(seed, good, run, outside, marker):
     """Makes a hostile run directory of a good one.
 
     Args:
@@ -291,12 +289,12 @@ def draw(seed: int, good: Path, run: Path, outside: Path, marker: Path) -> Hosti
     return Hostile(names, [path for path in dict.fromkeys(drawn.foreign) if os.path.lexists(path)])
 
 
-def fingerprints(paths: list[Path]) -> dict[Path, tuple[Any, ...]]:
+def fingerprints(paths):
     """What must not change of each path: what it is, and what it holds."""
     return {path: tuple(_fingerprint(path)) for path in paths}
 
 
-def _fingerprint(path: Path) -> Iterator[Any]:
+def _fingerprint(path):
     if not os.path.lexists(path):
         yield "gone"
         return

@@ -11,8 +11,6 @@ further from it than the checkpoints are from one another.
 Prints how each life ended, and what is in shared memory after the last one.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -20,11 +18,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from multiprocessing import context, forkserver, resource_tracker
 from pathlib import Path
-from typing import Any
 
 from recurrl import evaluation
 from recurrl.checkpoint import files
@@ -36,16 +32,16 @@ ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION = "anywhere", "checkpoint", "e
 MOST = {CHECKPOINT: 40, EVALUATION: 9, LAST_EVALUATION: 27}
 
 
-def newest(run: Path) -> Path | None:
+def newest(run):
     return next(reversed(files.checkpoints_in(run / "checkpoints")), None)
 
 
-def frames_of_newest(run: Path) -> int:
+def frames_of_newest(run):
     path = newest(run)
     return 0 if path is None else int(path.name[PREFIX:])
 
 
-def last_row(run: Path) -> int:
+def last_row(run):
     try:
         lines = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -53,11 +49,11 @@ def last_row(run: Path) -> int:
     return max((int(row["frames"]) for row in csv.DictReader(lines)), default=0)
 
 
-def ends_itself(run: Path, number: int, where: str, calls: int, after: int) -> None:
+def ends_itself(run, number, where, calls, after):
     """Has this process send itself a signal, once it has come far enough, at a call of what happens there."""
     left = [calls]
 
-    def count() -> None:
+    def count():
         if frames_of_newest(run) >= after:
             left[0] -= 1
             if left[0] == -1:
@@ -66,7 +62,7 @@ def ends_itself(run: Path, number: int, where: str, calls: int, after: int) -> N
     if where == CHECKPOINT:
         sync = os.fsync
 
-        def counting_sync(file: int) -> None:
+        def counting_sync(file):
             if f"{run}/checkpoints" in os.readlink(f"/proc/self/fd/{file}"):
                 count()
             sync(file)
@@ -76,13 +72,13 @@ def ends_itself(run: Path, number: int, where: str, calls: int, after: int) -> N
         evaluation.evaluate = partial(counting_steps, evaluation.evaluate, count)
 
 
-def counting_steps(evaluate: Callable[..., Any], count: Callable[[], None], *arguments: Any) -> Any:
+def counting_steps(evaluate, count, *arguments):
     """Evaluates, and counts before each step."""
     *others, stopped = arguments
     return evaluate(*others, lambda: count() or stopped())
 
 
-def live(run: Path, overrides: list[str], prepare: Callable[[], None]) -> None:
+def live(run, overrides, prepare):
     """Trains, in the forked process."""
     with (run.parent / "output.txt").open("a") as output:
         os.dup2(output.fileno(), sys.stdout.fileno())
@@ -99,7 +95,7 @@ def live(run: Path, overrides: list[str], prepare: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def birth(run: Path, overrides: list[str], prepare: Callable[[], None] = lambda: None) -> int:
+def birth(run, overrides, prepare=lambda: None):
     """The process id of a new life."""
     child = os.fork()
     if child == 0:
@@ -107,7 +103,7 @@ def birth(run: Path, overrides: list[str], prepare: Callable[[], None] = lambda:
     return child
 
 
-def start_server() -> None:
+def start_server():
     """Has processes that are spawned come from one that has imported what they need."""
     forkserver.set_forkserver_preload(["recurrl.cli", "recurrl.build"])
     forkserver.ensure_running()
@@ -116,7 +112,7 @@ def start_server() -> None:
     context.SpawnProcess._Popen = staticmethod(context.ForkServerProcess._Popen)
 
 
-def plan(kills: int, terms: int, draws: random.Random) -> list[tuple[int, str]]:
+def plan(kills, terms, draws):
     """By what and where each life ends: a quarter in each place, the last evaluation last."""
     places = (ANYWHERE, CHECKPOINT, EVALUATION, LAST_EVALUATION)
     numbers = [signal.SIGKILL] * kills + [signal.SIGTERM] * terms
@@ -125,7 +121,7 @@ def plan(kills: int, terms: int, draws: random.Random) -> list[tuple[int, str]]:
     return sorted(ends, key=lambda end: end[1] == LAST_EVALUATION)
 
 
-def check(run: Path, most: int) -> int:
+def check(run, most):
     """Makes sure that the newest checkpoint is whole, and returns how many frames were trained after it."""
     path = newest(run)
     assert path is None or files.damage(path) is None, files.damage(path)
@@ -134,18 +130,18 @@ def check(run: Path, most: int) -> int:
     return unsaved
 
 
-def value(overrides: list[str], key: str) -> int:
+def value(overrides, key):
     return [int(each.partition("=")[2]) for each in overrides if each.startswith(f"{key}=")][-1]
 
 
-def main() -> None:
+def main():
     run, kills, terms, overrides = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
     total, interval = value(overrides, "total_frames"), value(overrides, "checkpoint.every_frames")
     start_server()
     draws = random.Random(0)
     ends = plan(kills, terms, draws)
     spread = [where for _, where in ends].index(LAST_EVALUATION)
-    lives: list[dict[str, Any]] = []
+    lives = []
     unsaved = 0
     for life, (number, where) in enumerate(ends):
         after = total if where == LAST_EVALUATION else life * (total * 8 // 10) // spread

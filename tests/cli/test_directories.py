@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from run_files import metrics, summary
@@ -17,7 +16,7 @@ def start(tmp_path):
     """Starts ``recurrl-train`` in a process of its own."""
     started = []
 
-    def start(*overrides: str) -> subprocess.Popen[str]:
+    def start(*overrides):
         command = [sys.executable, "-m", "recurrl", *overrides]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         started.append(process)
@@ -37,7 +36,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_with_what_to_give(train, op
     )
 
 
-def wait_for_frames(run: Path) -> None:
+def wait_for_frames(run):
     """Until a run has a checkpoint."""
     deadline = time.monotonic() + 120
     while not list(run.glob("checkpoints/frames_*")):

@@ -5,9 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import pytest
@@ -25,7 +23,7 @@ EVERY = ("checkpoint.every_frames=32", "total_frames=96", "resume=auto", "backen
 def on_full_disks(tiny, tmp_path, monkeypatch):
     """Runs ``recurrl-train`` on a disk that is really full after so many KiB each, and then with space."""
 
-    def on_full_disks(free_kib, *overrides: str) -> list[dict[str, Any]]:
+    def on_full_disks(free_kib, *overrides):
         own = with_a_disk_of_its_own(str(tmp_path), "2m")
         assert own, "This test mounts a small disk of its own; let `unshare --map-root-user --mount true` succeed."
         arguments = [str(tmp_path), ",".join(map(str, free_kib)), *tiny, *overrides, f"hydra.run.dir={tmp_path}/run"]
@@ -72,14 +70,14 @@ def test_a_disk_without_space_for_the_frames_of_replay_is_an_error_message(on_fu
 
 
 @pytest.fixture
-def full_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], None]:
+def full_after(monkeypatch):
     """Makes a function fail as on a full disk, after so many calls."""
 
-    def full_after(owner: Any, name: str, calls: int) -> None:
+    def full_after(owner, name, calls):
         function = getattr(owner, name)
         left = [calls]
 
-        def failing(*arguments: Any, **options: Any) -> Any:
+        def failing(*arguments, **options):
             left[0] -= 1
             if left[0] < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -18,7 +18,7 @@ from recurrl.cli.train_run import Run
 from recurrl.returns import return_format
 
 
-def cells(line: str, name: object) -> dict[str, str]:
+def cells(line, name):
     """The mean, standard deviation and episodes in a line of the table."""
     assert line.startswith(f"{name} "), line
     mean, std, *_, episodes = line.removeprefix(str(name)).split()
@@ -75,7 +75,7 @@ def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_
     assert outcome.error.startswith("device must be auto, cpu or one of the 0 CUDA devices that torch ")
 
 
-def found_in(outcome) -> list[dict]:
+def found_in(outcome):
     assert outcome.code == 0, outcome.err
     return json.loads(outcome.out)
 

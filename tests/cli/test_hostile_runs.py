@@ -1,13 +1,8 @@
 """Directories of strangers, other programs and broken disks: nothing of them runs, and nothing foreign changes."""
 
-from __future__ import annotations
-
 import faulthandler
 import shutil
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hostile_runs import PACKAGE, draw, fingerprints
@@ -16,7 +11,7 @@ SMALL = ("checkpoint.every_frames=32", "checkpoint.keep_last=1")
 
 
 @pytest.fixture
-def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stranger(tmp_path, monkeypatch):
     """A path that exists once a package has been imported that only settings of strangers name."""
     marker = tmp_path / "code has run"
     for file in (f"{PACKAGE}/__init__.py", f"{PACKAGE}/sub.py"):
@@ -31,18 +26,11 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [(5, 3), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
 )
 def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_it_is_touched(
-    first: int,
-    count: int,
-    recurrl_train: Callable[..., Any],
-    recurrl_evaluate: Callable[..., Any],
-    tiny: list[str],
-    finished_run: Path,
-    stranger: Path,
-    tmp_path: Path,
-) -> None:
-    became: Counter[str] = Counter()
-    problems: list[str] = []
-    commands: dict[str, Callable[[Path], Any]] = {
+    first, count, recurrl_train, recurrl_evaluate, tiny, finished_run, stranger, tmp_path
+):
+    became = Counter()
+    problems = []
+    commands = {
         "evaluated": lambda run: recurrl_evaluate(run, cwd=tmp_path),
         "resumed": lambda run: recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
         "begun": lambda run: recurrl_train(*tiny, *SMALL, f"hydra.run.dir={run}", cwd=tmp_path),

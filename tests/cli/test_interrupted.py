@@ -1,7 +1,6 @@
 """Runs that are asked to end, and runs that resume."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,5 +91,5 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(train, tiny, tmp_pa
     assert weights[0] == weights[1]
 
 
-def _weights(run: Path) -> Iterator[Path]:
+def _weights(run):
     return (run / "checkpoints" / "frames_000000000128").glob("state-policy.pt")

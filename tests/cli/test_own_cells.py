@@ -8,7 +8,6 @@ import yaml
 from run_files import summary
 
 from recurrl.config import CellConfig
-from recurrl.recurrent import Cell
 from recurrl.recurrent.cells import make_cell
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "extending" / "configs"
@@ -42,11 +41,11 @@ def test_what_a_cell_of_ones_own_cannot_do_is_refused(overrides, message, refuse
     assert message in refused(OWN, "device=cpu", *overrides)
 
 
-def not_a_cell(options: CellConfig) -> str:
+def not_a_cell(options: CellConfig):
     return options.name
 
 
-def of_another_size(options: CellConfig) -> Cell:
+def of_another_size(options: CellConfig):
     return make_cell("gru", options.hidden_size + 1)
 
 

@@ -51,10 +51,7 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
             ["buffer=replay", "buffer.frames=1000"],
             "buffer.frames must be at least frames_per_batch=1024 (got 1000). Give buffer.frames=16384, for example.",
         ),
-        (
-            ["buffer=replay", "buffer.replay_ratio=1"],
-            "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1).",
-        ),
+        (["buffer=replay", "buffer.replay_ratio=1"], "buffer.replay_ratio must be an integer from 2 to 1_000 (got 1)."),
     ],
 )
 def test_replay_that_cannot_work_is_refused(refused, overrides, error):

@@ -1,7 +1,5 @@
 """A run that is ended again and again, at random moments, ends as one that was left alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -57,13 +55,13 @@ def test_a_run_ended_at_random_moments_ends_bit_for_bit_as_one_that_was_not(
     assert not _processes_with(str(killed))
 
 
-def _weights(run: Path, frames: int) -> dict[str, bytes]:
+def _weights(run, frames):
     folder = run / "checkpoints" / f"frames_{frames:012d}"
     states = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("state-*.pt")}
     assert len(states) > 3
     return {name: state for name, state in states.items() if "policy" in name or "optimizer" in name}
 
 
-def _processes_with(argument: str) -> list[str]:
+def _processes_with(argument):
     lines = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return [line for line in lines if argument in line and " ps " not in line]

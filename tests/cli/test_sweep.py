@@ -2,7 +2,6 @@
 
 import json
 import signal
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -21,7 +20,7 @@ def sweep_call(in_a_folder, recurrl_train, tiny):
 
 
 @pytest.fixture(scope="module")
-def sweep(sweep_call) -> list[Path]:
+def sweep(sweep_call):
     """The run directories of its jobs, in the order of ``GRID``."""
     assert sweep_call.outcome.code == 0, sweep_call.outcome.err
     (directory,) = sweep_call.folder.glob("outputs/sweeps/*/*")
@@ -60,11 +59,11 @@ def test_a_sweep_over_an_option_that_does_not_exist_is_refused_before_its_first_
     assert not list(tmp_path.glob("sweep/*/summary.json"))
 
 
-def shown(value: float, beside: float) -> str:
+def shown(value, beside):
     return format(value, return_format(abs(value), abs(beside)))
 
 
-def rows_of(table: str) -> list[list[str]]:
+def rows_of(table):
     return [line.split() for line in table.splitlines()]
 
 

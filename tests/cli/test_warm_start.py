@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +14,12 @@ from recurrl.checkpoint import files
 LAST = "frames_000000000064"
 
 
-def state_of(run: Path, frames: int = 64):
+def state_of(run, frames=64):
     return files.state(run / "checkpoints" / f"frames_{frames:012d}", "policy")
 
 
 @pytest.fixture
-def copied(finished_run, tmp_path) -> Path:
+def copied(finished_run, tmp_path):
     """A copy of the finished run, to damage."""
     shutil.copytree(finished_run, tmp_path / "source")
     return tmp_path / "source"

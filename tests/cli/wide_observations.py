@@ -9,11 +9,11 @@ import numpy as np
 class Wide(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Repeats the observation until it has ``size`` entries."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], size: int) -> None:
+    def __init__(self, env, size):
         super().__init__(env)
         assert isinstance(env.observation_space, gymnasium.spaces.Box)
         low, high = (np.resize(bound, size) for bound in (env.observation_space.low, env.observation_space.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation):
         return np.resize(observation, self.observation_space.shape)

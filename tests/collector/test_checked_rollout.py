@@ -1,9 +1,6 @@
 """Which rollout the start-up check examines: one of the weights that it replays, also in resumed runs."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,34 +12,31 @@ from test_processes import OPTIONS, make_policy, value_everything
 from recurrl.build import make_rollouts
 from recurrl.callbacks.builtin import ConsistencyCheck
 from recurrl.collector.processes import empty
-from recurrl.collector.rollout import Rollout, Rollouts
-from recurrl.collector.workers import Layout, Worker, WorkerCollector
-from recurrl.config import TrainConfig
-from recurrl.policy import VALUE, Policy
-
-Compose = Callable[..., TrainConfig]
+from recurrl.collector.rollout import Rollout
+from recurrl.collector.workers import Worker, WorkerCollector
+from recurrl.policy import VALUE
 
 
 class InProcess:
     """Runs workers in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.frames, self.workers = 0, defaultdict[int, Worker](Worker)
         self.results = defaultdict[int, deque[Any]](deque)
 
-    def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
+    def start(self, worker, rollouts, seed):
         self.call(worker, "start", replace(rollouts, policy=deepcopy(rollouts.policy)), seed)
 
-    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[Any]:
+    def memory(self, layout, num_envs, steps, slots):
         return [empty(layout, num_envs, steps) for _ in range(slots)]
 
-    def connect(self, worker: int) -> None:
+    def connect(self, worker):
         self.results[worker].append(None)
 
-    def publish(self, policy: Policy, slot: int) -> Any:
+    def publish(self, policy, slot):
         return deepcopy(policy.state_dict())
 
-    def call(self, worker: int, method: str, *arguments: Any) -> None:
+    def call(self, worker, method, *arguments):
         if method == "collect":
             rollout = self.workers[worker].rollout
             rollout.policy.load_state_dict(arguments[0])
@@ -51,15 +45,15 @@ class InProcess:
         else:
             self.results[worker].append(getattr(self.workers[worker], method)(*arguments))
 
-    def receive(self, workers: Collection[int]) -> dict[int, Any]:
+    def receive(self, workers):
         return {worker: self.results[worker].popleft() for worker in workers}
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         for worker in self.workers.values():
             worker.close()
 
 
-def collector_of(config: TrainConfig, policy: Policy, ahead: int | None) -> Any:
+def collector_of(config, policy, ahead):
     rollouts = make_rollouts(config, policy)
     if ahead is None:
         return Rollout(rollouts)
@@ -68,21 +62,19 @@ def collector_of(config: TrainConfig, policy: Policy, ahead: int | None) -> Any:
 
 @pytest.mark.parametrize("resumed_after", [0, 1, 5])
 @pytest.mark.parametrize("ahead", [None, 0, 1, 3])
-def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_began_with(
-    ahead: int | None, resumed_after: int, small: Compose
-) -> None:
+def test_the_check_examines_the_first_rollout_of_the_weights_that_the_process_began_with(ahead, resumed_after, small):
     config = small(*OPTIONS, "collector=single" if ahead is None else "collector=multi_sync")
     policy = make_policy(config)
-    checked: list[tuple[int, float, float, bool]] = []
+    checked = []
 
-    def iterate(collector: Any, begin: int, count: int) -> None:
-        def check(acting: Policy, rollout: Any, resumed: bool) -> str:
+    def iterate(collector, begin, count):
+        def check(acting, rollout, resumed):
             (value,) = set(rollout[VALUE].flatten().tolist())
             checked.append((trainer.iteration, acting.critic_head.bias.item(), value, resumed))
             return ""
 
         callback = ConsistencyCheck(check)
-        trainer: Any = SimpleNamespace(policy=policy, collector=collector)
+        trainer = SimpleNamespace(policy=policy, collector=collector)
         for trainer.iteration in range(begin, begin + count):
             trainer.frames = trainer.iteration * config.frames_per_batch
             callback.on_rollout(trainer, collector.collect())

@@ -1,25 +1,17 @@
 """Collection that continues in another process as if nothing had happened."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from tasks import VECTOR
-from tensordict import TensorDictBase
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.collector.worker_errors import WorkerError
-from recurrl.config import TrainConfig
 from recurrl.envs.saved_state import UnsavableError
-
-Compose = Callable[..., TrainConfig]
 
 OPTIONS = ("frames_per_batch=64", "slice_len=8", "minibatch_slices=8", "cell.hidden_size=4")
 UNSAVABLE = ("env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
@@ -44,12 +36,12 @@ OF_WORKERS = {
 class Parts:
     """A run in parts: collectors one after the other, each going on from what the one before it has left."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config):
         self.config, self.frames = config, 0
         self.left = io.BytesIO()
 
     @contextmanager
-    def collector(self) -> Iterator[Any]:
+    def collector(self):
         """The next one, in the state of the process that it would find there."""
         set_process_state(self.config)
         collector = make_collector(self.config, make_policy_for(self.config), self.frames)
@@ -63,11 +55,11 @@ class Parts:
         finally:
             collector.shutdown()
 
-    def save(self, collector: Any) -> None:
+    def save(self, collector):
         self.left = io.BytesIO()
         torch.save({"collector_state": collector.state_dict(), "rng": torch.get_rng_state()}, self.left)
 
-    def batches(self, count: int, saves: bool = True) -> list[TensorDictBase]:
+    def batches(self, count, saves=True):
         """Those of the next collector, which saves its state after each."""
         found = []
         with self.collector() as collector:
@@ -79,7 +71,7 @@ class Parts:
         return found
 
 
-def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
+def assert_identical(found, expected):
     assert set(found.keys(True, True)) == set(expected.keys(True, True))
     for key, value in expected.items(True, True):
         torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=str(key))
@@ -92,7 +84,7 @@ def assert_identical(found: TensorDictBase, expected: TensorDictBase) -> None:
         *(pytest.param(overrides, id=name, marks=pytest.mark.slow) for name, overrides in OF_WORKERS.items()),
     ],
 )
-def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides: tuple[str, ...], small: Compose) -> None:
+def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides, small):
     config = small(*OPTIONS, *overrides)
     expected = Parts(config).batches(4, saves=False)
     parts = Parts(config)
@@ -115,11 +107,9 @@ WITHOUT_STATE = {
         for name, case in WITHOUT_STATE.items()
     ],
 )
-def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(
-    overrides: tuple[str, ...], why: str, small: Compose, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(overrides, why, small, caplog):
     parts = Parts(small(*OPTIONS, *overrides))
-    begun: list[list[float]] = []
+    begun = []
     for _ in range(3):
         (found,) = parts.batches(1)
         assert found["is_init"][:, 0].all()
@@ -130,7 +120,7 @@ def test_episodes_that_cannot_be_saved_start_over_with_new_seeds_and_a_log_line(
 
 
 @pytest.mark.slow
-def test_workers_keep_their_random_numbers_although_their_episodes_start_over(small: Compose) -> None:
+def test_workers_keep_their_random_numbers_although_their_episodes_start_over(small):
     # The policy has no memory and sees the same at every step: actions tell of random numbers alone.
     blind = ("cell=none", "env=gym", "env.id=recurrl-test/Handle-v0", "env.packages=[unsavable_env]")
     config = small(*OPTIONS, *blind, "+env.kwargs.blind=true", "collector=multi_sync")
@@ -141,7 +131,7 @@ def test_workers_keep_their_random_numbers_although_their_episodes_start_over(sm
     assert len(found["action"].unique(dim=0)) == 4
 
 
-def test_the_state_of_another_number_of_environments_does_not_fit(small: Compose) -> None:
+def test_the_state_of_another_number_of_environments_does_not_fit(small):
     parts = Parts(small(*OPTIONS))
     parts.batches(1)
     parts.config = small(*OPTIONS, "env.num_envs=8")
@@ -150,7 +140,7 @@ def test_the_state_of_another_number_of_environments_does_not_fit(small: Compose
 
 
 @pytest.mark.slow
-def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_either(small: Compose) -> None:
+def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_either(small):
     parts = Parts(small(*OPTIONS, "collector=multi_sync"))
     parts.batches(1)
     parts.config = small(*OPTIONS, "collector=multi_sync", "env.num_envs=8")
@@ -159,7 +149,7 @@ def test_the_state_of_another_number_of_environments_does_not_fit_in_workers_eit
 
 
 @pytest.mark.slow
-def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(small: Compose) -> None:
+def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(small):
     with Parts(small(*OPTIONS, "collector=multi_sync")).collector() as collector:
         collector.collect()
         os.kill(collector.host.processes[1].pid, signal.SIGKILL)
@@ -168,9 +158,7 @@ def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(small: Co
 
 
 @pytest.mark.slow
-def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues_in_new_environments(
-    small: Compose, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues_in_new_environments(small, caplog):
     parts = Parts(small(*OPTIONS, "collector=multi_sync", "collector.on_fault=restart"))
     with parts.collector() as collector:
         parts.frames += collector.collect().numel()
@@ -184,7 +172,7 @@ def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues
     assert "Unfinished episodes are restarted: their environments had failed" in caplog.text
 
 
-def test_restarts_before_a_resume_count(small: Compose) -> None:
+def test_restarts_before_a_resume_count(small):
     parts = Parts(small(*OPTIONS, "collector.on_fault=restart"))
     with parts.collector() as collector:
         parts.frames += collector.collect().numel()

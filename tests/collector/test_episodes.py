@@ -1,7 +1,5 @@
 """Statistics of the episodes that end during collection."""
 
-from __future__ import annotations
-
 import math
 
 import torch

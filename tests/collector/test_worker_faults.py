@@ -1,21 +1,13 @@
 """Environments and workers that fail while they collect: messages, and runs that continue."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
-from recurrl.config import TrainConfig
 from recurrl.errors import EnvError, RunError
-from recurrl.policy import Policy
 from recurrl.runtime.time_limit import time_limit
-
-Compose = Callable[..., TrainConfig]
 
 OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
@@ -30,7 +22,7 @@ FAULTS = [
 ]
 
 
-def failing(small: Compose, *overrides: str, **how: object) -> tuple[TrainConfig, Policy]:
+def failing(small, *overrides, **how):
     """The configuration of environments that fail so, and a policy for them."""
     config = small(*OPTIONS, *FAILING, *overrides)
     set_process_state(config)
@@ -41,7 +33,7 @@ def failing(small: Compose, *overrides: str, **how: object) -> tuple[TrainConfig
 
 
 @pytest.mark.parametrize("at", [0, 12], ids=["in the first reset", "in a step"])
-def test_an_environment_that_hangs_is_named(at: int, small: Compose) -> None:
+def test_an_environment_that_hangs_is_named(at, small):
     config, policy = failing(small, at=at, by="hanging")
     where = "at step 0, raised TimeLimitError in reset" if at == 0 else r"at step \d+, raised TimeLimitError in step"
     with (
@@ -52,7 +44,7 @@ def test_an_environment_that_hangs_is_named(at: int, small: Compose) -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_time_in_which_the_process_was_stopped_does_not_count(small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_which_the_process_was_stopped_does_not_count(small, monkeypatch):
     config, policy = failing(small, at=0, by="hanging")
     # As after Ctrl-Z: the first alarm comes long after it was due, the second one on time.
     times = [0.0, 1000.0, 1000.15]
@@ -63,9 +55,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count(small: Compose, mo
 
 
 @pytest.mark.parametrize(("collector", "by"), FAULTS)
-def test_collection_continues_after_a_fault_in_new_environments(
-    collector: str, by: str, small: Compose, tmp_path: Path
-) -> None:
+def test_collection_continues_after_a_fault_in_new_environments(collector, by, small, tmp_path):
     seconds = 1.0 if collector == "single" else 3.0
     choices = (f"collector={collector}", "collector.on_fault=restart", f"collector.timeout_s={seconds}")
     config, policy = failing(small, *choices, at=30, by=by, marker=str(tmp_path / "failed"))
@@ -88,7 +78,7 @@ def test_collection_continues_after_a_fault_in_new_environments(
     assert (tmp_path / "failed").exists()
 
 
-def test_environments_that_always_fail_end_the_run(small: Compose, caplog: pytest.LogCaptureFixture) -> None:
+def test_environments_that_always_fail_end_the_run(small, caplog):
     config, policy = failing(small, "collector.on_fault=restart", at=10, by="raising")
     with pytest.raises(RunError, match=r"After 3 restarts in a row without a rollout: Environment 0 of 4 .*ArmError"):
         make_collector(config, policy).collect()

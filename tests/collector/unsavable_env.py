@@ -1,7 +1,5 @@
 """A CartPole with a handle that cannot be saved. Imported by workers, as ``env.packages`` names it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -11,15 +9,15 @@ import numpy as np
 class Handle(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A CartPole; a blind one shows zeros."""
 
-    def __init__(self, blind: bool = False) -> None:
+    def __init__(self, blind=False):
         super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=10).unwrapped)
         self.handle, self.blind = iter([]), blind
 
-    def reset(self, **options: Any) -> Any:
+    def reset(self, **options):
         observation, info = self.env.reset(**options)
         return np.zeros_like(observation) if self.blind else observation, info
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         observation, *rest = self.env.step(action)
         return (np.zeros(4, np.float32), 0.0, False, False, {}) if self.blind else (observation, *rest)
 

@@ -11,21 +11,20 @@ import time
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass
-from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Union, get_args, get_origin
 
 import pytest
 import torch
 from every_key_env import Kind
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from recurrl import build, checkpoint
 from recurrl.algorithms import algorithm
 from recurrl.callbacks import builtin
 from recurrl.config.composed import chosen_options, plain, typed
 from recurrl.config.keys import keys_of
-from recurrl.config.options import Meaning, meaning_of
+from recurrl.config.options import meaning_of
 from recurrl.config.plugins import GROUPS, names, options_class, values
 from recurrl.errors import ConfigError
 from recurrl.runtime import time_limit
@@ -41,7 +40,7 @@ TINY = (
 )
 """Two iterations in a tenth of a second, with clipping from the first steps on."""
 
-TEXTS: dict[str, list[Any]] = {
+TEXTS = {
     "env.id": ["Acrobot-v1"],
     "env.source": ["gymnasium", "memory"],
     "env.name": ["another"],
@@ -60,7 +59,7 @@ TEXTS: dict[str, list[Any]] = {
 }
 """Other values of keys that take any text, list or mapping."""
 
-EVENTS: dict[str, dict[str, Any]] = {
+EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
@@ -73,12 +72,12 @@ SLOW = {"backend": ("triton",), "collector": ("multi_async", "multi_sync", "ray"
 """Choices that take seconds: they start processes, or run in an interpreter."""
 
 
-def keys(composed: DictConfig) -> list[tuple[str, Any, Meaning]]:
+def keys(composed):
     """All keys of a configuration that take a value."""
     return [each for each in keys_of(chosen=chosen_options(composed)) if not is_dataclass(each[1])]
 
 
-def others(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
+def others(key, kind, meaning, value):
     """Other legal values of a key, far from its own and near."""
     group = key.removesuffix(".name")
     if key in TEXTS:
@@ -96,7 +95,7 @@ def others(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
     return [each for each in found if each != value]
 
 
-def _numbers(kind: Any, meaning: Meaning, value: Any) -> list[Any]:
+def _numbers(kind, meaning, value):
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     assert {int, float} & set(kinds), f"give other values of this key in TEXTS: {meaning.text}"
     if int in kinds:
@@ -107,11 +106,11 @@ def _numbers(kind: Any, meaning: Meaning, value: Any) -> list[Any]:
     return [*legal, *([None] if type(None) in kinds else [])]
 
 
-def levels(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
+def levels(key, kind, meaning, value):
     """The values of a key that may decide whether others matter: choices, yes or no, null, and zero or one."""
     if key in TEXTS or key in EVENTS or key in ("compile", "consistency_check") or key.endswith(".name"):
         return []
-    found: list[Any] = [*meaning.choices, *((True, False) if kind is bool else ())]
+    found = [*meaning.choices, *((True, False) if kind is bool else ())]
     if type(None) in get_args(kind):
         found += [0.5] if value is None and float in get_args(kind) else [None]
     elif meaning.range is not None and kind is float and meaning.range.holds(0):
@@ -119,7 +118,7 @@ def levels(key: str, kind: Any, meaning: Meaning, value: Any) -> list[Any]:
     return found
 
 
-def changed(composed: DictConfig, key: str, value: Any) -> DictConfig:
+def changed(composed, key, value):
     """A configuration with another value; of a group's name, with the values that fit the options of that choice."""
     result = deepcopy(composed)
     group = key.removesuffix(".name")
@@ -134,13 +133,13 @@ def changed(composed: DictConfig, key: str, value: Any) -> DictConfig:
     return result
 
 
-def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -> dict[str, Any]:
+def observed(composed, run_dir, given=()):
     """All that a run shows of itself: its error, or its metrics, weights, files, layers and settings of the process."""
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
     sys.modules.pop("noticed", None)
     Kind.made = 0
-    seen: dict[str, Any] = {}
+    seen = {}
     report = Report(started=time.time())
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, Listener(seen):
@@ -171,7 +170,7 @@ def observed(composed: DictConfig, run_dir: Path, given: tuple[str, ...] = ()) -
     return seen
 
 
-def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
+def _spy(patch, seen):
     """Keeps the algorithm and the trackers of a run, which waits neither for the compiler nor for a disk or a plot."""
     for name in ("make_algorithm", "make_trackers"):
         made = getattr(build, name)
@@ -179,7 +178,7 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
             build, name, lambda *a, made=made, name=name: seen.setdefault(name.removeprefix("make_"), made(*a))
         )
 
-    def compiled(loss: Any) -> Any:
+    def compiled(loss):
         seen["compiled"] = True
         return loss
 
@@ -191,11 +190,11 @@ def _spy(patch: pytest.MonkeyPatch, seen: dict[str, Any]) -> None:
 class Listener(logging.Handler):
     """Keeps what the log says of the start-up check, wandb and artifacts, and the seconds of the time limit."""
 
-    def __init__(self, seen: dict[str, Any]) -> None:
+    def __init__(self, seen):
         super().__init__()
         self.seen = seen
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         if record.getMessage().startswith("consistency check"):
             self.seen["consistency check"] = True
         if record.getMessage().startswith("wandb run"):
@@ -204,34 +203,30 @@ class Listener(logging.Handler):
             self.seen["artifact"] = True
         self.seen["limit"] = time_limit._limit.seconds
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         logger = logging.getLogger("recurrl")
         self.before = logger.level
         logger.setLevel(logging.INFO)
         logger.addHandler(self)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         logger = logging.getLogger("recurrl")
         logger.removeHandler(self)
         logger.setLevel(self.before)
 
 
-def _of_algorithm(made: Any) -> dict[str, Any]:
+def _of_algorithm(made):
     if made is None:
         return {}
     state = {"policy": made.policy.state_dict(), "optimizer": made.optimizer.state_dict()["state"]}
     layers = [
-        (
-            module.recurrent_backend,
-            module.recurrent_recompute,
-            module.recurrent_matmul_precision,
-        )
+        (module.recurrent_backend, module.recurrent_recompute, module.recurrent_matmul_precision)
         for module in made.policy.recurrent_modules
     ]
     return {**{name: _digest(value) for name, value in state.items()}, "layers": layers}
 
 
-def _digest(value: Any) -> str:
+def _digest(value):
     if isinstance(value, torch.Tensor):
         return hashlib.sha1(value.detach().contiguous().numpy().tobytes()).hexdigest() + str(tuple(value.shape))
     if isinstance(value, Mapping):
@@ -239,10 +234,10 @@ def _digest(value: Any) -> str:
     return str(value)
 
 
-def _of_trackers(made: Any) -> dict[str, Any]:
+def _of_trackers(made):
     if made is None:
         return {}
-    seen: dict[str, Any] = {"kinds": [type(each).__name__ for each in made.trackers]}
+    seen = {"kinds": [type(each).__name__ for each in made.trackers]}
     for run in (tracker._run for tracker in made.trackers if hasattr(tracker, "_run")):
         seen |= {name: getattr(run, name) for name in ("project", "offline", "group", "tags")}
         seen["id"] = run.id if run.id in TEXTS["logger.id"] else "drawn at random"

@@ -1,7 +1,6 @@
 """An environment for the test of every key: any kind of observation and of action, and faults on request."""
 
 from copy import deepcopy
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -40,13 +39,13 @@ class Kind(gymnasium.Env):
 
     made = 0
 
-    def __init__(self, sees: str = "vector", does: str = "discrete", length: int = 6, fault: str = "") -> None:
+    def __init__(self, sees="vector", does="discrete", length=6, fault=""):
         self.observation_space, self.action_space = deepcopy(OBSERVATIONS[sees]), ACTIONS[does]
         Kind.made += 1
         self.length, self.does = length, does
         self.fault = fault if Kind.made > 3 else ""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.observation_space.seed(int(self.np_random.integers(2**31)))
         self.left = int(self.np_random.integers(3, self.length + 1))
@@ -54,7 +53,7 @@ class Kind(gymnasium.Env):
         self.steps = 0
         return self.observation_space.sample(), self._info()
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         self.steps += 1
         if self.steps == 3 and self.fault == "raise":
             raise RuntimeError("the simulator crashed")
@@ -63,7 +62,7 @@ class Kind(gymnasium.Env):
         reward = 1e30 if self.steps == 3 and self.fault == "huge" else reward
         return self.observation_space.sample(), reward, self.steps >= self.left, False, self._info()
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self):
         masks = {"discrete": [1, 1, 0], "several": [1, 1, 1, 0, 1]}
         return {"action_mask": np.array(masks[self.does], np.int8)} if self.does in masks else {}
 
@@ -71,7 +70,7 @@ class Kind(gymnasium.Env):
 class Doubled(gymnasium.RewardWrapper):
     """Twice the reward."""
 
-    def reward(self, reward: Any) -> Any:
+    def reward(self, reward):
         return 2 * reward
 
 

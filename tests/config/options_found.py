@@ -1,14 +1,13 @@
 """All dataclasses of options: those of the package, and those of the examples."""
 
 import importlib
-from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from recurrl.config import TrainConfig
-from recurrl.config.options import Meaning, meaning_of
+from recurrl.config.options import meaning_of
 from recurrl.config.plugins import GROUPS, base_options, packaged
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
@@ -24,13 +23,13 @@ class Option(NamedTuple):
     """The types of its values, or of the entries of its lists, without None."""
 
     @property
-    def meaning(self) -> Meaning:
+    def meaning(self):
         return meaning_of(self.field)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.cls.__name__}.{self.field.name}"
 
-    def options(self, value: object) -> object:
+    def options(self, value):
         """The dataclass with this value and no others."""
         made = object.__new__(self.cls)
         for field in fields(self.cls):
@@ -38,12 +37,12 @@ class Option(NamedTuple):
         return made
 
 
-def example_modules() -> list[Any]:
+def example_modules():
     """The modules of the examples."""
     return [importlib.import_module(f"my_package.{path.stem}") for path in sorted(EXAMPLES.glob("my_package/*.py"))]
 
 
-def _classes() -> Iterator[tuple[str, type]]:
+def _classes():
     yield "", TrainConfig
     for name, kind in get_type_hints(TrainConfig).items():
         if is_dataclass(kind) and name not in GROUPS:
@@ -61,13 +60,13 @@ def _classes() -> Iterator[tuple[str, type]]:
                 )
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def _kinds(hint):
     if get_origin(hint) in (Union, UnionType):
         return tuple(kind for each in get_args(hint) for kind in _kinds(each) if kind is not type(None))
     return get_args(hint) if get_origin(hint) is list else (hint,)
 
 
-def _options() -> Iterator[Option]:
+def _options():
     for prefix, cls in _classes():
         hints = get_type_hints(cls)
         for field in fields(cls):

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "unshare")
 START = """
@@ -53,7 +52,7 @@ PartitionName=high Nodes=ALL PriorityTier=2 PreemptMode=OFF
 """
 
 
-def missing() -> str:
+def missing():
     """Why there can be no such cluster here; empty if there can be one."""
     if os.geteuid() != 0:
         return "needs root"
@@ -61,7 +60,7 @@ def missing() -> str:
     return f"needs {', '.join(absent)}: apt-get install slurmctld slurmd slurm-client munge" if absent else ""
 
 
-def on_a_cluster(folder: Path, script: str, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+def on_a_cluster(folder, script, cwd, timeout_s):
     """Runs a shell script as a user of the cluster, which ends with it and all processes.
 
     Args:

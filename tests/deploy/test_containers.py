@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,12 +23,12 @@ by_name = pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.stem
 by_service = pytest.mark.parametrize("service", COMPOSE["services"].values(), ids=COMPOSE["services"])
 
 
-def documents(path: Path) -> dict[str, Any]:
+def documents(path):
     """The documents of a file by their kind."""
     return {each["kind"]: each for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))}
 
 
-def settings(words: list[str]) -> list[str]:
+def settings(words):
     """The settings of a run in the arguments of ``recurrl-train`` or torchrun."""
     return words[words.index("recurrl") + 1 :] if "recurrl" in words else words
 
@@ -150,7 +149,7 @@ def test_commands_need_no_other_place_to_write_to(tiny, tmp_path, finished_run, 
     assert done.returncode == 0, done.stderr
 
 
-def _read_only_but(outputs: Path, home: Path) -> list[str]:
+def _read_only_but(outputs, home):
     """What to write before a command for it to see a file system that it cannot write to elsewhere."""
     script = (
         'mount --bind "$0" "$0" && mount -t tmpfs none "$1" && mount -t tmpfs none /dev/shm && '

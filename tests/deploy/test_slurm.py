@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ by_name = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
 @pytest.fixture
-def job(tmp_path) -> Callable[..., subprocess.Popen[str]]:
+def job(tmp_path):
     """Starts a script as SLURM would, with programs of SLURM that note how they were called."""
     (tmp_path / "bin").mkdir()
     for name, text in PROGRAMS.items():
@@ -39,7 +38,7 @@ def job(tmp_path) -> Callable[..., subprocess.Popen[str]]:
         program.chmod(0o755)
     (tmp_path / "preempted").write_text("None", encoding="utf-8")
 
-    def job(script: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def job(script, *arguments, **variables):
         kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         env = kept | VARIABLES | variables | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
         return subprocess.Popen(["bash", script, *arguments], cwd=tmp_path, env=env)
@@ -106,7 +105,7 @@ def test_a_job_that_fails_is_queued_again_only_if_it_was_preempted(job, tmp_path
 
 
 @pytest.fixture
-def cluster(tiny, tmp_path, monkeypatch) -> Callable[[str], str]:
+def cluster(tiny, tmp_path, monkeypatch):
     """Runs a shell script as a user of a SLURM, with the settings of a tiny run in ``$TINY``; what it printed."""
     if missing():
         pytest.skip(f"a SLURM on this machine {missing()}")
@@ -118,7 +117,7 @@ def cluster(tiny, tmp_path, monkeypatch) -> Callable[[str], str]:
     for name, value in {"PATH": path, "TINY": " ".join(tiny), "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
 
-    def cluster(script: str) -> str:
+    def cluster(script):
         done = on_a_cluster(tmp_path / "cluster", script, tmp_path, timeout_s=400)
         logs = "\n".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("*.log"))
         assert done.returncode == 0, done.stderr + logs

@@ -1,10 +1,7 @@
 """The commands and snippets of README.md and docs/, as a reader would copy them."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +28,11 @@ class Command(NamedTuple):
     words: tuple[str, ...]
     folder: Path
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.page}: {shlex.join(self.words)}"
 
 
-def commands() -> Iterator[Command]:
+def commands():
     """Every command of the pages, in blocks of ``console`` after a ``$``, and in indented blocks."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -50,7 +47,7 @@ def commands() -> Iterator[Command]:
             yield from _commands_of(page.relative_to(ROOT).as_posix(), block)
 
 
-def _commands_of(page: str, block: str) -> Iterator[Command]:
+def _commands_of(page, block):
     folder = ROOT
     for line in block.replace("\\\n", " ").splitlines():
         if not _PROGRAM.match(line):
@@ -62,7 +59,7 @@ def _commands_of(page: str, block: str) -> Iterator[Command]:
             yield Command(page, tuple(words), folder)
 
 
-def snippets(language: str) -> Iterator[tuple[str, str]]:
+def snippets(language):
     """The page and the text of each block in a language."""
     for page in PAGES:
         for found, body in _BLOCK.findall(page.read_text(encoding="utf-8")):

@@ -1,7 +1,5 @@
 """An environment that misbehaves once: each kind of observation and action, fault and place."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ from gymnasium import spaces
 EVALUATION_SEED = 1_000_003
 
 FLOATS = spaces.Box(-1, 1, (3,), np.float32)
-OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+OBSERVATIONS = {
     "vector": FLOATS,
     "double": spaces.Box(-1, 1, (2,), np.float64),
     "half": spaces.Box(-1, 1, (2,), np.float16),
@@ -27,7 +25,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "tuple": spaces.Tuple([FLOATS, spaces.Discrete(3)]),
     "mask": spaces.Dict({"at": FLOATS, "action_mask": spaces.MultiBinary(4)}),
 }
-ACTIONS: dict[str, spaces.Space[Any]] = {
+ACTIONS = {
     "discrete": spaces.Discrete(4),
     "multi_discrete": spaces.MultiDiscrete([2, 2]),
     "binary": spaces.MultiBinary(2),
@@ -41,14 +39,14 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
 class HostileError(Exception):
     """Raises again when it is printed."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         raise ValueError("no words")
 
 
 class Text:
     """Cannot be converted to an array."""
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_, **__):
         raise RuntimeError("no array")
 
 
@@ -76,7 +74,7 @@ class Case(NamedTuple):
     on_fault: str
 
 
-def faults_of(observation: str, place: str) -> list[str]:
+def faults_of(observation, place):
     """The faults possible with a kind of observation, and at a place."""
     found = [f"observation {name}" for name in OF_OBSERVATIONS]
     if observation in ("discrete", "multi_discrete", "binary"):
@@ -95,7 +93,7 @@ def faults_of(observation: str, place: str) -> list[str]:
     return found
 
 
-def cases(count: int, seed: int = 0) -> list[Case]:
+def cases(count, seed=0):
     """Random cases; each kind, fault and place is equally likely."""
     draw = random.Random(seed)
     found = []
@@ -110,18 +108,18 @@ def cases(count: int, seed: int = 0) -> list[Case]:
     return found
 
 
-def _leaf(space: spaces.Space[Any]) -> Any:
+def _leaf(space):
     if isinstance(space, spaces.Dict):
         return {name: _leaf(part) for name, part in space.spaces.items()}
     return np.int64(0) if isinstance(space, spaces.Discrete) else np.zeros(space.shape, space.dtype)
 
 
-def _spoilt(value: Any, fault: str) -> Any:
+def _spoilt(value, fault):
     """An array of the observation, with the fault."""
     if fault in NOT_FINITE:
         return np.full(value.shape, NOT_FINITE[fault], value.dtype)
     shape = np.shape(value)
-    replaced: dict[str, Any] = {
+    replaced = {
         "text": np.full(shape, "a"),
         "object": np.full(shape, None),
         "none": None,
@@ -144,20 +142,20 @@ class Hostile(gymnasium.Env[Any, Any]):
     Episodes have two steps, those of evaluation four.
     """
 
-    def __init__(self, observation: str, action: str, fault: str, place: str) -> None:
+    def __init__(self, observation, action, fault, place):
         self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
         self.kind, self.what, self.place = fault.split(" ", 1)[0], fault.split(" ", 1)[1], place
-        self.seed: int | None = None
+        self.seed = None
         self.steps = self.time = 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.seed = self.seed if seed is None else seed
         self.time = 0
         spoils = self.place == "reset" and self.seed == 0 and self.steps == 2
         return self._returned(spoils, self._show(spoils), {})
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         assert self.action_space.contains(action), action
         self.steps += 1
         self.time += 1
@@ -168,7 +166,7 @@ class Hostile(gymnasium.Env[Any, Any]):
         flag = FLAGS[self.what] if spoils and self.kind == "flag" else ends
         return self._returned(spoils, self._show(spoils), reward, flag, False, {})
 
-    def _returned(self, spoils: bool, *returned: Any) -> Any:
+    def _returned(self, spoils, *returned):
         if not spoils or self.kind != "call":
             return returned
         if self.what in RAISED:
@@ -178,13 +176,13 @@ class Hostile(gymnasium.Env[Any, Any]):
         replaced = {"too few": returned[:-1], "too many": (*returned, 0), "no tuple": 3, "nothing": None}
         return replaced[self.what]
 
-    def _show(self, spoils: bool) -> Any:
+    def _show(self, spoils):
         if isinstance(self.observation_space, spaces.Tuple):
             shown = self._spoilt(dict(zip(("at", "more"), map(_leaf, self.observation_space), strict=True)), spoils)
             return tuple(shown.values()) if isinstance(shown, dict) else shown
         return self._spoilt(_leaf(self.observation_space), spoils)
 
-    def _spoilt(self, shown: Any, spoils: bool) -> Any:
+    def _spoilt(self, shown, spoils):
         if "action_mask" in shown if isinstance(shown, dict) else False:
             shown["action_mask"][::2] = 1
         if not spoils or self.kind not in ("observation", "mask"):

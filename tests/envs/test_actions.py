@@ -1,7 +1,5 @@
 """Actions as environments receive them: within the action space, whatever the policy and the bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium
@@ -20,7 +18,7 @@ DTYPES = (np.float16, np.float32, np.float64)
 
 
 @st.composite
-def boxes(draw: st.DrawFn) -> spaces.Box:
+def boxes(draw):
     """Boxes of some dtype and shape; each dimension has two bounds, one, none, or two that are equal."""
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     shape = draw(arrays.array_shapes(min_dims=1, max_dims=2, max_side=3))
@@ -34,7 +32,7 @@ def boxes(draw: st.DrawFn) -> spaces.Box:
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data: st.DataObject) -> None:
+def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data):
     box = data.draw(boxes())
     _, to_env = normalised_actions(box)
     finite = st.one_of(st.floats(-1.5, 1.5, width=32), st.floats(allow_nan=False, allow_infinity=False, width=32))
@@ -52,7 +50,7 @@ def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data: st.D
 
 @settings(max_examples=200, deadline=None)
 @given(box=boxes(), place=st.floats(-1, 1, width=32))
-def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box: spaces.Box, place: float) -> None:
+def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box, place):
     _, to_env = normalised_actions(box)
     found = to_env(np.full(box.shape, place, np.float32)).astype(np.longdouble)
     low, high = box.low.astype(np.longdouble), box.high.astype(np.longdouble)
@@ -62,7 +60,7 @@ def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box: sp
     assert (np.abs(found[bounded] - expected) <= 2 * np.finfo(box.dtype).eps * size).all()
 
 
-def test_bounds_that_float32_rounds_are_kept() -> None:
+def test_bounds_that_float32_rounds_are_kept():
     box = spaces.Box(-0.3, 0.9, (1,), np.float32)
     _, to_env = normalised_actions(box)
     for place in np.linspace(-1, 1, 1001, dtype=np.float32):
@@ -75,17 +73,17 @@ class Recording(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Box(np.float32([-0.3, 2, -np.inf, 0]), np.float32([0.9, 2, 1, np.inf]))
 
-    def reset(self, **_: Any) -> Any:
+    def reset(self, **_):
         return np.zeros(1, np.float32), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         assert self.action_space.contains(action), action
         self.told = action
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 9.0, 3e38])
-def test_each_dimension_obeys_its_own_bounds(size: float) -> None:
+def test_each_dimension_obeys_its_own_bounds(size):
     inner = Recording()
     env = InlineEnv([under_one_key(AddedEntries(NormalisedActions(inner), ["previous_action"]))], "Recording-v0")
     env.reset_tensors(None)

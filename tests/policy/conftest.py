@@ -1,27 +1,22 @@
 """Small configurations of the tiny tasks, and batches collected with them."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from collected import fresh_policy, rollouts
-from tensordict import TensorDictBase
 
-from recurrl.config import TrainConfig
-from recurrl.policy import OBSERVATION, Policy
+from recurrl.policy import OBSERVATION
 
 
 @pytest.fixture(scope="session")
-def small(small: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
+def small(small):
     """The small configuration with rows of two slices of eight steps."""
     return lambda *overrides: small("backend=reference", "frames_per_batch=64", "slice_len=8", "epochs=1", *overrides)
 
 
 @pytest.fixture(scope="session")
-def configure(small: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
+def configure(small):
     """A small configuration of one of the tasks; ``kwargs`` are the task's arguments."""
 
-    def configure(env_id: str, *overrides: str, **kwargs: Any) -> TrainConfig:
+    def configure(env_id, *overrides, **kwargs):
         # The package of tasks is also imported in the processes of parallel environments.
         config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
         config.env.kwargs = kwargs
@@ -31,10 +26,10 @@ def configure(small: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
 
 
 @pytest.fixture(scope="session")
-def collect() -> Callable[[TrainConfig], tuple[Policy, TensorDictBase]]:
+def collect():
     """The policy of a configuration, its heads far from zero so that a wrong input shows, and its second batch."""
 
-    def collect(config: TrainConfig) -> tuple[Policy, TensorDictBase]:
+    def collect(config):
         policy = fresh_policy(config, std=0.5)
         batches = rollouts(config, policy, 2)
         policy.observe(next(batches)[OBSERVATION])

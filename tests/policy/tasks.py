@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 CUE = "recurrl-test/Cue-v0"
 
-OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (3,), np.float32),
     "image": spaces.Box(0, 255, (36, 36, 1), np.uint8),
     "small_image": spaces.Box(0, 255, (8, 8), np.uint8),
@@ -27,7 +27,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
         {"state": spaces.Box(-1, 1, (), np.float32), "more": spaces.Dict({"symbol": spaces.Discrete(3)})}
     ),
 }
-ACTIONS: dict[str, spaces.Space[Any]] = {
+ACTIONS = {
     "discrete": spaces.Discrete(4),
     "multi_discrete": spaces.MultiDiscrete([2, 3]),
     "binary": spaces.MultiBinary(2),
@@ -49,26 +49,26 @@ class Cue(gymnasium.Env[Any, Any]):
         delay: steps after the first.
     """
 
-    def __init__(self, observation: str = "vector", action: str = "discrete", delay: int = 2) -> None:
+    def __init__(self, observation="vector", action="discrete", delay=2):
         self.kinds, self.delay = (observation, action), delay
         self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.bits, self.time = self.np_random.integers(2, size=2), 0
         return self._show(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         assert self.action_space.contains(action), (action, self.action_space)
         reward = _score(self.kinds[1], action, self.bits) / self.delay if self.time else 0.0
         self.time += 1
         return self._show(), reward, self.time > self.delay, False, {}
 
-    def _show(self) -> Any:
+    def _show(self):
         return _picture(self.kinds[0], *self.bits) if self.time == 0 else _picture(self.kinds[0], None, None)
 
 
-def _picture(kind: str, a: int | None, b: int | None) -> Any:
+def _picture(kind, a, b):
     signs = [0.0 if bit is None else 2.0 * bit - 1.0 for bit in (a, b)]
     shown = a is not None and b is not None
     if kind == "vector":
@@ -88,7 +88,7 @@ def _picture(kind: str, a: int | None, b: int | None) -> Any:
     return {"state": np.array(signs[0], np.float32), "more": {"symbol": np.int64(b if shown else 2)}}
 
 
-def _score(kind: str, action: Any, bits: Any) -> float:
+def _score(kind, action, bits):
     a, b = bits
     if kind == "discrete":
         return float(action == 2 * a + b)
@@ -101,7 +101,7 @@ def _score(kind: str, action: Any, bits: Any) -> float:
     return float(np.mean([_near(found, bit) for found, bit in zip(action, bits, strict=True)]))
 
 
-def _near(found: float, bit: int) -> float:
+def _near(found, bit):
     """1 at ±½, falling to 0 at a distance of 1."""
     return max(0.0, 1.0 - abs(float(found) - (bit - 0.5)))
 
@@ -117,7 +117,7 @@ class Masked(gymnasium.Env[Any, Any]):
 
     SIZES: ClassVar[dict[str, list[int]]] = {"discrete": [6], "multi_discrete": [2, 4]}
 
-    def __init__(self, mask_in: str, action: str, nothing_at: int | None = None) -> None:
+    def __init__(self, mask_in, action, nothing_at=None):
         self.mask_in, self.nothing_at, self.sizes = mask_in, nothing_at, self.SIZES[action]
         self.action_space = spaces.Discrete(6) if action == "discrete" else spaces.MultiDiscrete(self.sizes)
         shown = spaces.Box(-1, 1, (2,), np.float32)
@@ -125,19 +125,19 @@ class Masked(gymnasium.Env[Any, Any]):
         in_observation = mask_in == "observation"
         self.observation_space = spaces.Dict({"seen": shown, "action_mask": mask}) if in_observation else shown
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.time = 0
         return self._show()
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         allowed = np.split(self.mask, np.cumsum(self.sizes)[:-1])
         assert all(part[choice] for part, choice in zip(allowed, np.atleast_1d(action), strict=True))
         self.time += 1
         observation, info = self._show()
         return observation, 0.0, self.time == 5, False, info
 
-    def _show(self) -> tuple[Any, dict[str, Any]]:
+    def _show(self):
         halves = [self.np_random.permutation(size) < size // 2 for size in self.sizes]
         nothing = self.time in (5, self.nothing_at)
         self.mask = np.zeros(6, np.int8) if nothing else np.concatenate(halves).astype(np.int8)
@@ -152,7 +152,7 @@ class VectorCartPole(CartPoleVectorEnv):
 
     metadata = CartPoleVectorEnv.metadata | {"autoreset_mode": AutoresetMode.DISABLED}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         if options is None or "reset_mask" not in options:
             return super().reset(seed=seed, options=options)
         mask, state, steps = options["reset_mask"], self.state, self.steps
@@ -160,7 +160,7 @@ class VectorCartPole(CartPoleVectorEnv):
         self.state, self.steps = np.where(mask, self.state, state), np.where(mask, self.steps, steps)
         return self.state.T.astype(np.float32), info
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self.prev_done[...] = False
         return super().step(action)
 

@@ -1,23 +1,16 @@
 """``algorithm.critic_observation``: entries of the observation that the critic sees and the actor does not."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from collected import Collect, Compose, collected
+from collected import collected
 from tasks import CUE, MASKED, VECTOR
-from tensordict import TensorDictBase
-from torch import Tensor
 
 from recurrl.agent import Agent
 from recurrl.algorithms.advantages import next_values
 from recurrl.build import make_algorithm, make_policy_for
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
+from recurrl.envs.sources.memory import MemoryChain, RepeatPrevious, TMaze
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
 from recurrl.export.export import export
@@ -33,11 +26,11 @@ TASKS = {
 
 
 @pytest.fixture(params=["recurrent", "feedforward"])
-def critic(request: pytest.FixtureRequest) -> str:
+def critic(request):
     return f"algorithm.critic={request.param}"
 
 
-def changed(observation: TensorDictBase, names: tuple[str, ...]) -> TensorDictBase:
+def changed(observation, names):
     """An observation with other values of some entries."""
     other = observation.clone()
     for name in names:
@@ -46,9 +39,7 @@ def changed(observation: TensorDictBase, names: tuple[str, ...]) -> TensorDictBa
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_the_actor_does_not_see_what_only_the_critic_does(
-    task: tuple[str, ...], critic: str, small: Compose, collect: Collect
-) -> None:
+def test_the_actor_does_not_see_what_only_the_critic_does(task, critic, small, collect):
     policy, batch = collect(small(*task, critic))
     slices = batch.reshape(-1, 8)
     observation, state, is_init = policy.inputs(slices)
@@ -69,14 +60,12 @@ def test_the_actor_does_not_see_what_only_the_critic_does(
     assert torch.equal(one[1], another[1])
 
 
-def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_critic_sees(
-    critic: str, small: Compose, collect: Collect
-) -> None:
+def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_critic_sees(critic, small, collect):
     policy, batch = collect(small(*TASKS["masked vector"], critic))
     cut = batch["next", "truncated"].squeeze(-1)
     assert cut.any()
 
-    def advantages(of: TensorDictBase) -> Tensor:
+    def advantages(of):
         return next_values(of, policy).squeeze(-1)
 
     other = batch.clone()
@@ -92,7 +81,7 @@ def test_the_bootstrap_of_a_truncated_episode_is_the_value_of_all_that_the_criti
     [(), ("state=refresh",), ("algorithm.advantage=vtrace",), ("buffer=replay",)],
     ids=lambda way: "".join(way) or "gae",
 )
-def test_every_way_of_learning_takes_it(way: tuple[str, ...], critic: str, small: Compose) -> None:
+def test_every_way_of_learning_takes_it(way, critic, small):
     config = small(*TASKS["masked vector"], critic, *way)
     policy, batch = collected(config)
     before = [value.clone() for value in policy.parameters()]
@@ -104,9 +93,7 @@ def test_every_way_of_learning_takes_it(way: tuple[str, ...], critic: str, small
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_acting_needs_no_entry_of_the_critics(
-    task: tuple[str, ...], critic: str, small: Compose, collect: Collect
-) -> None:
+def test_acting_needs_no_entry_of_the_critics(task, critic, small, collect):
     config = small(*task, critic)
     policy, _ = collect(config)
     agent = Agent(policy, config.env)
@@ -125,15 +112,15 @@ def test_acting_needs_no_entry_of_the_critics(
     assert evaluate(config.env, policy, 2, seed=0)
 
 
-def test_an_exported_policy_has_no_input_for_them(small: Compose, collect: Collect, tmp_path: Path) -> None:
+def test_an_exported_policy_has_no_input_for_them(small, collect, tmp_path):
     config = small(*TASKS["entry of a dict"], "algorithm.critic=feedforward")
     policy, _ = collect(config)
     inputs = export(Agent(policy, config.env), tmp_path, {}, formats=["pt2"])["inputs"]
     assert [name for name in inputs if name.startswith("observation")] == ["observation.more.symbol"]
 
 
-def test_memory_tasks_show_what_they_hide() -> None:
-    def shown(task: MemoryTask) -> list[float]:
+def test_memory_tasks_show_what_they_hide():
+    def shown(task):
         plain = task.observe()
         task.add_privileged()
         found = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
@@ -161,7 +148,7 @@ def test_memory_tasks_show_what_they_hide() -> None:
 class Silent(TMaze):
     """A task that does not say what it hides."""
 
-    def hidden(self) -> None:  # type: ignore[override]
+    def hidden(self):
         return None
 
 
@@ -182,19 +169,19 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("task", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_shown_is_rejected(task: tuple[str, ...], message: str, small: Compose) -> None:
+def test_what_cannot_be_shown_is_rejected(task, message, small):
     with pytest.raises(ConfigError, match=message):
         make_policy_for(small(*task, OWN))
 
 
-def test_a_mask_of_actions_is_not_the_critics_alone(configure: Callable[..., TrainConfig]) -> None:
+def test_a_mask_of_actions_is_not_the_critics_alone(configure):
     task = {"mask_in": "observation", "action": "discrete"}
     config = configure(MASKED, "algorithm.critic_observation=[action_mask]", OWN, **task)
     with pytest.raises(ConfigError, match="must name some, but not all"):
         make_policy_for(config)
 
 
-def test_a_critic_on_the_actors_trunk_cannot_see_more(recurrl_train: Any, tiny: list[str], tmp_path: Path) -> None:
+def test_a_critic_on_the_actors_trunk_cannot_see_more(recurrl_train, tiny, tmp_path):
     outcome = recurrl_train(*tiny, SEES, cwd=tmp_path)
     assert outcome.error == (
         'algorithm.critic_observation=["hidden"] has no effect without algorithm.critic=recurrent or '

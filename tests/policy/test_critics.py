@@ -1,24 +1,19 @@
 """Critics: on the actor's trunk, or on one of their own, recurrent or feed-forward."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from collected import Compose
 
 from recurrl.build import make_policy_for
 
 
 @pytest.mark.parametrize(("critic", "own_states"), [("shared", 0), ("recurrent", 2), ("feedforward", 0)])
-def test_a_recurrent_critic_has_states_of_its_own(critic: str, own_states: int, small: Compose) -> None:
+def test_a_recurrent_critic_has_states_of_its_own(critic, own_states, small):
     policy = make_policy_for(small("cell=lstm", f"algorithm.critic={critic}"))
     assert len(policy.state_keys) == len(set(policy.state_keys)) == 2 + own_states
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent", "feedforward"])
-def test_values_have_gradients_with_respect_to_the_actors_trunk_only_where_the_critic_shares_it(
-    critic: str, small: Compose
-) -> None:
+def test_values_have_gradients_with_respect_to_the_actors_trunk_only_where_the_critic_shares_it(critic, small):
     policy = make_policy_for(small(f"algorithm.critic={critic}"))
     stored = {key: torch.zeros(3, 4, *shape) for key, shape in policy.state_shapes.items()}
     output = policy.sequence(torch.randn(3, 4, 2), stored, torch.zeros(3, 4, dtype=torch.bool))
@@ -28,7 +23,7 @@ def test_values_have_gradients_with_respect_to_the_actors_trunk_only_where_the_c
     assert reached == {"critic_head", "trunk" if critic == "shared" else "critic_trunk"}
 
 
-def test_a_recurrent_critic_needs_a_cell(refusal: Callable[[dict[str, object]], str]) -> None:
+def test_a_recurrent_critic_needs_a_cell(refusal):
     assert refusal({"algorithm.critic": "recurrent", "cell.name": "none"}) == (
         "cell must be a recurrent one with algorithm.critic=recurrent (got none). Choose a cell, or "
         "algorithm.critic=feedforward."

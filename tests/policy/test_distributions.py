@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor
-from torch.distributions import Categorical, Distribution, Normal, TanhTransform, TransformedDistribution
+from torch.distributions import Categorical, Normal, TanhTransform, TransformedDistribution
 from torchrl.modules.distributions.utils import has_analytic_entropy
 
 from recurrl.policy.distributions import (
@@ -20,15 +19,15 @@ from recurrl.policy.distributions import (
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed():
     torch.manual_seed(0)
 
 
-def normal_logits(*shape: int) -> Tensor:
+def normal_logits(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def test_several_choices_are_the_product_of_single_ones() -> None:
+def test_several_choices_are_the_product_of_single_ones():
     logits = normal_logits(7, 9)
     found = MultiCategorical((2, 4, 3), logits)
     parts = [Categorical(logits=part) for part in logits.split((2, 4, 3), -1)]
@@ -40,7 +39,7 @@ def test_several_choices_are_the_product_of_single_ones() -> None:
     torch.testing.assert_close(found.mode, torch.stack([part.mode for part in parts], -1))
 
 
-def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability() -> None:
+def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability():
     logits = normal_logits(5)
     mask = torch.tensor([1, 0, 1, 1, 0], dtype=torch.int8)
     found, allowed = categorical(logits, mask), mask.bool()
@@ -52,7 +51,7 @@ def test_a_mask_makes_a_choice_impossible_and_the_others_share_its_probability()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype: torch.dtype) -> None:
+def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype):
     logits = torch.randn(6, dtype=dtype, requires_grad=True)
     mask = torch.tensor([0, 1, 1, 0, 0, 1])
     found = MultiCategorical((3, 3), logits, mask)
@@ -63,7 +62,7 @@ def test_gradients_through_a_mask_are_finite_and_zero_where_it_forbids(dtype: to
     assert (gradient[1:3] != 0).all()
 
 
-def test_bits_are_independent_and_a_tie_is_zero() -> None:
+def test_bits_are_independent_and_a_tie_is_zero():
     logits = torch.tensor([[0.0, 2.0, -1.0]], dtype=torch.float64)
     found = Binary(logits)
     action = Binary(logits.expand(500, 3)).action_from_noise(torch.randn(500, 3))
@@ -77,7 +76,7 @@ def test_bits_are_independent_and_a_tie_is_zero() -> None:
     assert found.mode.tolist() == [[0, 1, 0]]
 
 
-def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives() -> None:
+def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives():
     loc, scale = torch.randn(4, 2, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64) + 0.2
     found = SquashedGaussian(loc, scale)
     expected = TransformedDistribution(Normal(loc, scale), [TanhTransform()])
@@ -89,7 +88,7 @@ def test_a_squashed_action_has_the_density_that_the_change_of_variables_gives() 
 
 @pytest.mark.parametrize("scale", [0.05, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("loc", [0.0, 1.5, -4.0])
-def test_the_entropy_of_a_squashed_action_is_its_integral(loc: float, scale: float) -> None:
+def test_the_entropy_of_a_squashed_action_is_its_integral(loc, scale):
     parameters = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (loc, scale)]
     before = torch.linspace(-12, 12, 200_001, dtype=torch.float64) * scale + loc  # by the variable before squashing
     normal = Normal(*parameters)
@@ -101,7 +100,7 @@ def test_the_entropy_of_a_squashed_action_is_its_integral(loc: float, scale: flo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_of_a_squashed_actions_log_probability_are_of_the_size_of_a_gaussians(dtype: torch.dtype) -> None:
+def test_gradients_of_a_squashed_actions_log_probability_are_of_the_size_of_a_gaussians(dtype):
     """Also of actions that were rounded to ±1, however far beyond the bound the mean is."""
     means = torch.tensor([*range(-12, 13), -1000.0, -20.0, 20.0, 1000.0], dtype=dtype)
     scales = torch.tensor([0.05, 0.2, 0.5, 1.0, 3.0], dtype=dtype)
@@ -119,9 +118,7 @@ def test_gradients_of_a_squashed_actions_log_probability_are_of_the_size_of_a_ga
 
 
 @pytest.mark.parametrize(("loc", "scale"), [(0.0, 1.0), (6.5, 0.7), (-7.5, 0.5), (20.0, 0.5)])
-def test_the_density_of_a_squashed_action_integrates_to_one_with_what_lies_at_the_bounds(
-    loc: float, scale: float
-) -> None:
+def test_the_density_of_a_squashed_action_integrates_to_one_with_what_lies_at_the_bounds(loc, scale):
     found = SquashedGaussian(torch.tensor([loc]), torch.tensor([scale]))
     width = 8 * torch.finfo(torch.float32).eps
     ends = found.log_prob(torch.tensor([[-1.0], [1.0]])).double().exp().sum() * width
@@ -132,7 +129,7 @@ def test_the_density_of_a_squashed_action_integrates_to_one_with_what_lies_at_th
     assert (ends + inside).item() == pytest.approx(1, abs=1e-4)
 
 
-def joint(shift: float = 0.0) -> Joint:
+def joint(shift=0.0):
     loc = torch.arange(6.0).reshape(3, 2) + shift
     return Joint(
         {
@@ -145,16 +142,16 @@ def joint(shift: float = 0.0) -> Joint:
     )
 
 
-def test_the_parts_of_an_action_add_up() -> None:
+def test_the_parts_of_an_action_add_up():
     found = joint()
     action = found.action_from_noise(torch.randn(3, 9))
     assert isinstance(action, TensorDict)
     assert action["legs", "step"].shape == (3,)
 
-    def total(parts: list[Tensor]) -> Tensor:
+    def total(parts):
         return torch.stack(parts).sum(0)
 
-    parts: dict[object, Distribution] = dict(found.parts)
+    parts = dict(found.parts)
     torch.testing.assert_close(found.log_prob(action), total([p.log_prob(action[k]) for k, p in parts.items()]))
     torch.testing.assert_close(found.entropy(), total([part.entropy() for part in parts.values()]))
     chosen = found.mode
@@ -175,7 +172,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_actions_from_noise_are_distributed_as_samples(kind: str) -> None:
+def test_actions_from_noise_are_distributed_as_samples(kind):
     distribution, size = SAMPLED[kind]
     actions, samples = distribution.action_from_noise(torch.randn(COUNT, size)), distribution.sample()
     assert actions.shape == samples.shape
@@ -190,7 +187,7 @@ def test_actions_from_noise_are_distributed_as_samples(kind: str) -> None:
         assert (torch.corrcoef(values[0].T) - torch.eye(values[0].shape[1])).abs().max() < 0.02
 
 
-def test_noise_in_the_tails_chooses_only_what_is_allowed() -> None:
+def test_noise_in_the_tails_chooses_only_what_is_allowed():
     extremes = torch.tensor([-8.0, -5.5, 0.0, 5.5, 8.0])
     noise = torch.cartesian_prod(*[extremes] * 3)
     found = categorical(torch.zeros(len(noise), 3), torch.tensor([1, 0, 1])).action_from_noise(noise)

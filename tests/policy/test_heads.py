@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from collected import Collect, Compose
 from tasks import CUE, MASKED
-from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
+from torchrl.data import Binary, Categorical, Composite, Unbounded
 
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvError
@@ -14,9 +13,7 @@ from recurrl.policy import LOG_PROB, OBSERVATION, VALUE, make_policy
 
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
 @pytest.mark.parametrize("where", ["info", "observation"])
-def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(
-    where: str, action: str, configure: Compose, collect: Collect
-) -> None:
+def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(where, action, configure, collect):
     config = configure(MASKED, f"env.action_mask_from_info={where == 'info'}".lower(), mask_in=where, action=action)
     policy, batch = collect(config)  # the task refuses what it did not allow
     evaluate(config.env, policy, episodes=5, seed=1)
@@ -29,12 +26,12 @@ def test_what_is_not_allowed_is_not_done_at_random_or_deterministically(
 
 
 @pytest.mark.parametrize("action", ["discrete", "multi_discrete"])
-def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(action: str, configure: Compose) -> None:
+def test_whether_reset_seeds_are_heeded_is_found_by_actions_that_are_allowed(action, configure):
     config = configure(MASKED, mask_in="observation", action=action)
     make_env(config.env, 2, seed=0, groups=2).close()
 
 
-def test_a_mask_changes_the_action_and_nothing_else(configure: Compose, collect: Collect) -> None:
+def test_a_mask_changes_the_action_and_nothing_else(configure, collect):
     policy, batch = collect(configure(MASKED, mask_in="observation", action="discrete"))
     other = batch.select(OBSERVATION, "is_init", *policy.state_keys)[:, 0].clone()
     other[OBSERVATION, "action_mask"] = 1 - other[OBSERVATION, "action_mask"]
@@ -44,13 +41,13 @@ def test_a_mask_changes_the_action_and_nothing_else(configure: Compose, collect:
     assert (log_prob != batch[LOG_PROB][:, 0]).all()
 
 
-def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(configure: Compose, collect: Collect) -> None:
+def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(configure, collect):
     config = configure(MASKED, mask_in="observation", action="multi_discrete", nothing_at=3)
     with pytest.raises(EnvError, match=r"at step 3, returned an action mask that allows no action: \[0 0"):
         collect(config)
 
 
-def test_a_mask_that_the_info_does_not_hold_is_refused(configure: Compose) -> None:
+def test_a_mask_that_the_info_does_not_hold_is_refused(configure):
     config = configure(CUE, "env.action_mask_from_info=true")
     with pytest.raises(EnvError, match=r"returned no info\['action_mask'\]"):
         make_env(config.env, 1, seed=0)
@@ -66,15 +63,13 @@ def test_a_mask_that_the_info_does_not_hold_is_refused(configure: Compose) -> No
         (Categorical(3, shape=(2,)), Binary(3), r"has shape \(3,\), but its actions have 6 choices"),
     ],
 )
-def test_a_mask_that_does_not_go_with_the_action_is_refused(
-    action: TensorSpec, mask: TensorSpec, sentence: str, compose: Compose
-) -> None:
+def test_a_mask_that_does_not_go_with_the_action_is_refused(action, mask, sentence, compose):
     observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=mask))
     with pytest.raises(ConfigError, match=sentence):
         make_policy(compose("device=cpu"), observation, action)
 
 
-def test_the_first_policy_is_uniform_over_what_is_allowed(compose: Compose) -> None:
+def test_the_first_policy_is_uniform_over_what_is_allowed(compose):
     observation = Composite(observation=Composite(seen=Unbounded((2,)), action_mask=Binary(4)))
     policy = make_policy(compose("device=cpu", "cell=none"), observation, Categorical(4))
     seen = {"seen": torch.randn(9, 2), "action_mask": torch.tensor([[0, 1, 0, 1]] * 9)}

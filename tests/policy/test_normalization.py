@@ -7,7 +7,7 @@ from recurrl.errors import NonFiniteError
 from recurrl.policy.normalization import ObservationNormalizer, RewardScaler, RunningMoments, RunningScale
 
 
-def test_moments_of_parts_equal_those_of_the_whole() -> None:
+def test_moments_of_parts_equal_those_of_the_whole():
     torch.manual_seed(0)
     samples = torch.randn(5, 7, 3) * torch.tensor([1.0, 10.0, 0.1]) + torch.tensor([0.0, 100.0, -3.0])
     moments = RunningMoments(3)
@@ -19,13 +19,13 @@ def test_moments_of_parts_equal_those_of_the_whole() -> None:
     assert moments.count == 35
 
 
-def test_observations_pass_unchanged_until_statistics_are_known() -> None:
+def test_observations_pass_unchanged_until_statistics_are_known():
     normalizer = ObservationNormalizer(2)
     observation = torch.tensor([[0.5, -2.0]])
     torch.testing.assert_close(normalizer(observation), observation)
 
 
-def test_normalised_observations_have_zero_mean_and_unit_deviation() -> None:
+def test_normalised_observations_have_zero_mean_and_unit_deviation():
     torch.manual_seed(0)
     normalizer = ObservationNormalizer(2)
     samples = torch.randn(4000, 2) * 3 + 5
@@ -36,7 +36,7 @@ def test_normalised_observations_have_zero_mean_and_unit_deviation() -> None:
     assert normalised.dtype == samples.dtype
 
 
-def test_the_statistics_in_use_are_replaced_when_the_number_of_observations_has_doubled() -> None:
+def test_the_statistics_in_use_are_replaced_when_the_number_of_observations_has_doubled():
     normalizer = ObservationNormalizer(1)
     replaced = []
     for iteration in range(1, 20):
@@ -48,18 +48,18 @@ def test_the_statistics_in_use_are_replaced_when_the_number_of_observations_has_
     assert replaced == [1, 2, 4, 8, 16]
 
 
-def test_an_outlier_is_clipped() -> None:
+def test_an_outlier_is_clipped():
     normalizer = ObservationNormalizer(1)
     normalizer.observe(torch.randn(100, 1))
     assert normalizer(torch.tensor([[1e9]])).item() == 10.0
 
 
-def test_rewards_are_scaled_by_the_constant() -> None:
+def test_rewards_are_scaled_by_the_constant():
     scaler = RewardScaler(2, 0.9, 0.05, running=False)
     torch.testing.assert_close(scaler(torch.ones(2, 3)), torch.full((2, 3), 0.05))
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
     gamma = 0.9
     rewards = torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, -1.0, 1.0, 5.0]])
     is_init = torch.tensor([[True, False, True, False], [True, False, False, False]])
@@ -77,7 +77,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None
     torch.testing.assert_close(scaler(rewards), rewards / deviation)
 
 
-def test_small_and_rare_rewards_are_not_amplified() -> None:
+def test_small_and_rare_rewards_are_not_amplified():
     scaler = RewardScaler(2, 0.9, 1.0, running=True)
     rewards = torch.tensor([[0.0, 0.0, 0.25], [0.0, 0.0, 0.0]])
     scaler.observe(rewards, torch.zeros(2, 3, dtype=torch.bool))
@@ -85,12 +85,12 @@ def test_small_and_rare_rewards_are_not_amplified() -> None:
 
 
 @pytest.mark.parametrize("module", [RunningMoments(2), ObservationNormalizer(2), RewardScaler(2, 0.9, 1.0, True)])
-def test_statistics_are_part_of_the_saved_state(module: torch.nn.Module) -> None:
+def test_statistics_are_part_of_the_saved_state(module):
     assert any("variance" in key for key in module.state_dict())
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf, 1e200])
-def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong: float) -> None:
+def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong):
     normalizer = ObservationNormalizer(2)
     normalizer.observe(torch.randn(3, 4, 2))
     before = {name: value.clone() for name, value in normalizer.state_dict().items()}
@@ -101,7 +101,7 @@ def test_statistics_refuse_what_is_not_finite_and_stay_as_they_were(wrong: float
     assert all(torch.equal(value, before[name]) for name, value in normalizer.state_dict().items())
 
 
-def test_a_running_scale_follows_what_is_seen_and_does_not_begin_at_zero() -> None:
+def test_a_running_scale_follows_what_is_seen_and_does_not_begin_at_zero():
     scale = RunningScale()
     assert scale.value == 1.0
     scale.update(torch.tensor([3.0, -3.0]))
@@ -112,7 +112,7 @@ def test_a_running_scale_follows_what_is_seen_and_does_not_begin_at_zero() -> No
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_batch_that_is_not_finite_leaves_the_running_scale_as_it_is(bad: float) -> None:
+def test_a_batch_that_is_not_finite_leaves_the_running_scale_as_it_is(bad):
     scale = RunningScale()
     scale.update(torch.tensor([2.0]))
     scale.update(torch.tensor([bad, 1.0]))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from collected import Compose, fresh_policy, rollouts
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor, nn
+from collected import fresh_policy, rollouts
+from tensordict import TensorDict
+from torch import nn
 from torch.distributions import Beta
 from torch.nn import functional
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
@@ -27,14 +27,14 @@ from recurrl.recurrent import GRUModule, LSTMModule
 B, T, H = 5, 7, 6
 
 
-def cell(kind: str, prefix: str = "", layers: int = 2) -> nn.Module:
+def cell(kind, prefix="", layers=2):
     make = {"gru": GRUModule, "lstm": LSTMModule}[kind]
     names = [f"{prefix}{name}" for name in (["h"] if kind == "gru" else ["h", "c"])]
     out_keys = ["y", *(("next", name) for name in names)]
     return make(3, H, layers, in_keys=["x", *names], out_keys=out_keys, recurrent_backend="reference")
 
 
-def make(kind: str, critic: str = "shared") -> Policy:
+def make(kind, critic="shared"):
     torch.manual_seed(0)
     own = None if critic == "shared" else Trunk(nn.Identity(), cell(kind, "critic_"))
     actor = ActionHead(nn.Linear(H, 4), categorical, noise_size=4)
@@ -43,7 +43,7 @@ def make(kind: str, critic: str = "shared") -> Policy:
 
 @pytest.mark.parametrize("critic", ["shared", "own"])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_sequence_is_its_steps(kind: str, critic: str) -> None:
+def test_a_sequence_is_its_steps(kind, critic):
     policy = make(kind, critic)
     observation, is_init = torch.randn(B, T, 3), torch.rand(B, T) < 0.3
     state = policy.initial_state(B)
@@ -74,7 +74,7 @@ ACTIONS = {
 
 @pytest.mark.parametrize("noise", ["independent", "correlated", "none"])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_step_is_a_pure_function(action: str, noise: str, small: Compose) -> None:
+def test_a_step_is_a_pure_function(action, noise, small):
     correlation = 0.9 if noise == "correlated" else 0.0
     config = small(
         f"policy.noise_correlation={correlation}", "policy.bounded_action=tanh", "algorithm.critic=recurrent"
@@ -105,7 +105,7 @@ def test_a_step_is_a_pure_function(action: str, noise: str, small: Compose) -> N
     assert not torch.isclose(fresh.value[~is_init], first.value[~is_init]).any()
 
 
-def test_states_are_zeroed_in_one_place() -> None:
+def test_states_are_zeroed_in_one_place():
     package = Path(recurrl.__file__).parent
     zeroing = re.compile(
         r"(masked_fill|where\(|\* ?~).*(is_init|begins).*state|state.*(masked_fill|\* ?\(?~).*(is_init|begins)"
@@ -114,7 +114,7 @@ def test_states_are_zeroed_in_one_place() -> None:
     assert found == ["recurrent/layer.py"]
 
 
-def test_actions_of_a_head_without_noise_size_are_drawn_by_torch() -> None:
+def test_actions_of_a_head_without_noise_size_are_drawn_by_torch():
     policy = make("gru")
     policy.actor_head = ActionHead(nn.Linear(H, 2), lambda logits: Beta(*logits.exp().unsqueeze(-1).unbind(-2)))
     assert policy.noise_size == 0
@@ -125,14 +125,14 @@ def test_actions_of_a_head_without_noise_size_are_drawn_by_torch() -> None:
     assert torch.equal(step.action, step.distribution.sample())
 
 
-def test_a_state_that_is_not_finite_does_not_survive_a_reset() -> None:
+def test_a_state_that_is_not_finite_does_not_survive_a_reset():
     policy = make("lstm")
     state = {key: torch.full((B, 2, H), torch.nan) for key in policy.state_keys}
     _, log_prob, value, new, _ = policy.step(torch.randn(B, 3), state, torch.ones(B, dtype=torch.bool))
     assert all(each.isfinite().all() for each in (log_prob, value, *new.values()))
 
 
-def test_two_states_of_one_name_are_refused() -> None:
+def test_two_states_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"Two recurrent states of a policy have the same name: \['h', 'h'\]"):
         Policy(Trunk(nn.Identity(), cell("gru")), nn.Identity(), nn.Identity(), Trunk(nn.Identity(), cell("gru")))
 
@@ -140,31 +140,29 @@ def test_two_states_of_one_name_are_refused() -> None:
 class Function(nn.Module):
     """No parameters and no submodules."""
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation):
         return functional.pad(observation, (0, 6)).sin()
 
 
 class Buffered(nn.Module):
     """A buffer of its own, and statistics that it takes in when asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("shift", torch.linspace(-1, 1, 8))
         self.register_buffer("seen", torch.zeros(()))
         self.layer = nn.Linear(2, 8)
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation):
         return (self.layer(observation) + self.shift).tanh()
 
-    def observe(self, observation: Tensor) -> None:
+    def observe(self, observation):
         self.seen += observation[..., 0].numel()
 
 
 @pytest.mark.parametrize("kind", [Function, Buffered])
 @pytest.mark.parametrize("where", ["encoder", "trunk"])
-def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
-    where: str, kind: type[nn.Module], small: Compose
-) -> None:
+def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(where, kind, small):
     config = small("env.max_episode_steps=11", *(["cell=none"] if where == "trunk" else []))
     made, own = fresh_policy(config), kind()
     policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
@@ -178,7 +176,7 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(
         assert own.seen == config.frames_per_batch
 
 
-def test_nested_observations_may_be_dicts_or_tensordicts(small: Compose) -> None:
+def test_nested_observations_may_be_dicts_or_tensordicts(small):
     spec = Composite(observation=Composite(inner=Composite(a=Unbounded((2,))), b=Categorical(3), action_mask=Binary(4)))
     policy = make_policy(small(), spec, Categorical(4))
     plain = {
@@ -192,13 +190,13 @@ def test_nested_observations_may_be_dicts_or_tensordicts(small: Compose) -> None
 
 
 @pytest.mark.parametrize("critic", ["shared", "recurrent"])
-def test_the_tensordict_module_is_the_policy(critic: str, small: Compose) -> None:
+def test_the_tensordict_module_is_the_policy(critic, small):
     config = small("cell=lstm", f"algorithm.critic={critic}")
     policy = fresh_policy(config)
     module = PolicyModule(policy)
     env = make_env(config.env, 4, seed=0, policy=policy)
     with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-        rows: TensorDictBase = env.rollout(16, module, break_when_any_done=False)
+        rows = env.rollout(16, module, break_when_any_done=False)
     env.close()
     observation, state, is_init = policy.inputs(rows)
     distribution, value, ends, _ = policy.sequence(observation, state, is_init)
@@ -212,7 +210,7 @@ def test_the_tensordict_module_is_the_policy(critic: str, small: Compose) -> Non
     assert all(torch.equal(again["next", key], state) for key, state in ends.items())
 
 
-def test_the_tensordict_module_takes_a_single_environment(small: Compose) -> None:
+def test_the_tensordict_module_takes_a_single_environment(small):
     policy = make_policy_for(small())
     starts, state = torch.ones(1, dtype=torch.bool), torch.zeros(1, 8)
     alone = TensorDict({"observation": torch.randn(2), "is_init": starts, "recurrent_state": state})

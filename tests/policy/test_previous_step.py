@@ -4,11 +4,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import Collect, Compose
 from gymnasium import spaces
 from tasks import ACTIONS, CUE
-from tensordict import TensorDictBase
-from torch import Tensor
 from torch.nn import functional
 
 from recurrl.algorithms.advantages import next_values
@@ -19,7 +16,7 @@ from recurrl.policy import ACTION, OBSERVATION
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 
 
-def flat(kind: str, action: Tensor | TensorDictBase) -> Tensor:
+def flat(kind, action):
     """An action as the policy is shown it afterwards."""
     if kind == "discrete":
         return functional.one_hot(action, 4).float()
@@ -34,9 +31,7 @@ def flat(kind: str, action: Tensor | TensorDictBase) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(
-    kind: str, configure: Compose, collect: Collect
-) -> None:
+def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(kind, configure, collect):
     _, batch = collect(configure(CUE, *PREVIOUS, action=kind))
     done = flat(kind, batch[ACTION])
     after, now = batch["next", OBSERVATION], batch[OBSERVATION]
@@ -54,7 +49,7 @@ def test_the_previous_step_is_shown_and_forgotten_where_an_episode_starts(
     assert (after["previous_reward"][:, :-1][starts.squeeze(-1)] != 0).any()  # or nothing was forgotten
 
 
-def test_the_bootstrap_sees_the_step_that_was_cut_off(configure: Compose, collect: Collect) -> None:
+def test_the_bootstrap_sees_the_step_that_was_cut_off(configure, collect):
     config = configure(CUE, *PREVIOUS, "env.max_episode_steps=3", delay=9)
     policy, batch = collect(config)
     truncated = batch["next", "truncated"].squeeze(-1)
@@ -68,19 +63,19 @@ def test_the_bootstrap_sees_the_step_that_was_cut_off(configure: Compose, collec
     assert (policy.step(blind, state)[2] != value).any()
 
 
-def test_the_cell_takes_action_and_reward_as_they_are(configure: Compose, collect: Collect) -> None:
+def test_the_cell_takes_action_and_reward_as_they_are(configure, collect):
     policy, _ = collect(configure(CUE, *PREVIOUS, "cell=lstm", observation="discrete"))
     assert policy.trunk.core.layers.weight_ih_l0.shape[1] == 8 + 4 + 1
 
 
-class Taken(gymnasium.Env):  # type: ignore[type-arg]
+class Taken(gymnasium.Env):
     """An environment that shows a previous action by itself."""
 
     observation_space = spaces.Dict({"previous_action": spaces.Box(0, 1, (2,), np.float32)})
     action_space = spaces.Discrete(2)
 
 
-def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure: Compose) -> None:
+def test_an_environment_that_shows_the_previous_action_itself_is_not_overruled(configure):
     gymnasium.register("recurrl-test/Taken-v0", entry_point=Taken)
     config = configure("recurrl-test/Taken-v0", "env.previous_action=true")
     with pytest.raises(ConfigError, match=r"env\.previous_action adds the entry previous_action .* already has one"):

@@ -1,14 +1,10 @@
 """Trunks: encoders' layers, batch dimensions and dtypes."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from collected import Collect, Compose
 from tasks import CUE
 from tensordict import TensorDict
-from torch import Size, Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from recurrl.build import make_policy_for, set_process_state
@@ -16,7 +12,7 @@ from recurrl.envs import make_env
 from recurrl.policy import PolicyModule, Trunk
 
 
-def test_layer_normalisation_normalises_the_encoders_layers(configure: Compose, collect: Collect) -> None:
+def test_layer_normalisation_normalises_the_encoders_layers(configure, collect):
     policy, batch = collect(configure(CUE, "encoder.layer_norm=true", "env.normalize_observation=false"))
     encoder, observation = policy.trunk.encoder, batch[:, 0]["observation"]
     layer = encoder[1](observation)
@@ -24,7 +20,7 @@ def test_layer_normalisation_normalises_the_encoders_layers(configure: Compose, 
 
 
 @pytest.mark.parametrize("cell", ["gru", "none"])
-def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell: str, configure: Compose) -> None:
+def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell, configure):
     options = (f"cell={cell}", "env.previous_action=true")
     config = configure(CUE, *options, observation="dict", action="dict")
     torch.set_default_dtype(torch.float64)
@@ -46,22 +42,22 @@ def test_a_policy_in_float64_is_made_and_acts_the_same_each_time(cell: str, conf
 class Attending(nn.Module):
     """An ordinary network for one batch dimension, of all entries of a mapping, which remembers what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.convolution = nn.Conv1d(1, 2, 3)
-        self.shapes: list[tuple[Size, Size]] = []
+        self.shapes = []
 
-    def forward(self, observation: Any) -> Tensor:
+    def forward(self, observation):
         vector, number = observation["vector"], observation["more"]["number"]
         self.shapes.append((vector.shape, number.shape))
         return (self.convolution(vector[:, None]) * number[:, None]).flatten(1)
 
-    def observe(self, observation: Any) -> None:
+    def observe(self, observation):
         self(observation)
 
 
 @pytest.mark.parametrize("kind", [dict, TensorDict], ids=["dict", "TensorDict"])
-def test_an_encoder_sees_one_batch_dimension(kind: Callable[..., Any]) -> None:
+def test_an_encoder_sees_one_batch_dimension(kind):
     encoder = Attending()
     trunk = Trunk(encoder)
     observation = {"vector": torch.randn(5, 7, 4), "more": {"number": torch.randn(5, 7, 1)}}

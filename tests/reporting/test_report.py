@@ -1,15 +1,11 @@
 """``recurrl-report``, ``recurrl-compare`` and the end of a sweep: the same figures about the same runs."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -29,18 +25,18 @@ TITLES = (
 )
 
 
-def write_run(run: Path, overrides: str, **summary: Any) -> None:
+def write_run(run, overrides, **summary):
     (run / ".hydra").mkdir(parents=True)
     (run / ".hydra/overrides.yaml").write_text(overrides)
     (run / "summary.json").write_text(json.dumps(summary))
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def sweep(tmp_path):
     """A sweep of two cells and three seeds, one of which failed."""
     for number, (cell, seed) in enumerate((cell, seed) for cell in ("gru", "none") for seed in range(3)):
         run, value = tmp_path / "sweep" / str(number), 100.0 * seed + (50 if cell == "gru" else 0)
-        summary: dict[str, Any] = {"status": "failed", "frames": 0, "error": "ValueError: <b>bold</b> & more"}
+        summary = {"status": "failed", "frames": 0, "error": "ValueError: <b>bold</b> & more"}
         if number != 5:
             summary = {"status": "completed", "frames": 1000, "wall_time_s": 10.0, "collect_time_s": 2.0, "seed": seed}
             summary |= {"learn_time_s": 4.0, "startup_time_s": 1.0, "compile_time_s": None, "frames_per_s": 160.0}
@@ -53,14 +49,14 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
-def report(path: Path, output: Path | None = None) -> str:
+def report(path, output=None):
     """The page without its script."""
     page = write_report(results_of(path), [path], output)
     assert page == (output or path / "report.html")
     return re.sub(r"<script.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep: Path) -> None:
+def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep):
     text = report(sweep)
     assert [title for title in TITLES if title not in text] == []
     assert not re.search(r"""(?:src|href)\s*=\s*["']?(?!data:)""", text)
@@ -72,9 +68,7 @@ def test_a_sweep_is_one_page_that_asks_for_nothing_else(sweep: Path) -> None:
     assert "Entropy gone: 0.0001 nats" in text
 
 
-def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(
-    sweep: Path, recurrl_compare: Any, console: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_failed_and_a_copied_run_count_nowhere_and_are_named(sweep, recurrl_compare, console, tmp_path, capsys):
     shutil.copytree(sweep / "1", sweep / "6")
     rows = {
         "gru": "3 150.0 100.0 -98.4 to 398.4 150.0 50.0 250.0",
@@ -109,7 +103,7 @@ DONE = {"status": "completed", "seed": 0, "eval_return_mean": 1.0}
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted", "stopped", "unfinished"])
-def test_a_run_that_did_not_complete_is_left_out(status: str, tmp_path: Path) -> None:
+def test_a_run_that_did_not_complete_is_left_out(status, tmp_path):
     (group,) = grouped([Result("it", tmp_path, {}, DONE | {"status": status})])
     assert (group.left_out, group.seeds) == ({"it": status}, [])
 
@@ -123,16 +117,14 @@ def test_a_run_that_did_not_complete_is_left_out(status: str, tmp_path: Path) ->
         ({"seed": 1}, None),
     ],
 )
-def test_what_is_not_another_seed_is_left_out(changed: dict[str, Any], why: str | None, tmp_path: Path) -> None:
+def test_what_is_not_another_seed_is_left_out(changed, why, tmp_path):
     first, second = Result("first", tmp_path, {}, DONE), Result("second", tmp_path, {}, DONE | changed)
     (group,) = grouped([first, second])
     assert group.left_out == ({"second": why} if why else {})
     assert group.seeds == ([first] if why else [first, second])
 
 
-def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(
-    finished_run: Path, recurrl_compare: Any, tmp_path: Path
-) -> None:
+def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(finished_run, recurrl_compare, tmp_path):
     write_run(tmp_path / "sweep/0", "- lr=abc\n- seed=0\n", status="failed", frames=0, error="ConfigError: lr")
     shutil.copytree(finished_run, tmp_path / "sweep/1")
     (tmp_path / "sweep/1/.hydra").mkdir(exist_ok=True)
@@ -144,7 +136,7 @@ def test_a_job_that_was_rejected_differs_from_the_others_in_its_overrides_only(
 
 # By scipy.stats.t.interval(0.95, count - 1, 0, 1 / sqrt(count)); fewer than three have no interval.
 @pytest.mark.parametrize(("count", "half"), [(3, 2.4841), (4, 1.5912), (11, 0.67181), (12, 0.63537), (20, 0.46801)])
-def test_the_interval_of_a_mean_is_students(count: int, half: float) -> None:
+def test_the_interval_of_a_mean_is_students(count, half):
     assert interval_95(10.0, 1.0, count) == pytest.approx((10 - half, 10 + half), rel=1e-3)
     assert {interval_95(10.0, 1.0, few) for few in range(3)} == {None}
 
@@ -169,20 +161,20 @@ inf        1      inf ± 1
 
 
 @pytest.mark.parametrize("line", SCALES.strip().splitlines())
-def test_returns_have_the_digits_that_their_scale_needs(line: str) -> None:
+def test_returns_have_the_digits_that_their_scale_needs(line):
     mean, std, text = line.split(maxsplit=2)
     form = return_format(float(mean), float(std))
     assert f"{float(mean):{form}} ± {float(std):{form}}" == text
 
 
 @pytest.mark.parametrize("key", Report(0.0).summary())
-def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key: str, tmp_path: Path) -> None:
+def test_a_value_of_the_wrong_type_in_a_summary_names_file_and_key(key, tmp_path):
     write_run(tmp_path / "0", "[]", **{key: [1]})
     with pytest.raises(ConfigError, match=rf"0/summary.json was not written by a run: {key} must be .* \(got \[1\]\)"):
         results_of(tmp_path)
 
 
-def test_a_metric_that_has_one_value_has_no_curve(sweep: Path) -> None:
+def test_a_metric_that_has_one_value_has_no_curve(sweep):
     for metrics in sweep.glob("*/metrics.csv"):
         metrics.write_text(f"{HEADER}\n100,1.0,\n200,2.0,3.0\n")
     text = report(sweep)
@@ -190,7 +182,7 @@ def test_a_metric_that_has_one_value_has_no_curve(sweep: Path) -> None:
     assert "<h2>Return of training" in text
 
 
-def test_a_run_that_wrote_nothing_is_named_and_half_a_row_is_left_out(sweep: Path) -> None:
+def test_a_run_that_wrote_nothing_is_named_and_half_a_row_is_left_out(sweep):
     (sweep / "2/summary.json").unlink()
     (sweep / "2/metrics.csv").unlink()
     (sweep / "0/metrics.csv").write_text(f"{HEADER}\n100,1.0,2.0\n200,nan,3.0\n300,1")  # killed as it wrote a row
@@ -199,13 +191,13 @@ def test_a_run_that_wrote_nothing_is_named_and_half_a_row_is_left_out(sweep: Pat
     assert "2: unfinished: it wrote no summary" in report(sweep)
 
 
-def test_a_video_is_inside_the_page(sweep: Path) -> None:
+def test_a_video_is_inside_the_page(sweep):
     (sweep / "0/video").mkdir()
     (sweep / "0/video/replay.gif").write_bytes(b"GIF89a")
     assert f'src="data:image/gif;base64,{base64.b64encode(b"GIF89a").decode()}"' in report(sweep)
 
 
-def test_a_folder_without_runs_is_an_error(console: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_an_error(console, tmp_path):
     done = console("recurrl-report", ".", cwd=tmp_path)
     assert (done.code, done.err[:29]) == (1, "error: . holds neither a run ")
 
@@ -214,7 +206,7 @@ def test_a_folder_without_runs_is_an_error(console: Callable[..., Any], tmp_path
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which is not installed")
 @pytest.mark.parametrize("width", [1040, 390])
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
-def test_a_browser_draws_it(scheme: int, width: int, sweep: Path, tmp_path: Path) -> None:
+def test_a_browser_draws_it(scheme, width, sweep, tmp_path):
     report(sweep)
     page, shot = (sweep / "report.html").as_uri(), tmp_path / "shot.png"
     command = [

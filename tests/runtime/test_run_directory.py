@@ -1,7 +1,5 @@
 """The directory of a run, and how it is found again."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The lock of a run directory: one holder, by name, until its process has ended."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -34,7 +32,7 @@ def holder(tmp_path):
     """Another process, which holds the lock."""
     started = []
 
-    def holder(*arguments: str) -> subprocess.Popen[str]:
+    def holder(*arguments):
         command = [sys.executable, "-c", HOLDER, str(tmp_path), *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         started.append(process)

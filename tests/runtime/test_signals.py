@@ -1,19 +1,16 @@
 """Signals: held back while something is under way, raised otherwise."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from recurrl.runtime.signals import SIGNALS, Interrupted, StopRequest, stop_request
+from recurrl.runtime.signals import SIGNALS, Interrupted, stop_request
 
 
-def send(*numbers: int) -> None:
+def send(*numbers):
     for number in numbers:
         os.kill(os.getpid(), number)
 
@@ -29,7 +26,7 @@ def test_a_signal_interrupts_at_once_with_the_exit_code_that_shells_use(number):
 def test_a_signal_that_is_held_back_interrupts_when_the_block_ends(number):
     done = []
 
-    def work(request: StopRequest) -> None:
+    def work(request):
         assert not request.made
         send(number)
         assert request.made
@@ -63,7 +60,7 @@ def test_a_signal_that_torchrun_passes_on_to_a_rank_that_had_it_already_is_no_se
 
 
 @contextmanager
-def standard_error(writer: int) -> Iterator[None]:
+def standard_error(writer):
     """Has this process write its standard error there."""
     kept = os.dup(2)
     os.dup2(writer, 2)
@@ -75,11 +72,11 @@ def standard_error(writer: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("make", "end"), [(os.pipe, "\n"), (pty.openpty, "\r\n")], ids=["file", "terminal"])
-def test_the_first_signal_that_is_held_back_says_so_at_once(make: Callable[[], tuple[int, int]], end: str) -> None:
-    said: list[str] = []
+def test_the_first_signal_that_is_held_back_says_so_at_once(make, end):
+    said = []
     reader, writer = make()
 
-    def work() -> None:
+    def work():
         os.write(2, b"25% |")
         send(signal.SIGUSR1)
         while "moment" not in "".join(said):
@@ -94,7 +91,7 @@ def test_the_first_signal_that_is_held_back_says_so_at_once(make: Callable[[], t
 
 
 def test_an_error_within_the_block_is_not_hidden_by_the_signal():
-    def fail() -> None:
+    def fail():
         send(signal.SIGTERM)
         raise ZeroDivisionError
 

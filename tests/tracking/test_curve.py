@@ -3,7 +3,6 @@ import warnings
 
 import numpy
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
@@ -44,17 +43,17 @@ def plot(tmp_path, monkeypatch):
     return plot
 
 
-def line_of(axes: Axes, label):
+def line_of(axes, label):
     [line] = [line for line in axes.lines if line.get_label() == label]
     return list(zip(*line.get_data(), strict=True))
 
 
-def points_of(axes: Axes):
+def points_of(axes):
     [points] = axes.containers
     return list(zip(*points.lines[0].get_data(), strict=True))
 
 
-def bars_of(axes: Axes):
+def bars_of(axes):
     [points] = axes.containers
     segments = points.lines[2][0].get_segments()
     return [tuple(segment[:, 1]) for segment in segments if segment.size and numpy.isfinite(segment).all()]
@@ -90,9 +89,7 @@ def test_an_evaluation_without_a_spread_is_a_point_without_a_bar(plot, spread):
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [[], [(10, {TRAIN: math.nan})], [(10, {"loss/critic": 1.0})]],
-    ids=["no row", "nan", "no such column"],
+    "rows", [[], [(10, {TRAIN: math.nan})], [(10, {"loss/critic": 1.0})]], ids=["no row", "nan", "no such column"]
 )
 def test_a_run_without_a_finished_episode_gives_labelled_axes_that_say_so(plot, tmp_path, rows):
     axes = plot(rows, rendered=True)

@@ -1,8 +1,6 @@
 """``wandb agent`` runs the example's sweep with a command that ``recurrl-train`` takes."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +10,7 @@ SWEEP = yaml.safe_load((Path(__file__).parents[2] / "examples/wandb/sweep.yaml")
 
 
 @pytest.mark.parametrize("which", [0, -1])
-def test_its_command_is_accepted(which: int, recurrl_train: Callable[..., Any], tmp_path: Path) -> None:
+def test_its_command_is_accepted(which, recurrl_train, tmp_path):
     chosen = {
         name: {"value": parameter["values"][which] if "values" in parameter else parameter[("min", "max")[which]]}
         for name, parameter in SWEEP["parameters"].items()
@@ -24,6 +22,6 @@ def test_its_command_is_accepted(which: int, recurrl_train: Callable[..., Any], 
     recurrl_train(*fixed, *arguments, "--cfg", "job", cwd=tmp_path).succeeded()
 
 
-def test_its_metric_is_one_that_runs_log() -> None:
+def test_its_metric_is_one_that_runs_log():
     glossary = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
     assert f"`{SWEEP['metric']['name']}`" in glossary

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,22 +22,22 @@ def online(logger_options):
     return logger_options("wandb", mode="online")
 
 
-def trackers_of(options, run_dir: Path, resumed: Resumed | None = None):
+def trackers_of(options, run_dir, resumed=None):
     run_dir.mkdir(exist_ok=True)
     settings = {"seed": 0, "resume": None if resumed is None else str(run_dir)}
     return make_trackers(options, run_dir, settings, resumed)
 
 
-def log(trackers, *frames: int) -> None:
+def log(trackers, *frames):
     for count in frames:
         trackers.log(count, {"loss/critic": count / 10})
 
 
-def recorded(server: WandbServer, run_id: str) -> list[tuple[int, int]]:
+def recorded(server, run_id):
     return [(row["frames"], row["_step"]) for row in server.history[run_id]]
 
 
-def frames_in(run: Path) -> list[int]:
+def frames_in(run):
     return [int(row["frames"]) for row in metrics(run)]
 
 
@@ -98,7 +97,7 @@ def test_a_run_resumed_offline_uploads_as_one_run_with_increasing_steps(trained,
 
 
 @contextmanager
-def server_that(behaves: str) -> Iterator[str]:
+def server_that(behaves):
     """The address of a server."""
     if behaves == "rejects the key":
         server = WandbServer(status=401)

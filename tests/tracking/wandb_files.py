@@ -2,13 +2,11 @@
 
 import json
 import struct
-from pathlib import Path
-from typing import Any
 
 from wandb.proto.wandb_internal_pb2 import Record
 
 
-def records(run_dir: Path) -> list[Record]:
+def records(run_dir):
     """The records of a directory's only wandb run, from the file that ``wandb sync`` uploads.
 
     The file is a LevelDB log behind a header of 7 bytes: blocks of 32 KiB with chunks of a checksum, a length, a type
@@ -17,7 +15,7 @@ def records(run_dir: Path) -> list[Record]:
     [path] = run_dir.glob("wandb/offline-run-*/*.wandb")
     data = path.read_bytes()
     assert data[:4] == b":W&B"
-    found: list[Record] = []
+    found = []
     parts, position = b"", 7
     while position < len(data):
         left = 32768 - position % 32768
@@ -33,12 +31,12 @@ def records(run_dir: Path) -> list[Record]:
     return found
 
 
-def only(found: list[Record], kind: str) -> list[Any]:
+def only(found, kind):
     """The records of a kind."""
     return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
 
 
-def history(found: list[Record]) -> list[dict[str, Any]]:
+def history(found):
     """The metrics logged at each step: nested keys joined, values decoded from JSON."""
     return [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in step.item}
@@ -46,6 +44,6 @@ def history(found: list[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def config_of(run: Any) -> dict[str, Any]:
+def config_of(run):
     """The configuration in the record of a run."""
     return {item.key: json.loads(item.value_json) for item in run.config.update}

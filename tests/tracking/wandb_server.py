@@ -4,14 +4,12 @@ import gzip
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 REJECTED = {"errors": [{"message": "user is not logged in"}]}
@@ -30,7 +28,7 @@ class Artifact:
     files: dict[str, bytes] = field(default_factory=dict)
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self):
         return json.loads(self.request["metadata"])
 
 
@@ -45,45 +43,45 @@ class WandbServer:
         rejection: why artifacts are rejected; empty to accept them.
     """
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status=200):
         """Answers every request with ``status``; anything but 200 is an error."""
-        self.history: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        self.completed: dict[str, list[int]] = defaultdict(list)
-        self.artifacts: dict[str, Artifact] = {}
-        self.views: list[dict[str, Any]] = []
+        self.history = defaultdict(list)
+        self.completed = defaultdict(list)
+        self.artifacts = {}
+        self.views = []
         self.rejection = ""
         self.status = status
-        self._begun: list[Artifact] = []
-        self._connections: set[socket.socket] = set()
+        self._begun = []
+        self._connections = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self._server.server_port}"
 
-    def stop(self) -> None:
+    def stop(self):
         """Closes the port and all connections."""
         self._server.shutdown()
         self._server.server_close()
         for connection in list(self._connections):
             connection.close()
 
-    def _handler(outer) -> type[BaseHTTPRequestHandler]:  # noqa: N805  (the handler has its own self)
+    def _handler(outer):  # noqa: N805  (the handler has its own self)
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def setup(self) -> None:
+            def setup(self):
                 super().setup()
                 outer._connections.add(self.connection)
 
-            def finish(self) -> None:
+            def finish(self):
                 outer._connections.discard(self.connection)
                 super().finish()
 
-            def do_POST(self) -> None:
+            def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
@@ -96,12 +94,12 @@ class WandbServer:
 
             do_GET = do_PUT = do_POST
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, *_):
                 """Suppresses the request log."""
 
         return Handler
 
-    def _answer(self, path: str, body: bytes) -> dict[str, Any]:
+    def _answer(self, path, body):
         if path == "/graphql":
             query = json.loads(body)
             named = re.search(r"(?:query|mutation)\s+(\w+)", query["query"])
@@ -132,7 +130,7 @@ class WandbServer:
             self._begun[int(uploaded[1])].files[uploaded[2]] = body
         return {}
 
-    def _receive(self, run: str, body: dict[str, Any]) -> None:
+    def _receive(self, run, body):
         rows = body.get("files", {}).get("wandb-history.jsonl")
         if rows is not None:
             # Like the real server, data sent at an offset replaces what was there.
@@ -140,21 +138,21 @@ class WandbServer:
         if body.get("complete"):
             self.completed[run].append(body["exitcode"])
 
-    def _viewer(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _viewer(self, query):
         viewer = {"id": "viewer", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
         return {"viewer": viewer}
 
-    def _view(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _view(self, query):
         self.views.append(query)
         return {"upsertView": {"view": {"id": "view", "name": query["name"]}, "inserted": True}}
 
-    def _upserted(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _upserted(self, query):
         self.history[query["name"]]
         project = {"id": "project", "name": query.get("project") or "p", "entity": {"id": "entity", "name": "me"}}
         bucket = {"id": "bucket", "name": query["name"], "displayName": query.get("displayName"), "project": project}
         return {"upsertBucket": {"bucket": {**bucket, "historyLineCount": None}, "inserted": True}}
 
-    def _resume_status(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _resume_status(self, query):
         model = {"id": "project", "name": "p", "entity": {"id": "entity", "name": "me"}, "bucket": None}
         if query["name"] not in self.history:
             return {"model": model}
@@ -165,22 +163,22 @@ class WandbServer:
         bucket |= {"summaryMetrics": json.dumps(rows[-1] if rows else {}), "config": "{}", "wandbConfig": '{"t": 1}'}
         return {"model": {**model, "bucket": bucket}}
 
-    def _files(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _files(self, query):
         files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in query["files"]]
         return {"createRunFiles": {"runID": "bucket", "uploadHeaders": [], "files": files}}
 
-    def _artifact(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _artifact(self, query):
         self._begun.append(Artifact(query["input"]))
         number = str(len(self._begun) - 1)
         artifact = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
         return {"createArtifact": {"artifact": artifact}}
 
-    def _manifest(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _manifest(self, query):
         file = {"id": "file", "uploadUrl": f"{self.url}/upload", "uploadHeaders": []}
         made = {"artifactManifest": {"id": "manifest", "file": file}}
         return {"createArtifactManifest": made, "updateArtifactManifest": made}
 
-    def _artifact_files(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _artifact_files(self, query):
         edges = []
         for file in query["input"]["artifactFiles"]:
             number, name = file["artifactID"], file["name"]
@@ -188,12 +186,12 @@ class WandbServer:
             edges.append({"node": {**node, "uploadMultipartUrls": None, "artifact": {"id": number}}})
         return {"createArtifactFiles": {"files": {"edges": edges}}}
 
-    def _committed(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _committed(self, query):
         artifact = self._begun[int(query["artifactID"])]
         self.artifacts[_name_of(artifact)] = artifact
         return {"commitArtifact": {"artifact": {"id": query["artifactID"], "digest": artifact.request["digest"]}}}
 
-    def _described(self, query: dict[str, Any]) -> dict[str, Any]:
+    def _described(self, query):
         artifact = self._begun[int(query["id"])]
         project = {"id": "project", "internalId": "project", "name": "p", "entity": {"name": "me"}}
         sequence = {"__typename": "ArtifactSequence", "name": _name_of(artifact), "project": project}
@@ -206,7 +204,7 @@ class WandbServer:
         return {"artifact": described}
 
 
-def synced(run_dir: Path) -> WandbServer:
+def synced(run_dir):
     """A server to which wandb's own command has uploaded what wandb wrote into the directory of a run."""
     server = WandbServer()
     environment = {**os.environ, "WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": server.url}
@@ -216,5 +214,5 @@ def synced(run_dir: Path) -> WandbServer:
     return server
 
 
-def _name_of(artifact: Artifact) -> str:
+def _name_of(artifact):
     return artifact.request.get("artifactCollectionName") or artifact.request["artifactCollectionNames"][0]

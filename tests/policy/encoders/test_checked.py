@@ -1,11 +1,9 @@
 """An encoder that breaks its contract is rejected by name before training."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
-from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
+from torch import nn
+from torchrl.data import Categorical, Composite, Unbounded
 
 from recurrl.config import EncoderConfig
 from recurrl.errors import ConfigError
@@ -15,32 +13,32 @@ from recurrl.policy.encoders.checked import make_encoder
 class Linear(nn.Linear):
     """Of every observation of four numbers."""
 
-    def __init__(self, options: EncoderConfig, observation: TensorSpec) -> None:
+    def __init__(self, options: EncoderConfig, observation):
         super().__init__(4, 3)
 
 
 class Squeezed(Linear):
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation):
         return super().forward(observation).sum(-1)
 
 
 class Integers(Linear):
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation):
         return super().forward(observation).long()
 
 
 class Several(Linear):
-    def forward(self, observation: Tensor) -> Any:
+    def forward(self, observation):
         return super().forward(observation), observation
 
 
 class Unfinished(Linear):
-    def __init__(self, options: EncoderConfig, observation: TensorSpec) -> None:
+    def __init__(self, options: EncoderConfig, observation):
         raise NotImplementedError("later")
 
 
 class Mapped(Linear):
-    def forward(self, observation: Any) -> Tensor:
+    def forward(self, observation):
         return super().forward(observation["position"])
 
 
@@ -59,13 +57,13 @@ VECTOR = Unbounded((4,))
         ("Several", VECTOR, r".* \(got ValueError: it returned tuple for 3"),
     ],
 )
-def test_a_broken_encoder_is_rejected_by_name(choice: str, spec: TensorSpec, expected: str) -> None:
+def test_a_broken_encoder_is_rejected_by_name(choice, spec, expected):
     name = f"{__name__}:{choice}"
     with pytest.raises(ConfigError, match=rf"^encoder\.name={name} must map observations {expected}"):
         make_encoder(EncoderConfig(name=name), spec)
 
 
-def test_trying_it_out_changes_no_random_number_of_the_run() -> None:
+def test_trying_it_out_changes_no_random_number_of_the_run():
     torch.manual_seed(0)
     Linear(EncoderConfig(name=""), VECTOR)
     after = torch.get_rng_state()

@@ -11,24 +11,24 @@ from recurrl.policy.encoders.images import kind_of_network, make_image_network
 from recurrl.policy.encoders.mlp import Bits, make
 
 
-def image(*shape: int) -> Unbounded:
+def image(*shape):
     return Unbounded(shape, dtype=torch.uint8)
 
 
-def test_the_nature_network_is_the_papers() -> None:
+def test_the_nature_network_is_the_papers():
     network = make_image_network("nature", image(84, 84, 4))
     assert sum(parameter.numel() for parameter in network.parameters()) == 1_684_128
     assert network(torch.zeros(2, 84, 84, 4, dtype=torch.uint8)).shape == (2, 512)
 
 
 @pytest.mark.parametrize("shape", [(84, 84, 4), (72, 96, 3), (7, 7, 3), (1, 1)], ids=str)
-def test_the_impala_network_has_fifteen_convolutions_and_takes_any_size(shape: tuple[int, ...]) -> None:
+def test_the_impala_network_has_fifteen_convolutions_and_takes_any_size(shape):
     network = make_image_network("impala", image(*shape))
     assert sum(isinstance(module, nn.Conv2d) for module in network.modules()) == 15
     assert network(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, 256)
 
 
-def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_numbers() -> None:
+def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_numbers():
     torch.manual_seed(0)
     last = make_image_network("nature", image(36, 40, 3))
     first = make_image_network("nature", image(3, 36, 40))
@@ -55,7 +55,7 @@ def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_nu
     ],
     ids=lambda of: of if isinstance(of, str) else "x".join(map(str, of.shape)),
 )
-def test_the_network_is_chosen_by_the_size(spec: Bounded | Unbounded, kind: str) -> None:
+def test_the_network_is_chosen_by_the_size(spec, kind):
     assert kind_of_network("auto", spec) == kind
     assert kind_of_network("nature", spec) == "nature"
     options = MLPConfig(name="mlp", sizes=[16], layer_norm=False, images="auto")
@@ -64,7 +64,7 @@ def test_the_network_is_chosen_by_the_size(spec: Bounded | Unbounded, kind: str)
     assert (nn.Conv2d in layers) == (kind != "bits")
 
 
-def test_bits_are_those_of_each_byte_in_order() -> None:
+def test_bits_are_those_of_each_byte_in_order():
     pixels = torch.randint(256, (4, 7, 6, 3), dtype=torch.uint8)
     bits = Bits()(pixels).reshape(4, -1, 8)
     assert torch.equal((bits * 2 ** torch.arange(8)).sum(-1).byte(), pixels.flatten(1))
@@ -75,7 +75,7 @@ def test_bits_are_those_of_each_byte_in_order() -> None:
         )
 
 
-def test_an_image_that_is_too_small_is_rejected() -> None:
+def test_an_image_that_is_too_small_is_rejected():
     with pytest.raises(ConfigError) as caught:
         make_image_network("nature", image(35, 80, 3))
     assert str(caught.value) == (

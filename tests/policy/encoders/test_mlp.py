@@ -1,23 +1,18 @@
 """``encoder=mlp``: each kind of observation by its own network."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
-from torchrl.data import Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import Categorical, Composite, MultiCategorical, Unbounded
 
-from recurrl.config import MLPConfig
 from recurrl.errors import ConfigError
 from recurrl.policy.encoders.mlp import EMBEDDING, ONE_HOT_LIMIT, make
 
-Options = Callable[..., MLPConfig]
 IMAGE = Unbounded((36, 36, 1), dtype=torch.uint8)
 
 
 @pytest.fixture(scope="session")
-def options(small: Callable[..., Any]) -> Options:
+def options(small):
     return lambda *overrides: small(*overrides).encoder
 
 
@@ -31,13 +26,11 @@ def options(small: Callable[..., Any]) -> Options:
     ],
     ids=["discrete", "multi-discrete", "equally many values", "matrix"],
 )
-def test_every_observation_becomes_a_vector(
-    spec: TensorSpec, observation: torch.Tensor, vector: torch.Tensor, options: Options
-) -> None:
+def test_every_observation_becomes_a_vector(spec, observation, vector, options):
     torch.testing.assert_close(make(options("encoder.sizes=[]"), spec)(observation), vector)
 
 
-def test_many_values_have_an_embedding_rather_than_one_hot_vectors(options: Options) -> None:
+def test_many_values_have_an_embedding_rather_than_one_hot_vectors(options):
     encoder = make(options("encoder.sizes=[]"), Categorical(ONE_HOT_LIMIT + 1))
     features = encoder(torch.tensor([0, 5, 5, ONE_HOT_LIMIT, 0]))
     assert features.shape == (5, EMBEDDING)
@@ -45,7 +38,7 @@ def test_many_values_have_an_embedding_rather_than_one_hot_vectors(options: Opti
     assert not torch.equal(features[0], features[1])
 
 
-def test_each_entry_of_a_mapping_has_its_own_network(options: Options) -> None:
+def test_each_entry_of_a_mapping_has_its_own_network(options):
     spec = Composite(
         vector=Unbounded((3,)), symbol=Categorical(4), camera=IMAGE, inner=Composite(number=Unbounded((1,)))
     )
@@ -53,13 +46,13 @@ def test_each_entry_of_a_mapping_has_its_own_network(options: Options) -> None:
     assert encoder(spec.zero((7,))).shape == (7, 16 + 16 + 512 + 16)
 
 
-def test_the_error_for_an_image_names_its_entry(options: Options) -> None:
+def test_the_error_for_an_image_names_its_entry(options):
     spec = Composite(camera=Composite(left=Unbounded((35, 80, 3), dtype=torch.uint8)))
     with pytest.raises(ConfigError, match=r"^Observation entry camera\.left: An image of 35×80 pixels is too small"):
         make(options("encoder.images=nature"), spec)
 
 
-def test_hidden_layers_are_orthogonal_with_gain_sqrt_2(options: Options) -> None:
+def test_hidden_layers_are_orthogonal_with_gain_sqrt_2(options):
     weights = [module.weight for module in make(options(), IMAGE).modules() if isinstance(module, nn.Conv2d)]
     weights += [module.weight for module in make(options(), Unbounded((9,))).modules() if isinstance(module, nn.Linear)]
     assert len(weights) == 4
