@@ -9,12 +9,12 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from textwrap import shorten
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -32,7 +32,7 @@ _OURS = re.compile(r"manifest\.json|state-\w+\.pt")
 _MOST_BYTES = 2**24
 _INCOMPATIBLE = (
     *(AssertionError, AttributeError, EOFError, IndexError, KeyError, RuntimeError, TypeError, ValueError),
-    UnpicklingError,
+    pickle.UnpicklingError,
 )
 """Raised by reading or restoring a state that is not the component's."""
 
@@ -103,13 +103,22 @@ def copy(path: Path, to: Path, changes: Mapping[str, Any]) -> None:
     write(to, states, found.metadata | dict(changes), found.evaluation)
 
 
+class _ByValue:
+    """Pickles of values alone: without a memo, which shows whether two equal strings are one object."""
+
+    class Pickler(pickle.Pickler):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.fast = True
+
+
 def _save(state: Any, path: Path) -> None:
     if isinstance(state, Path):
         shutil.copyfile(state, path)
         return
     with path.open("xb") as file:
         try:
-            torch.save(state, file)
+            torch.save(state, file, _ByValue)
         except RuntimeError as error:
             # torch only says "unexpected pos" after an error of the operating system.
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
