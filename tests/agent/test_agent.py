@@ -1,9 +1,6 @@
 """Agents: what goes in and out is the plain environment's, and what they do is what an evaluation does."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -15,12 +12,10 @@ from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
 
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for
-from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
 from recurrl.runtime.seeds import seeds
 
-AgentOf = Callable[..., tuple[Agent, TrainConfig]]
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
 PENDULUM = ("Pendulum-v1", "env.mask=[2]", "env.max_episode_steps=30")
 
@@ -31,24 +26,24 @@ class Tuples(gymnasium.Env[Any, Any]):
     observation_space = spaces.Tuple((spaces.Box(-9, 9, (2,), np.float64), spaces.Discrete(3)))
     action_space = spaces.Tuple((spaces.Box(10, 30, (1,), np.float64), spaces.MultiDiscrete([2, 3])))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.time = 0
         return self._show(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         assert self.action_space.contains(action), action
         self.time += 1
         return self._show(), float(action[0][0] + action[1].sum()), self.time == 4, False, {}
 
-    def _show(self) -> Any:
+    def _show(self):
         return self.np_random.uniform(-9, 9, 2), np.int64(self.np_random.integers(3))
 
 
 gymnasium.register("recurrl-test/Tuples-v0", entry_point=Tuples)
 
 
-def stacked(space: spaces.Space[Any], values: list[Any]) -> Any:
+def stacked(space, values):
     """Observations of several environments as one batch."""
     if isinstance(space, spaces.Dict):
         return {key: stacked(part, [value[key] for value in values]) for key, part in space.items()}
@@ -57,18 +52,18 @@ def stacked(space: spaces.Space[Any], values: list[Any]) -> Any:
     return np.stack(values)
 
 
-def taken(action: Any, i: int) -> Any:
+def taken(action, i):
     """One environment's action of a batch."""
     if isinstance(action, dict):
         return {key: taken(part, i) for key, part in action.items()}
     return tuple(taken(part, i) for part in action) if isinstance(action, tuple) else action[i]
 
 
-def played(agent: Agent, seed: int, episodes: int) -> list[float]:
+def played(agent, seed, episodes):
     """The returns in plain environments that begin as those of an evaluation do."""
     envs = [agent.make_env() for _ in range(episodes)]
-    infos: list[Any] = [None] * episodes
-    observed: list[Any] = [None] * episodes
+    infos = [None] * episodes
+    observed = [None] * episodes
     for i, (env, start) in enumerate(zip(envs, seeds(seed + SEED_OFFSET, episodes), strict=True)):
         env.reset(seed=start)
         observed[i], infos[i] = env.reset()
@@ -97,10 +92,7 @@ def played(agent: Agent, seed: int, episodes: int) -> list[float]:
         *((CUE, (), {"observation": kind, "delay": 6}) for kind in OBSERVATIONS if kind != "image"),
         (CUE, ("policy.bounded_action=tanh", "cell.num_layers=2"), {"action": "bounded", "delay": 6}),
         (CUE, ("algorithm.critic=recurrent",), {"delay": 6}),
-        *(
-            (CUE, (f"cell={cell}",), {"observation": "dict", "action": "bounded", "delay": 4})
-            for cell in ("mingru", "none")
-        ),
+        *((CUE, (f"cell={cell}",), {"observation": "dict", "action": "bounded"}) for cell in ("mingru", "none")),
         *((MASKED, (), {"mask_in": "observation", "action": kind}) for kind in ("discrete", "multi_discrete")),
         (MASKED, ("env.action_mask_from_info=true", *PREVIOUS), {"mask_in": "info", "action": "multi_discrete"}),
         ("recurrl-test/Tuples-v0", PREVIOUS, {}),
@@ -111,15 +103,13 @@ def played(agent: Agent, seed: int, episodes: int) -> list[float]:
         ("recurrl-test/CartPole-v1", ("env.mask=[1,3]", "env.vectorization=vector_entry_point"), {}),
     ],
 )
-def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(
-    agent_of: AgentOf, env: str, overrides: tuple[str, ...], kwargs: dict[str, Any]
-) -> None:
+def test_an_agent_returns_bit_for_bit_what_an_evaluation_does(agent_of, env, overrides, kwargs):
     agent, config = agent_of(env, *overrides, **kwargs)
     config.env.vectorization = "inline"  # whose seeds the plain environments share
     assert played(agent, 7, 4) == evaluate(config.env, agent.policy, 4, 7)
 
 
-def test_an_agent_says_what_it_is_and_plays_episodes(agent_of: AgentOf) -> None:
+def test_an_agent_says_what_it_is_and_plays_episodes(agent_of):
     agent, config = agent_of("CartPole-v1", "env.mask=[1,3]")
     assert re.fullmatch(r"Agent\(CartPole-v1, Box\(.*\) to Discrete\(2\), [\d,]+ parameters on cpu\)", repr(agent))
     assert agent.evaluate(3, seed=7) == evaluate(config.env, agent.policy, 3, 7)
@@ -128,7 +118,7 @@ def test_an_agent_says_what_it_is_and_plays_episodes(agent_of: AgentOf) -> None:
         agent.evaluate(0)
 
 
-def test_one_environment_needs_no_batch_dimension_and_gets_an_action_of_its_space(agent_of: AgentOf) -> None:
+def test_one_environment_needs_no_batch_dimension_and_gets_an_action_of_its_space(agent_of):
     for kind in ACTIONS:
         agent, config = agent_of(CUE, *PREVIOUS, action=kind, delay=6)
         env, state = agent.make_env(), agent.initial_state()
@@ -143,7 +133,7 @@ def test_one_environment_needs_no_batch_dimension_and_gets_an_action_of_its_spac
         assert total == evaluate(config.env, agent.policy, 1, 1)[0]
 
 
-def test_actions_are_in_the_environments_units(agent_of: AgentOf) -> None:
+def test_actions_are_in_the_environments_units(agent_of):
     agent, _ = agent_of(*PENDULUM)
     with torch.no_grad():
         for name, parameter in agent.policy.actor_head.named_parameters():
@@ -154,15 +144,7 @@ def test_actions_are_in_the_environments_units(agent_of: AgentOf) -> None:
     assert action.dtype == np.float32
 
 
-def test_tensors_and_arrays_act_the_same(agent_of: AgentOf) -> None:
-    agent, _ = agent_of(*PENDULUM)
-    observation = np.float32([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])
-    action, _ = agent.act(observation, agent.initial_state(2))
-    found, _ = agent.act(torch.from_numpy(observation), agent.initial_state(2))
-    assert np.array_equal(found, action)
-
-
-def test_an_episode_that_begins_starts_from_nothing(agent_of: AgentOf) -> None:
+def test_an_episode_that_begins_starts_from_nothing(agent_of):
     agent, _ = agent_of(CUE, *PREVIOUS, "cell=lstm", delay=6)
     observation = np.float32([0.3, 0.4, 0.5])
     fresh = agent.act(observation, agent.initial_state(), reward=5.0)
@@ -176,7 +158,7 @@ def test_an_episode_that_begins_starts_from_nothing(agent_of: AgentOf) -> None:
 
 
 @pytest.mark.parametrize("kind", ["discrete", "bounded", "dict"])
-def test_sampled_actions_are_those_of_the_policys_step(agent_of: AgentOf, kind: str) -> None:
+def test_sampled_actions_are_those_of_the_policys_step(agent_of, kind):
     agent, _ = agent_of(CUE, action=kind)
     policy, observation = agent.policy, torch.randn(50, 3)
     torch.manual_seed(0)
@@ -186,9 +168,7 @@ def test_sampled_actions_are_those_of_the_policys_step(agent_of: AgentOf, kind: 
     expected = policy.step(observation, policy.initial_state(50), None, noise).action
     if kind == "dict":
         assert np.array_equal(found["move"], expected["move"])
-        torch.testing.assert_close(
-            torch.from_numpy(found["more"]["aim"]), expected["more", "aim"].detach().clamp(-1, 1)
-        )
+        np.testing.assert_allclose(found["more"]["aim"], expected["more", "aim"].detach().clamp(-1, 1), rtol=1e-5)
     elif kind == "bounded":
         scaled = torch.tensor([1.0, 2.0]) + torch.tensor([1.0, 6.0]) * expected.clamp(-1, 1)
         torch.testing.assert_close(torch.from_numpy(found), scaled.detach())
@@ -196,7 +176,7 @@ def test_sampled_actions_are_those_of_the_policys_step(agent_of: AgentOf, kind: 
         assert np.array_equal(found, expected)
 
 
-def test_correlated_noise_goes_with_the_state(agent_of: AgentOf) -> None:
+def test_correlated_noise_goes_with_the_state(agent_of):
     agent, _ = agent_of(CUE, "policy.noise_correlation=0.9", "cell=none", action="unbounded")
     observation, state = np.zeros((4000, 3), np.float32), agent.initial_state(4000)
     first, state = agent.act(observation, state, deterministic=False)
@@ -220,7 +200,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_an_observation_that_does_not_fit_is_rejected(agent_of: AgentOf, case: str) -> None:
+def test_an_observation_that_does_not_fit_is_rejected(agent_of, case):
     agent, _ = agent_of("Pendulum-v1")
     observation, batch, message = BAD[case]
     with pytest.raises(ConfigError) as caught:
@@ -228,13 +208,13 @@ def test_an_observation_that_does_not_fit_is_rejected(agent_of: AgentOf, case: s
     assert message in str(caught.value)
 
 
-def test_a_hidden_entry_may_be_anything(agent_of: AgentOf) -> None:
+def test_a_hidden_entry_may_be_anything(agent_of):
     agent, _ = agent_of(*PENDULUM)
     action, _ = agent.act(np.float32([0, 0, np.nan]), agent.initial_state())
     assert np.isfinite(action).all()
 
 
-def test_states_and_flags_that_do_not_fit_are_rejected(agent_of: AgentOf) -> None:
+def test_states_and_flags_that_do_not_fit_are_rejected(agent_of):
     agent, _ = agent_of(CUE)
     other, _ = agent_of(CUE, "cell=lstm")
     observation = np.zeros(3, np.float32)
@@ -252,7 +232,7 @@ def test_states_and_flags_that_do_not_fit_are_rejected(agent_of: AgentOf) -> Non
         parts.act({"state": np.float32(0), "more": {"symbol": np.int64(3)}}, parts.initial_state())
 
 
-def test_what_the_policy_sees_besides_must_be_passed(agent_of: AgentOf) -> None:
+def test_what_the_policy_sees_besides_must_be_passed(agent_of):
     agent, _ = agent_of(CUE, *PREVIOUS)
     observation = np.zeros(3, np.float32)
     _, state = agent.act(observation, agent.initial_state())  # nothing was given before the first step
@@ -265,7 +245,7 @@ def test_what_the_policy_sees_besides_must_be_passed(agent_of: AgentOf) -> None:
         masked.act(np.zeros((2, 2), np.float32), masked.initial_state(2), action_mask=np.eye(2, 6, k=0) * [[1], [0]])
 
 
-def test_memory_tasks_have_gymnasiums_interface_too(small: Callable[..., TrainConfig]) -> None:
+def test_memory_tasks_have_gymnasiums_interface_too(small):
     config = small("env=t_maze")
     agent = Agent(make_policy_for(config), config.env)
     made, state = agent.make_env(), agent.initial_state()

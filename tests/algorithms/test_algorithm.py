@@ -1,16 +1,13 @@
 """What a custom algorithm may do: the same bits as a plain loop of autograd, or an error that says what to do."""
 
 import math
-from collections.abc import Callable, Mapping
 from copy import deepcopy
 from types import MethodType
-from typing import Any
 
 import pytest
 import torch
-from collected import Compose, fresh_policy, rollouts
-from tensordict import TensorDictBase
-from torch import Tensor, nn
+from collected import fresh_policy, rollouts
+from torch import nn
 
 from recurrl import checkpoint
 from recurrl.algorithms import Algorithm, Losses
@@ -18,13 +15,12 @@ from recurrl.algorithms.algorithm import merged
 from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm
 from recurrl.errors import ConfigError, RunError
-from recurrl.policy.policy import SequenceOutput
 
 OPTIONS = ("frames_per_batch=64", "total_frames=256", "slice_len=8", "epochs=3", "minibatch_slices=2", "lr=0.01")
 ITERATIONS = 4
 
 
-def made(small: Compose, algorithm: type[Algorithm] = PPO, *overrides: str) -> tuple[Algorithm, list[TensorDictBase]]:
+def made(small, algorithm=PPO, *overrides):
     """An algorithm with heads far from zero, and rollouts."""
     config = small(*OPTIONS, *overrides)
     policy = fresh_policy(config, std=0.5)
@@ -32,7 +28,7 @@ def made(small: Compose, algorithm: type[Algorithm] = PPO, *overrides: str) -> t
     return algorithm(config.algorithm.resolved(False), policy, config), batches
 
 
-def by_plain_autograd(algorithm: Algorithm, rollout: TensorDictBase, progress: float) -> None:
+def by_plain_autograd(algorithm, rollout, progress):
     """An update written out: no compiler, no fused steps skipped, no metrics."""
     config = algorithm.config
     algorithm.progress = progress
@@ -55,13 +51,12 @@ def by_plain_autograd(algorithm: Algorithm, rollout: TensorDictBase, progress: f
 class Counting(PPO):
     """Running statistics in the loss, of its own and of a batch norm."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
         self.norm = nn.BatchNorm1d(self.config.cell.hidden_size)
         self.mean = nn.Buffer(torch.zeros(()))
 
-    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
-        assert output.value is not None
+    def loss(self, slices_SK, output):
         self.mean.lerp_(output.value.detach().mean(), 0.1)
         losses = super().loss(slices_SK, output)
         extra = self.norm(output.features.flatten(0, 1)).abs().mean() + (output.value - self.mean).square().mean()
@@ -69,7 +64,7 @@ class Counting(PPO):
 
 
 @pytest.mark.parametrize("kind", [PPO, Counting])
-def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind: type[PPO], small: Compose) -> None:
+def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind, small):
     algorithms = []
     for update in (Algorithm.update, by_plain_autograd):
         algorithm, batches = made(small, kind)
@@ -84,7 +79,7 @@ def test_an_update_is_that_of_a_plain_loop_bit_for_bit(kind: type[PPO], small: C
         assert torch.equal(found[name], value), name
 
 
-def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small: Compose) -> None:
+def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small):
     algorithm, batches = made(small)
     algorithm.update(batches[0], 0.0)
     algorithm.policy.requires_grad_(False)
@@ -92,13 +87,13 @@ def test_parameters_that_are_frozen_or_a_loss_without_them_are_an_error(small: C
         algorithm.update(batches[1], 0.25)
 
 
-def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small: Compose) -> None:
-    def without(self: PPO, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small):
+    def without(self, slices_SK, output):
         losses = PPO.loss(self, slices_SK, output)
         return losses._replace(terms={name: term.detach() + 0 * term for name, term in losses.terms.items()})
 
     algorithm, batches = made(small)
-    algorithm.loss = MethodType(without, algorithm)  # type: ignore[method-assign]
+    algorithm.loss = MethodType(without, algorithm)
     with pytest.raises(RunError, match="has a gradient of exactly zero in all steps of an iteration"):
         algorithm.update(batches[0], 0.0)
     nothing = ("algorithm=grpo", "algorithm.group_size=2", "algorithm.drop_flat_groups=false")
@@ -112,21 +107,21 @@ def test_a_gradient_of_zero_is_an_error_unless_the_loss_is_zero(small: Compose) 
 class Predicting(PPO):
     """Has parameters of its own, which predict rewards from the features."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
         self.predictor = nn.Linear(self.config.cell.hidden_size, 1)
 
-    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+    def prepare(self, rows_NT, reward_NT):
         rows_NT.set("reward_now", reward_NT.unsqueeze(-1))
         return super().prepare(rows_NT, reward_NT)
 
-    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+    def loss(self, slices_SK, output):
         losses = super().loss(slices_SK, output)
         error = nn.functional.mse_loss(self.predictor(output.features), slices_SK["reward_now"])
         return losses._replace(terms={**losses.terms, "prediction": error})
 
 
-def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small: Compose, tmp_path: Any) -> None:
+def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small, tmp_path):
     algorithm, batches = made(small, Predicting)
     before = deepcopy(algorithm.predictor.state_dict())
     metrics = [algorithm.update(batch, 0.0) for batch in batches]
@@ -145,23 +140,23 @@ def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small: Co
 class OneTerm(Algorithm):
     """The least that an algorithm is."""
 
-    def prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
+    def prepare(self, rows_NT, reward_NT):
         return {}
 
-    def loss(self, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+    def loss(self, slices_SK, output):
         return Losses({"features": output.features.square().mean()})
 
 
 @pytest.mark.parametrize(
     ("key", "message"), [("lr_schedule=adaptive", "lr_schedule=adaptive"), ("algorithm.target_kl=0.1", "target_kl")]
 )
-def test_what_follows_the_kl_needs_it(key: str, message: str, small: Compose) -> None:
+def test_what_follows_the_kl_needs_it(key, message, small):
     algorithm, batches = made(small, OneTerm, key)
     with pytest.raises(ConfigError, match=f"{message} needs the KL, but the loss of algorithm=ppo has no log_ratio"):
         algorithm.update(batches[0], 0.0)
 
 
-def test_an_algorithm_needs_no_ratio_and_no_critic(small: Compose) -> None:
+def test_an_algorithm_needs_no_ratio_and_no_critic(small):
     algorithm, batches = made(small, OneTerm)
     metrics = algorithm.update(batches[0], 0.0)
     assert metrics["loss/features"] > 0
@@ -170,22 +165,21 @@ def test_an_algorithm_needs_no_ratio_and_no_critic(small: Compose) -> None:
 
 
 ZERO = torch.zeros(())
-Change = Callable[[Losses, TensorDictBase], Losses]
 
 
-def plus(**terms: Any) -> Change:
+def plus(**terms):
     return lambda losses, _: losses._replace(terms={**losses.terms, **terms})
 
 
-def plus_metrics(metrics: Mapping[str, Any]) -> Change:
+def plus_metrics(metrics):
     return lambda losses, _: losses._replace(metrics={**losses.metrics, **metrics})
 
 
-def sometimes(losses: Losses, slices: TensorDictBase) -> Losses:
+def sometimes(losses, slices):
     return plus(rare=ZERO)(losses, slices) if (slices["index"] == 0).any() else losses
 
 
-ERRORS: dict[str, tuple[Change, str]] = {
+ERRORS = {
     "no terms": (lambda losses, _: losses._replace(terms={}), "The loss of algorithm=ppo has no terms."),
     "a term per slice": (plus(foo=torch.zeros(8)), r"returns loss/foo of shape \(8,\). Return a scalar tensor"),
     "a term that is a number": (plus(foo=0.0), "returns loss/foo of shape float. Return a scalar tensor"),
@@ -198,17 +192,17 @@ ERRORS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), ERRORS.values(), ids=ERRORS)
-def test_losses_that_cannot_be_minimised_and_logged_are_rejected(change: Change, message: str, small: Compose) -> None:
-    def changed(self: PPO, slices_SK: TensorDictBase, output: SequenceOutput) -> Losses:
+def test_losses_that_cannot_be_minimised_and_logged_are_rejected(change, message, small):
+    def changed(self, slices_SK, output):
         return change(PPO.loss(self, slices_SK, output), slices_SK)
 
     algorithm, batches = made(small)
-    algorithm.loss = MethodType(changed, algorithm)  # type: ignore[method-assign]
+    algorithm.loss = MethodType(changed, algorithm)
     with pytest.raises(ConfigError, match=message):
         algorithm.update(batches[0], 0.0)
 
 
-def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name() -> None:
+def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name():
     assert list(merged({"b": 1.0}, {"a": 2.0})) == ["b", "a"]
     with pytest.raises(ConfigError, match=r"The metric time/learn_s is logged by two parts of the run"):
         merged({"time/learn_s": 1.0}, {"time/learn_s": 2.0})

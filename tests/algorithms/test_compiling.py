@@ -1,17 +1,12 @@
 """A loss that is compiled: it says the same as one that is not, and what it costs to compile is told apart."""
 
 import json
-from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from collected import Compose, fresh_policy, rollouts
-from tensordict import TensorDictBase
-from torch import Tensor
+from collected import fresh_policy, rollouts
 
-from recurrl.algorithms import Algorithm
 from recurrl.build import make_algorithm
 from recurrl.runtime.report import Report
 
@@ -22,7 +17,7 @@ GRPO = (
 CONTINUOUS = ("env.id=Pendulum-v1", "env.mask=[2]")
 
 
-def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
+def check_equal(compose, overrides):
     """The losses, the diagnostics and the gradient of a minibatch, of the same policy."""
     plain, compiled = (compose("device=cpu", "backend=scan", *overrides, f"compile={c}") for c in ("false", "true"))
     policy = fresh_policy(plain)
@@ -41,24 +36,19 @@ def check_equal(compose: Compose, overrides: Iterable[str]) -> None:
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-6)
     seconds = algorithm.compile_time_s
-    assert seconds is not None
     assert seconds > 0
     outputs_and_gradients(algorithm, minibatch)
     assert algorithm.compile_time_s == seconds
 
 
-def outputs_and_gradients(
-    algorithm: Algorithm, minibatch: TensorDictBase
-) -> tuple[dict[str, float], dict[str, Tensor]]:
+def outputs_and_gradients(algorithm, minibatch):
     losses, _ = algorithm.backward(minibatch)
     gradients = {name: p.grad.clone() for name, p in algorithm.policy.named_parameters() if p.grad is not None}
     return {name: float(value.detach()) for name, value in {**losses.terms, **losses.metrics}.items()}, gradients
 
 
 @pytest.mark.parametrize("overrides", [(), ("cell=lstm", *GRPO)], ids=["ppo", "grpo"])
-def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(
-    compose: Compose, tiny: list[str], overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(compose, tiny, overrides, monkeypatch):
     # All but the generation of machine code, which takes half a minute.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     check_equal(compose, (*tiny, *overrides))
@@ -67,27 +57,15 @@ def test_the_compiler_takes_the_loss_whole_and_its_gradient_is_the_same(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
-    [
-        (),
-        ("cell=lstm",),
-        ("cell=mingru",),
-        ("cell=none",),
-        CONTINUOUS,
-        ("state=burn_in",),
-        GRPO,
-    ],
+    [(), ("cell=lstm",), ("cell=mingru",), ("cell=none",), CONTINUOUS, ("state=burn_in",), GRPO],
     ids=lambda overrides: " ".join(overrides) or "default",
 )
-def test_compiled_to_machine_code_its_gradient_is_the_same(
-    compose: Compose, tiny: list[str], overrides: tuple[str, ...]
-) -> None:
+def test_compiled_to_machine_code_its_gradient_is_the_same(compose, tiny, overrides):
     check_equal(compose, (*tiny, *overrides))
 
 
 @pytest.mark.slow
-def test_a_run_tells_the_seconds_of_compiling_apart_from_those_of_learning(
-    recurrl_train: Callable[..., object], tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_run_tells_the_seconds_of_compiling_apart_from_those_of_learning(recurrl_train, tiny, tmp_path):
     for job in range(2):
         recurrl_train(*tiny, "compile=true", f"seed={job}", f"hydra.run.dir={job}", cwd=tmp_path)
         summary = json.loads((tmp_path / str(job) / "summary.json").read_text())
@@ -95,7 +73,7 @@ def test_a_run_tells_the_seconds_of_compiling_apart_from_those_of_learning(
         assert summary["compile_time_s"] > 10 * summary["learn_time_s"]
 
 
-def test_the_seconds_of_compiling_are_taken_out_of_learning_once() -> None:
+def test_the_seconds_of_compiling_are_taken_out_of_learning_once():
     report = Report(started=0.0)
     for compile_time_s in (None, 30.0, 30.0):
         with report.timing("collect"), report.timing("learn"):

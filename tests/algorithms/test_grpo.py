@@ -2,14 +2,13 @@
 
 from collections import defaultdict
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
-from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal, TransformedDistribution
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from recurrl.losses import GRPOLoss
@@ -17,15 +16,15 @@ from recurrl.losses import GRPOLoss
 B, T = 4, 6
 
 
-def diagonal(loc: Tensor, scale: Tensor) -> Distribution:
+def diagonal(loc, scale):
     return Independent(Normal(loc, scale), 1)
 
 
-def squashed(loc: Tensor, scale: Tensor) -> Distribution:
+def squashed(loc, scale):
     return TransformedDistribution(diagonal(loc, scale), TanhTransform(cache_size=1))
 
 
-def make_actor(kind: str) -> ProbabilisticTensorDictSequential:
+def make_actor(kind):
     torch.manual_seed(0)
     if kind == "discrete":
         head, keys, distribution = nn.Linear(3, 5).double(), ["logits"], Categorical
@@ -39,12 +38,12 @@ def make_actor(kind: str) -> ProbabilisticTensorDictSequential:
 
 
 class SplitExp(nn.Module):
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features):
         loc, log_scale = features.chunk(2, -1)
         return loc, log_scale.exp()
 
 
-def make_batch(actor: ProbabilisticTensorDictSequential, drift: float = 0.3) -> TensorDict:
+def make_batch(actor, drift=0.3):
     """Actions and log-probabilities of another policy, so that ratios lie within and without every clip range."""
     torch.manual_seed(1)
     batch = TensorDict({"observation": torch.randn(B, T, 3, dtype=torch.float64)}, [B, T])
@@ -59,7 +58,7 @@ def make_batch(actor: ProbabilisticTensorDictSequential, drift: float = 0.3) -> 
     return batch
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "plain": {},
     "symmetric": {"clip_epsilon": 0.25},
     "clip higher": {"clip_epsilon": (0.125, 0.5)},
@@ -67,18 +66,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "entropy": {"entropy_coeff": 0.25},
     "to reference": {"kl_to_ref_coeff": 0.25},
     "by episode": {"aggregation": "episode"},
-    "all": {
-        "clip_epsilon": (0.125, 0.5),
-        "entropy_coeff": 0.25,
-        "kl_to_ref_coeff": 0.5,
-        "aggregation": "episode",
-    },
+    "all": {"clip_epsilon": (0.125, 0.5), "entropy_coeff": 0.25, "kl_to_ref_coeff": 0.5, "aggregation": "episode"},
 }
 
 
-def of_a_step(
-    log_prob: Tensor, old: Tensor, ref: Tensor, entropy: Tensor, a: Tensor, options: dict[str, Any]
-) -> dict[str, Tensor]:
+def of_a_step(log_prob, old, ref, entropy, a, options):
     """Losses and diagnostics of one step, as the papers write them."""
     clip_epsilon = options.get("clip_epsilon", 0.2)
     low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
@@ -96,10 +88,10 @@ def of_a_step(
     return found
 
 
-def by_formula(log_prob: Tensor, entropy: Tensor, batch: TensorDict, options: dict[str, Any]) -> dict[str, Tensor]:
+def by_formula(log_prob, entropy, batch, options):
     """What the loss shall return, step by step."""
-    losses: dict[str, dict[tuple[int, int], Tensor]] = defaultdict(dict)
-    diagnostics: dict[str, list[Tensor]] = defaultdict(list)
+    losses = defaultdict(dict)
+    diagnostics = defaultdict(list)
     weights, ratios = {}, []
     for place in product(range(B), range(T)):
         if not batch["loss_mask"][place].item():
@@ -126,7 +118,7 @@ def by_formula(log_prob: Tensor, entropy: Tensor, batch: TensorDict, options: di
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_loss_and_its_gradient_equal_the_formula(options: dict[str, Any], kind: str) -> None:
+def test_the_loss_and_its_gradient_equal_the_formula(options, kind):
     actor = make_actor(kind)
     batch = make_batch(actor)
     output = GRPOLoss(actor, **options).double()(batch)
@@ -141,11 +133,11 @@ def test_the_loss_and_its_gradient_equal_the_formula(options: dict[str, Any], ki
         torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-9)
 
 
-def total(output: Any) -> Tensor:
+def total(output):
     return sum(output[name].sum() for name in sorted(output.keys()) if name.startswith("loss_"))
 
 
-def test_an_entropy_without_a_closed_form_is_estimated_from_samples() -> None:
+def test_an_entropy_without_a_closed_form_is_estimated_from_samples():
     actor = make_actor("squashed")
     batch = make_batch(actor)
     torch.manual_seed(2)
@@ -158,28 +150,21 @@ def test_an_entropy_without_a_closed_form_is_estimated_from_samples() -> None:
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
-def test_keys_can_be_set() -> None:
+def test_keys_can_be_set():
     actor = make_actor("discrete")
     batch = make_batch(actor)
     expected = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")(batch)
-    names = {
-        "advantage": "a",
-        "action": "b",
-        "action_log_prob": "c",
-        "ref_log_prob": "d",
-        "loss_mask": "e",
-        "episode_loss_steps": "f",
-    }
+    names = ("advantage", "action", "action_log_prob", "ref_log_prob", "loss_mask", "episode_loss_steps")
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode", advantage_key="a")
     loss.set_keys(action="b", sample_log_prob="c", ref_log_probs="d", loss_mask="e", episode_loss_steps="f")
     renamed = batch.clone()
-    for old, new in names.items():
+    for old, new in zip(names, "abcdef", strict=True):
         renamed.rename_key_(old, new)
     assert loss(renamed)["loss_objective"] == expected["loss_objective"]
     assert {"observation", "a", "b", "c"} <= set(loss.in_keys)
 
 
-def test_it_can_be_called_with_tensors_instead_of_a_tensordict() -> None:
+def test_it_can_be_called_with_tensors_instead_of_a_tensordict():
     actor = make_actor("discrete")
     batch = make_batch(actor).exclude("loss_mask")
     loss = GRPOLoss(actor, kl_to_ref_coeff=1.0, aggregation="episode")
@@ -189,7 +174,7 @@ def test_it_can_be_called_with_tensors_instead_of_a_tensordict() -> None:
     assert (objective, ess) == (expected["loss_objective"], expected["ESS"])
 
 
-def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
+def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient():
     actor = make_actor("discrete")
     batch = make_batch(actor)
     batch["loss_mask"][:] = False
@@ -208,12 +193,12 @@ def test_a_minibatch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> No
         ({"aggregation": "token"}, "aggregation must be one of step, episode"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         GRPOLoss(make_actor("discrete"), **options)
 
 
-def test_the_loss_does_not_change_its_input() -> None:
+def test_the_loss_does_not_change_its_input():
     actor = make_actor("discrete")
     batch = make_batch(actor)
     before = batch.clone()

@@ -1,30 +1,24 @@
 """PPO's loss and its options against TorchRL's, with one policy and critic in float64."""
 
-from typing import Any
-
 import pytest
 import torch
-from collected import Compose
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional
 from torchrl.objectives import ClipPPOLoss
 
-from recurrl.algorithms import Losses
 from recurrl.algorithms.advantages import standardized
 from recurrl.algorithms.importance import ratio_metrics
-from recurrl.algorithms.ppo import PPO
 from recurrl.build import make_algorithm, make_policy_for
-from recurrl.policy import Policy, PolicyModule
+from recurrl.policy import PolicyModule
 from recurrl.recurrent import RecurrentModule
 
 B, T = 4, 6
 OPTIONS = ("cell.hidden_size=4", "encoder.sizes=[4]", "backend=reference")
 
 
-def make(small: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
+def make(small, *overrides):
     """Algorithm, policy and a fixed batch, with ratios within and without the clip range."""
     config = small(*OPTIONS, *overrides)
     torch.manual_seed(0)
@@ -50,29 +44,27 @@ def make(small: Compose, *overrides: str) -> tuple[PPO, Policy, TensorDict]:
     batch["action_log_prob"] = log_prob + 0.3 * torch.randn(B, T, dtype=torch.float64)
     batch["state_value"] = value + 0.5 * torch.randn(B, T, 1, dtype=torch.float64)
     algorithm = make_algorithm(config, policy)
-    assert isinstance(algorithm, PPO)
     return algorithm, policy, batch
 
 
-def loss_of(algorithm: PPO, batch: TensorDict) -> Losses:
+def loss_of(algorithm, batch):
     return algorithm.loss(batch, algorithm.policy.sequence(*algorithm.policy.inputs(batch)))
 
 
-def flat(algorithm: PPO, losses: Losses) -> dict[str, Tensor]:
+def flat(algorithm, losses):
     """Terms and metrics by TorchRL's names."""
-    assert losses.log_ratio is not None
     ratios = ratio_metrics(losses.log_ratio.unsqueeze(0), None, algorithm.log_clip_range)
     metrics = {**losses.metrics, **{name: value[0] for name, value in ratios.items()}}
     metrics = {name.removeprefix("policy/").replace("/", "_"): value for name, value in metrics.items()}
     return {**{f"loss_{name}": term for name, term in losses.terms.items()}, **metrics}
 
 
-def gradients(output: Any, policy: Policy) -> tuple[Tensor, ...]:
+def gradients(output, policy):
     total = sum(output[name] for name in sorted(output.keys()) if name.startswith("loss_"))
     return torch.autograd.grad(total, list(policy.parameters()))
 
 
-def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_rejected(small: Compose) -> None:
+def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_rejected(small):
     algorithm, policy, batch = make(small, "env=cartpole_no_velocity")
     policy.actor_head.distribution = lambda logits: Normal(logits, 1.0)
     batch["action"], batch["action_log_prob"] = torch.zeros(2, B, T, 2, dtype=torch.float64)
@@ -80,9 +72,9 @@ def test_a_policy_with_a_log_probability_for_each_part_of_an_action_is_rejected(
         loss_of(algorithm, batch)
 
 
-def test_encoder_and_cell_run_once_a_minibatch(small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_and_cell_run_once_a_minibatch(small, monkeypatch):
     algorithm, policy, batch = make(small)
-    calls: list[nn.Parameter | str] = []
+    calls = []
     linear, run = functional.linear, RecurrentModule.run
     monkeypatch.setattr(functional, "linear", lambda x, w, b: (calls.append(w), linear(x, w, b))[1])
     monkeypatch.setattr(RecurrentModule, "run", lambda *a, **k: (calls.append("cell"), run(*a, **k))[1])
@@ -95,12 +87,12 @@ def test_encoder_and_cell_run_once_a_minibatch(small: Compose, monkeypatch: pyte
 class Critic(TensorDictModuleBase):
     """A policy's critic, as TorchRL's losses call it."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy):
         super().__init__()
         self.policy = policy
         self.in_keys, self.out_keys = PolicyModule(policy).in_keys, ["state_value"]
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def forward(self, tensordict):
         return tensordict.set("state_value", self.policy.sequence(*self.policy.inputs(tensordict)).value)
 
 
@@ -117,9 +109,9 @@ CASES = {
 
 @pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity"])
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
-def test_losses_and_gradients_are_those_of_torchrl(overrides: tuple[str, ...], env: str, small: Compose) -> None:
+def test_losses_and_gradients_are_those_of_torchrl(overrides, env, small):
     algorithm, policy, batch = make(small, f"env={env}", *overrides)
-    options: Any = algorithm.options
+    options = algorithm.options
     witness = ClipPPOLoss(
         PolicyModule(policy),
         Critic(policy),
@@ -139,7 +131,7 @@ def test_losses_and_gradients_are_those_of_torchrl(overrides: tuple[str, ...], e
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-def collected(batch: TensorDict, value_scale: float) -> TensorDict:
+def collected(batch, value_scale):
     """Rows as a collector hands them out, in which all episodes terminate at the end."""
     ended = torch.zeros(B, T, 1, dtype=torch.bool)
     ended[:, -1] = True
@@ -150,9 +142,7 @@ def collected(batch: TensorDict, value_scale: float) -> TensorDict:
 @pytest.mark.parametrize(
     ("normalize", "expected"), [("none", [0.5, 50.0]), ("batch", [0.5, 0.5]), ("minibatch", [0.5, 0.5])]
 )
-def test_the_entropys_weight_is_in_units_of_the_advantages(
-    normalize: str, expected: list[float], small: Compose
-) -> None:
+def test_the_entropys_weight_is_in_units_of_the_advantages(normalize, expected, small):
     reward = torch.randn(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = []
     for size in (1.0, 100.0):
@@ -166,14 +156,14 @@ def test_the_entropys_weight_is_in_units_of_the_advantages(
     assert found == pytest.approx(expected, rel=0.05 if normalize == "batch" else 1e-9)
 
 
-def test_without_advantages_there_is_no_entropy_bonus(small: Compose) -> None:
+def test_without_advantages_there_is_no_entropy_bonus(small):
     algorithm, _, batch = make(small, "algorithm.entropy_coeff=0.5")
     algorithm.begin_iteration()
     algorithm.prepare(collected(batch, 0.0), torch.zeros(B, T, dtype=torch.float64))
     assert algorithm.entropy_coeff == 0.0
 
 
-def test_the_advantages_scale_is_part_of_a_checkpoint(small: Compose) -> None:
+def test_the_advantages_scale_is_part_of_a_checkpoint(small):
     reward = torch.randn(B, T, dtype=torch.float64)
     saved, loaded = (make(small, "algorithm.entropy_coeff=0.5") for _ in range(2))
     saved[0].prepare(collected(saved[2], 1.0), 10 * reward)
@@ -183,7 +173,7 @@ def test_the_advantages_scale_is_part_of_a_checkpoint(small: Compose) -> None:
     assert saved[0].entropy_coeff == loaded[0].entropy_coeff
 
 
-def test_standardized_advantages_have_mean_zero_and_deviation_one() -> None:
+def test_standardized_advantages_have_mean_zero_and_deviation_one():
     found = standardized(torch.randn(7, 9, 1) * 5 + 3)
     assert found.mean().item() == pytest.approx(0, abs=1e-6)
     assert found.std().item() == pytest.approx(1, abs=1e-6)

@@ -1,19 +1,14 @@
 """Ranks learn together what one process learns from all rows."""
 
-from typing import Any
-
 import pytest
 import torch
-from collected import Compose, fresh_policy, rollouts
+from collected import fresh_policy, rollouts
 from in_ranks import in_ranks, met
-from tensordict import TensorDictBase
 
-from recurrl.algorithms import Algorithm
 from recurrl.build import make_algorithm, share_of
-from recurrl.config import TrainConfig
 from recurrl.runtime.ranks import world
 
-ALGORITHMS: dict[str, tuple[str, ...]] = {
+ALGORITHMS = {
     "ppo": (),
     "ppo, advantages by minibatch": ("algorithm.normalize_advantage=minibatch",),
     "ppo, advantages by batch": ("algorithm.normalize_advantage=batch",),
@@ -26,17 +21,17 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def algorithm_of(config: TrainConfig) -> Algorithm:
+def algorithm_of(config):
     return make_algorithm(config, fresh_policy(config))
 
 
-def learnt(algorithm: Algorithm, batches: list[TensorDictBase], order: Any) -> dict[str, Any]:
-    """What becomes of a algorithm after two iterations, and its gradients as clipped."""
+def learnt(algorithm, batches, order):
+    """What becomes of an algorithm after two iterations, and its gradients as clipped."""
     algorithm.buffer.order = lambda _: order
-    gradients: list[torch.Tensor] = []
+    gradients = []
     step = algorithm.optimizer.step
 
-    def noting() -> None:
+    def noting():
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in algorithm.policy.parameters()]))
         step()
 
@@ -45,19 +40,12 @@ def learnt(algorithm: Algorithm, batches: list[TensorDictBase], order: Any) -> d
     state = {name: value.clone() for name, value in algorithm.policy.state_dict().items()}
     scaler = algorithm.reward_scaler.state_dict()
     del scaler["discounted_return"]
-    return {
-        "metrics": metrics,
-        "gradients": gradients,
-        "policy": state,
-        "scaler": scaler,
-        "lr": algorithm.optimizer.param_groups[0]["lr"],
-    }
+    lr = algorithm.optimizer.param_groups[0]["lr"]
+    return {"metrics": metrics, "gradients": gradients, "policy": state, "scaler": scaler, "lr": lr}
 
 
 @pytest.mark.parametrize("overrides", ALGORITHMS.values(), ids=ALGORITHMS.keys())
-def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_all(
-    small: Compose, overrides: tuple[str, ...]
-) -> None:
+def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_all(small, overrides):
     config = small("env.num_envs=8", "frames_per_batch=128", "slice_len=4", "minibatch_slices=8", *overrides)
     algorithm = algorithm_of(config)
     batches = []
@@ -69,7 +57,7 @@ def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_al
     halves = torch.arange(slices).view(2, -1, config.minibatch_slices // 2)
     alone = learnt(algorithm_of(config), batches, halves.transpose(0, 1).reshape(-1))
 
-    def of_a_rank() -> dict[str, Any]:
+    def of_a_rank():
         share = share_of(config, world())
         rows = slice(share.env.num_envs * world().rank, share.env.num_envs * (world().rank + 1))
         return learnt(algorithm_of(share), [batch[rows] for batch in batches], torch.arange(per_rank))
@@ -91,23 +79,23 @@ def test_two_ranks_learn_from_half_the_rows_each_what_one_process_learns_from_al
 
 
 @pytest.mark.parametrize("where", ["gradient", "loss"])
-def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small: Compose, where: str) -> None:
+def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small, where):
     config = small("algorithm.normalize_advantage=none")
 
-    def of_a_rank() -> tuple[float, torch.Tensor, torch.Tensor]:
+    def of_a_rank():
         share = share_of(config, world())
         algorithm = algorithm_of(share)
         (batch,) = rollouts(share, algorithm.policy)
         before = _parameters(algorithm)
         backward = algorithm.backward
 
-        def broken(minibatch: TensorDictBase) -> Any:
+        def broken(minibatch):
             losses, total = backward(minibatch)
             if world().rank == 1 and where == "gradient":
                 next(algorithm.policy.parameters()).grad[0] = torch.nan
             return losses, total * (torch.inf if world().rank == 1 and where == "loss" else 1.0)
 
-        algorithm.backward = broken  # type: ignore[method-assign]
+        algorithm.backward = broken
         metrics = algorithm.update(batch, 0.0)
         return metrics["optim/skipped_steps"], before, _parameters(algorithm)
 
@@ -116,5 +104,5 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(small: Compose,
         assert torch.equal(before, after)
 
 
-def _parameters(algorithm: Algorithm) -> torch.Tensor:
+def _parameters(algorithm):
     return torch.cat([parameter.detach().flatten().clone() for parameter in algorithm.policy.parameters()])

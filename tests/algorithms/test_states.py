@@ -1,26 +1,22 @@
 """The states that slices start from, and what gradients flow where: against a loop over single steps."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 import torch
-from collected import Compose, collected
+from collected import collected
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from tensordict import TensorDict
 
 from recurrl.algorithms.advantages import next_values
 from recurrl.algorithms.states import SliceStates
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_algorithm, make_policy_for
-from recurrl.config import BufferConfig, TrainConfig
+from recurrl.config import BufferConfig
 from recurrl.config.plugins import options_class
 from recurrl.config.run import STATE_POLICIES
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
-
-States = dict[str, Tensor]
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE
 
 NARROW = ("cell.hidden_size=5", "cell.num_layers=2", "encoder.sizes=[4]", "backend=reference")
 
@@ -32,12 +28,12 @@ class Rows(NamedTuple):
     slice_len: int
 
     @property
-    def slices_per_row(self) -> int:
+    def slices_per_row(self):
         return self.batch.shape[1] // self.slice_len
 
 
 @pytest.fixture(scope="module", params=["gru", "lstm", "my_package.fast_weight_cell:FastWeight"])
-def policy(request: pytest.FixtureRequest, small: Compose) -> Iterator[tuple[TrainConfig, Policy]]:
+def policy(request, small):
     """A policy in float64, far from its initial zeros."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -52,7 +48,7 @@ def policy(request: pytest.FixtureRequest, small: Compose) -> Iterator[tuple[Tra
 
 
 @st.composite
-def cut_rows(draw: st.DrawFn) -> tuple[int, int, int, int, list[bool]]:
+def cut_rows(draw):
     """Rows, slices a row, steps a slice, burn-in steps, and where episodes start."""
     rows, per_row, slice_len = draw(st.integers(1, 3)), draw(st.integers(2, 3)), draw(st.integers(2, 4))
     count = rows * per_row * slice_len
@@ -60,7 +56,7 @@ def cut_rows(draw: st.DrawFn) -> tuple[int, int, int, int, list[bool]]:
     return rows, per_row, slice_len, resets
 
 
-def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, resets: list[bool]) -> Rows:
+def rows_of(policy, rows, per_row, slice_len, resets):
     steps = per_row * slice_len
     is_init = torch.tensor(resets).reshape(rows, steps, 1)
     done = torch.cat((is_init[:, 1:], torch.zeros(rows, 1, 1, dtype=torch.bool)), 1)
@@ -87,11 +83,11 @@ def rows_of(policy: Policy, rows: int, per_row: int, slice_len: int, resets: lis
     return Rows(batch, slice_len)
 
 
-def slice_states(policy: Policy, state: str, rows: Rows) -> SliceStates:
+def slice_states(policy, state, rows):
     return SliceStates(policy, state, rows.slice_len)
 
 
-def one_by_one(policy: Policy, row: TensorDictBase, entering: States) -> tuple[list[TensorDictBase], States]:
+def one_by_one(policy, row, entering):
     """Runs the steps of a row one after the other; an episode's start takes the state stored there."""
     done = []
     for t in range(row.shape[0]):
@@ -104,15 +100,15 @@ def one_by_one(policy: Policy, row: TensorDictBase, entering: States) -> tuple[l
     return done, entering
 
 
-def detached(states: States) -> States:
+def detached(states):
     return {key: state.detach() for key, state in states.items()}
 
 
-def stored_at(policy: Policy, row: TensorDictBase, t: int) -> States:
+def stored_at(policy, row, t):
     return {key: row[key][t : t + 1] for key in policy.state_keys}
 
 
-def expected_start(policy: Policy, state: str, rows: Rows, row: TensorDictBase, begin: int) -> States:
+def expected_start(policy, state, rows, row, begin):
     """The state that the slice beginning at step ``begin`` of a row starts from, by the definition of each policy."""
     stored = stored_at(policy, row, begin)
     if state == "zero":
@@ -123,24 +119,24 @@ def expected_start(policy: Policy, state: str, rows: Rows, row: TensorDictBase, 
     return one_by_one(policy, row[first:begin], stored_at(policy, row, first))[1]
 
 
-def plain_loss(steps: list[TensorDictBase]) -> Tensor:
+def plain_loss(steps):
     value = torch.cat([step[VALUE].flatten() for step in steps])
     log_prob = torch.cat([step[LOG_PROB].flatten() for step in steps])
     return (value**2).sum() + log_prob.sum()
 
 
-def sequence_loss(policy: Policy, slices: TensorDictBase) -> Tensor:
+def sequence_loss(policy, slices):
     output = policy.sequence(*policy.inputs(slices))
     log_prob = output.distribution.log_prob(slices[ACTION])
     return plain_loss([TensorDict({VALUE: output.value, LOG_PROB: log_prob}, slices.batch_size)])
 
 
-def gradients(policy: Policy, loss: Tensor) -> list[Tensor]:
+def gradients(policy, loss):
     # Those that the loss does not reach are none.
     return list(torch.autograd.grad(loss, list(policy.parameters()), allow_unused=True, materialize_grads=True))
 
 
-def epoch_of(states: SliceStates, rows: Rows) -> list[TensorDictBase]:
+def epoch_of(states, rows):
     """The minibatches of an epoch, each slice with the state it starts from."""
     states.set_rows(rows.batch)
     if states.refreshes:
@@ -156,9 +152,7 @@ def epoch_of(states: SliceStates, rows: Rows) -> list[TensorDictBase]:
 @pytest.mark.parametrize("state", STATE_POLICIES)
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
-def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_state(
-    policy: tuple[TrainConfig, Policy], state: str, cut: tuple[int, int, int, int, list[bool]]
-) -> None:
+def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_state(policy, state, cut):
     _config, network = policy
     rows = rows_of(network, *cut)
     expected = torch.zeros(())
@@ -175,9 +169,7 @@ def test_losses_and_gradients_are_those_of_a_loop_over_steps_from_a_constant_sta
 
 @settings(max_examples=5, deadline=None)
 @given(cut=cut_rows())
-def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(
-    policy: tuple[TrainConfig, Policy], cut: tuple[int, int, int, int, list[bool]]
-) -> None:
+def test_a_refresh_gives_the_values_and_the_bootstraps_of_the_current_weights(policy, cut):
     _config, network = policy
     rows = rows_of(network, *cut)
     before = rows.batch.clone()
@@ -208,7 +200,7 @@ OPTIONS = ("frames_per_batch=128", "slice_len=8", "minibatch_slices=16", "backen
 MODES = {state: (f"state={state}",) for state in STATE_POLICIES}
 
 
-def test_each_state_policy_learns_something_else(small: Compose) -> None:
+def test_each_state_policy_learns_something_else(small):
     weights, drifts = {}, {}
     for state, overrides in MODES.items():
         config = small(*OPTIONS, *overrides)
@@ -220,7 +212,7 @@ def test_each_state_policy_learns_something_else(small: Compose) -> None:
     assert drifts["zero"] > drifts["stored"]
 
 
-def test_the_norm_of_each_state_is_logged_as_it_was_collected(small: Compose) -> None:
+def test_the_norm_of_each_state_is_logged_as_it_was_collected(small):
     config = small(*OPTIONS, "cell=lstm", *MODES["refresh"])
     policy, batch = collected(config)
     before = batch.clone()
@@ -232,13 +224,13 @@ def test_the_norm_of_each_state_is_logged_as_it_was_collected(small: Compose) ->
         assert metrics[f"state/recurrent_state_{name}_norm"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_states_are_refreshed_before_each_epoch(small: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_refreshed_before_each_epoch(small, monkeypatch):
     config = small(*OPTIONS, *MODES["refresh"], "epochs=3")
     policy, batch = collected(config)
     algorithm = make_algorithm(config, policy)
     refresh, seen = algorithm.states.refresh, []
 
-    def spy(batch: TensorDictBase) -> None:
+    def spy(batch):
         refresh(batch)
         seen.append(batch[VALUE].clone())
 
@@ -249,9 +241,7 @@ def test_states_are_refreshed_before_each_epoch(small: Compose, monkeypatch: pyt
     assert not torch.allclose(seen[1], seen[2])
 
 
-def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_to_those(
-    policy: tuple[TrainConfig, Policy],
-) -> None:
+def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_to_those(policy):
     _config, network = policy
     resets = [False, False, True, False, False, False, True, False, False]
     rows = rows_of(network, 1, 3, 3, resets)
@@ -270,7 +260,7 @@ def test_drift_is_the_distance_of_todays_states_from_the_recorded_ones_relative_
     assert states.drift(minibatch)["state/drift"] == pytest.approx((difference / recorded) ** 0.5)
 
 
-def test_a_policy_without_memory_has_no_drift(small: Compose) -> None:
+def test_a_policy_without_memory_has_no_drift(small):
     config = small(*OPTIONS, "cell=none")
     policy, batch = collected(config)
     assert "state/drift" not in make_algorithm(config, policy).update(batch, progress=0.0)

@@ -1,48 +1,40 @@
 """Collectors of several processes: rows, weights, staleness, errors, and what is left behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from collected import fresh_policy
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
-from recurrl.config import TrainConfig
+from recurrl.build import make_collector, make_policy_for
 from recurrl.errors import EnvError
-from recurrl.policy import VALUE, Policy
-
-Compose = Callable[..., TrainConfig]
+from recurrl.policy import VALUE
 
 OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
 
 
-def value_everything(policy: Policy, value: float) -> None:
+def value_everything(policy, value):
     """Makes the critic say the same of every state, so that batches tell with which weights they were collected."""
     with torch.no_grad():
         policy.critic_head.weight.zero_()
         policy.critic_head.bias.fill_(value)
 
 
-def make_policy(config: TrainConfig) -> Policy:
-    set_process_state(config)
-    policy = make_policy_for(config)
+def make_policy(config):
+    policy = fresh_policy(config)
     value_everything(policy, 0.0)
     return policy
 
 
 @pytest.mark.slow
-def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_a_single_collector(
-    small: Compose,
-) -> None:
+def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_a_single_collector(small):
     config = small(*OPTIONS, "collector=multi_sync")
     policy = make_policy(config)
     collector = make_collector(config, policy)
@@ -63,7 +55,7 @@ def test_synchronous_workers_act_with_the_newest_weights_in_the_environments_of_
 
 
 @pytest.mark.slow
-def test_asynchronous_workers_act_with_the_weights_before_the_newest(small: Compose) -> None:
+def test_asynchronous_workers_act_with_the_weights_before_the_newest(small):
     config = small(*OPTIONS, "collector=multi_async")
     policy = make_policy(config)
     collector = make_collector(config, policy)
@@ -77,27 +69,19 @@ def test_asynchronous_workers_act_with_the_weights_before_the_newest(small: Comp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("at", "says"),
-    [
-        pytest.param(0, "Environment 0 of 2 .* raised ArmError in reset", id="at once"),
-        pytest.param(30, "Environment 0 of 2 .* raised ArmError in step", id="later"),
-    ],
-)
+@pytest.mark.parametrize(("at", "where"), [(0, "reset"), (30, "step")])
 @pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
-def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(
-    collector: str, at: int, says: str, small: Compose
-) -> None:
+def test_a_workers_exception_arrives_with_its_traceback_and_no_process_stays(collector, at, where, small):
     config = small(*OPTIONS, *FAILING, f"collector={collector}", "collector.num_workers=2")
     policy = make_policy_for(small(*OPTIONS, *FAILING, "+env.kwargs.at=100"))
     config.env.kwargs = {"at": at}
 
-    def collect() -> None:
+    def collect():
         collector = make_collector(config, policy)
         for _ in range(20):
             collector.collect()
 
-    with pytest.raises(EnvError, match=says) as caught:
+    with pytest.raises(EnvError, match=f"Environment 0 of 2 .* raised ArmError in {where}") as caught:
         collect()
     assert "in _observe" in str(caught.value.__cause__)
     for process in multiprocessing.active_children():
@@ -122,10 +106,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
+def test_workers_end_when_the_main_process_is_killed(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     main = subprocess.Popen([sys.executable, tmp_path / "program.py"], stdout=subprocess.PIPE, text=True)
-    assert main.stdout is not None
     pids = next([int(pid) for pid in line.split()] for line in main.stdout if line[:1].isdigit())
     main.send_signal(signal.SIGKILL)
     main.wait()

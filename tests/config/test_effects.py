@@ -16,9 +16,7 @@ BY_THE_CONFIGURATION = [
     (("lr_final_fraction=1", "algorithm.entropy_coeff=0"), "schedule_frames=50_000", FALLING),
     (GRPO, "desired_kl=0.02", "lr_schedule=adaptive"),
     (GRPO, "algorithm.ref_refresh_updates=3", "algorithm.kl_to_ref_coeff above 0"),
-    (("cell=none",), "backend=triton", CELL),
-    (("cell=none",), "recompute=full", CELL),
-    (("cell=none",), "precision=tf32", CELL),
+    *((("cell=none",), key, CELL) for key in ("backend=triton", "recompute=full", "precision=tf32")),
     (("cell=none",), "evaluation.memory=true", CELL),
 ]
 

@@ -3,25 +3,13 @@
 import math
 
 import pytest
-from options_found import OPTIONS, Option
+from options_found import OPTIONS
 
-from recurrl.config.options import (
-    BELOW_ONE,
-    FRACTION,
-    INDEX,
-    POSITIVE,
-    RATE,
-    SCALE,
-    SEED,
-    STEPS,
-    Range,
-)
+from recurrl.config.options import BELOW_ONE, FRACTION, INDEX, POSITIVE, RATE, SCALE, SEED, STEPS
 from recurrl.errors import ConfigError
 from recurrl.validation import check_values
 
-WITHOUT_RANGE = {
-    "algorithm.group_size": "depends on env.num_envs",
-}
+WITHOUT_RANGE = {"algorithm.group_size": "depends on env.num_envs"}
 FREE_TEXT = {
     "algorithm.critic_observation": "any entry of an observation",
     "buffer.folder": "a path",
@@ -45,18 +33,18 @@ STRINGS = [option for option in OPTIONS if str in option.kinds and option.field.
 CHOICES = [option for option in STRINGS if option.meaning.choices]
 
 
-def is_list(option: Option) -> bool:
+def is_list(option):
     return "list" in str(option.field.type)
 
 
-def within(of: Range) -> list[float]:
+def within(of):
     """Numbers at the ends of a range."""
     low = 1e-9 if of.above else of.low
     high = 10**30 if of.high == math.inf else math.nextafter(of.high, 0) if of.below else of.high
     return [low, high]
 
 
-def beyond(of: Range) -> list[float]:
+def beyond(of):
     """Numbers outside of a range, next to its ends and far away."""
     low = of.low if of.above else of.low - 1
     high = of.high if of.below else of.high + 1
@@ -124,7 +112,3 @@ def test_nested_values_in_a_list_are_rejected():
         option = next(option for option in OPTIONS if option.key == "env.mask")
         with pytest.raises(ConfigError, match=r"env\.mask\[1\] must be a plain value \(got"):
             check_values(option.options([0, nested]), "env.")
-
-
-def test_a_number_out_of_range_is_rejected_on_the_command_line(refused):
-    assert refused("algorithm.gamma=1.5") == "algorithm.gamma must be a number from 0 to 1 (got 1.5)."

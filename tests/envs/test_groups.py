@@ -1,32 +1,22 @@
 """Groups: their members' episodes start alike, row by row."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from collected import fresh_policy, rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recurrl.build import make_collector, make_policy_for, set_process_state
-from recurrl.config import TrainConfig
+from recurrl.build import make_collector, make_policy_for
 from recurrl.envs.inline import InlineEnv
 from recurrl.errors import ConfigError
 
-Compose = Callable[..., TrainConfig]
 GRPO = (
-    "algorithm=grpo",
-    "algorithm.group_size=2",
-    "env.num_envs=4",
-    "frames_per_batch=160",
-    "slice_len=8",
-    "minibatch_slices=4",
-    "cell.hidden_size=8",
-    "encoder.sizes=[8]",
+    *("algorithm=grpo", "algorithm.group_size=2", "env.num_envs=4", "frames_per_batch=160"),
+    *("slice_len=8", "minibatch_slices=4", "cell.hidden_size=8", "encoder.sizes=[8]"),
 )
 
 
@@ -36,24 +26,24 @@ class Clock(gymnasium.Env[Any, Any]):
     observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, ends: list[bool]) -> None:
+    def __init__(self, ends):
         self.ends = iter(ends)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         self.seed = np.array([seed or 0], np.float64)
         return self.seed, {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return self.seed, 0.0, next(self.ends), False, {}
 
 
 @settings(max_examples=50, deadline=None)
 @given(ends=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=2, max_size=2))
-def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends: list[list[bool]]) -> None:
+def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends):
     """Two members and one of another group, over two rows of three steps."""
     env = InlineEnv([Clock(each) for each in (ends[0], ends[1], ends[0])], "Clock-v0")
     env.start_in_groups(2, seed=5)
-    found: dict[tuple[int, int, int], set[float]] = {}
+    found = {}
     for row in range(2):
         episodes, done = [-1] * 3, torch.ones(3, 1, dtype=torch.bool)
         shown = env.reset_tensors(None)
@@ -68,15 +58,11 @@ def test_members_share_seeds_that_no_other_group_row_or_episode_has(ends: list[l
     assert len(set.union(*found.values())) == len(found)
 
 
-def collect(config: TrainConfig, batches: int) -> list[Any]:
-    set_process_state(config)
-    collector = make_collector(config, make_policy_for(config))
-    collected = [collector.collect().clone() for _ in range(batches)]
-    collector.shutdown()
-    return collected
+def collect(config, batches):
+    return [batch.clone() for batch in rollouts(config, fresh_policy(config), batches)]
 
 
-def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_not(compose: Compose) -> None:
+def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_not(compose):
     first = []
     for batch in collect(compose(*GRPO), batches=3):
         assert batch["is_init"][:, 0].all()
@@ -90,40 +76,34 @@ def test_the_nth_episodes_of_a_groups_rows_start_alike_and_those_of_others_do_no
     assert len(torch.stack(first).unique(dim=0)) == 6
 
 
-def test_without_groups_episodes_continue_from_batch_to_batch(compose: Compose) -> None:
-    ppo = [override for override in GRPO if not override.startswith("algorithm")]
-    _, second = collect(compose(*ppo), batches=2)
-    assert not second["is_init"][:, 0].all()
-
-
 class Lottery(gymnasium.Env[Any, Any]):
     """Draws something from a generator of its own: what is seen at a reset, or only what follows."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, hidden: bool) -> None:
+    def __init__(self, hidden):
         self.hidden = hidden
         self.drawn = np.random.default_rng()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.state = self.drawn.uniform(-1, 1, 2).astype(np.float32)
         return (np.zeros(2, np.float32) if self.hidden else self.state), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return self.state, 0.0, False, False, {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def lottery() -> Iterator[None]:
+def lottery():
     gymnasium.register("Lottery-v0", entry_point=Lottery)
     yield
     del gymnasium.registry["Lottery-v0"]
 
 
 @pytest.mark.parametrize(("hidden", "when"), [(False, "after reset 1"), (True, "1 steps after reset 1")])
-def test_an_environment_that_ignores_reset_seeds_is_rejected(hidden: bool, when: str, compose: Compose) -> None:
+def test_an_environment_that_ignores_reset_seeds_is_rejected(hidden, when, compose):
     config = compose(*GRPO, "env=gym", "env.id=Lottery-v0", f"+env.kwargs.hidden={hidden}")
     with pytest.raises(ConfigError) as caught:
         make_collector(config, make_policy_for(config))
@@ -135,7 +115,7 @@ def test_an_environment_that_ignores_reset_seeds_is_rejected(hidden: bool, when:
 
 
 @pytest.mark.parametrize("env", ["cartpole_no_velocity", "pendulum_no_velocity", "repeat_first", "repeat_previous"])
-def test_environments_that_use_reset_seeds_are_accepted(env: str, compose: Compose) -> None:
+def test_environments_that_use_reset_seeds_are_accepted(env, compose):
     config = compose(*GRPO, f"env={env}")
     for package in config.env.packages:
         pytest.importorskip(package)

@@ -1,7 +1,5 @@
 """Environments that continue in another process, and those that cannot."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
@@ -13,23 +11,17 @@ import torch
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 
 IDS = [
-    "CartPole-v1",
-    "Pendulum-v1",
-    "MountainCarContinuous-v0",
-    "Acrobot-v1",
-    "Blackjack-v1",
-    "FrozenLake-v1",
-    "popgym:popgym-RepeatFirstEasy-v0",
-    "popgym:popgym-RepeatPreviousEasy-v0",
+    *("CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1", "Blackjack-v1", "FrozenLake-v1"),
+    *("popgym:popgym-RepeatFirstEasy-v0", "popgym:popgym-RepeatPreviousEasy-v0"),
 ]
 
 
-def made(env_id: str) -> gymnasium.Env[Any, Any]:
+def made(env_id):
     return gymnasium.make(env_id, disable_env_checker=True, max_episode_steps=12)
 
 
-def played(env: gymnasium.Env[Any, Any], actions: list[Any]) -> list[Any]:
-    seen: list[Any] = []
+def played(env, actions):
+    seen = []
     for action in actions:
         observation, reward, terminated, truncated, _ = env.step(action)
         seen.append((np.asarray(observation), reward, terminated, truncated))
@@ -83,7 +75,7 @@ class Simulator:
 
 
 class Simulated(gymnasium.Env[Any, Any]):
-    def __init__(self, held: object) -> None:
+    def __init__(self, held):
         self.held = held
 
 
@@ -103,7 +95,7 @@ def test_an_environment_with_an_attribute_that_is_not_plain_cannot_be_saved_and_
 class Raising:
     """Raises on any access."""
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         raise RuntimeError("no")
 
 
@@ -113,7 +105,7 @@ class Lying:
     __slots__ = ()
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self):
         return np.ndarray
 
 
@@ -123,13 +115,13 @@ class Pretending:
     __slots__ = ()
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self):
         return gymnasium.Space
 
 
 class WithProperty:
     @property
-    def __dict__(self) -> Any:
+    def __dict__(self):
         raise OSError("the simulator is gone")
 
 
@@ -141,7 +133,7 @@ class _Nameless(type):
     """As SWIG makes classes: without a module."""
 
     @property
-    def __module__(cls) -> str:
+    def __module__(cls):
         raise AttributeError("__module__")
 
 
@@ -149,15 +141,15 @@ class Nameless(metaclass=_Nameless):
     __slots__ = ()
 
 
-def _nested(depth: int) -> Any:
-    found: Any = 0
+def _nested(depth):
+    found = 0
     for _ in range(depth):
         found = [found]
     return found
 
 
-def _of_itself() -> Any:
-    found: list[Any] = []
+def _of_itself():
+    found = []
     found.append(found)
     return found
 
@@ -169,7 +161,6 @@ HELD = {
     "raises in a property": WithProperty,
     "dict of its own kind": Endless,
     "without a module": Nameless,
-    "iterator": lambda: iter([]),
     "object": object,
     "nested deep": lambda: _nested(100_000),
     "of itself": _of_itself,

@@ -1,13 +1,7 @@
 """Sources of environments outside the package: what they may make, and what is rejected."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
+from run_files import summary
 
 MODULE = '''
 import time
@@ -72,25 +66,16 @@ class OfTorchRL(Source):
 
 
 class TooFew(OnTensors):
-    def __init__(self, options: Options):
-        super().__init__(options)
-
     def make(self, num_envs):
         return Numbers(num_envs + 1, self.options)
 
 
 class Renamed(OnTensors):
-    def __init__(self, options: Options):
-        super().__init__(options)
-
     def make(self, num_envs):
         return TransformedEnv(Numbers(num_envs, self.options), RenameTransform(["observation"], ["pixels"]))
 
 
 class Nothing(OnTensors):
-    def __init__(self, options: Options):
-        super().__init__(options)
-
     def make(self, num_envs):
         return None
 
@@ -123,81 +108,46 @@ class Recall(MemoryTask):
 
 
 @pytest.fixture
-def train(recurrl_train: Callable[..., Any], tiny: list[str], tmp_path: Path) -> Callable[..., Any]:
+def train(recurrl_train, tiny, tmp_path):
     """Runs ``recurrl-train`` in a folder with a module of sources."""
-    (tmp_path / "numbers_of_mine.py").write_text(MODULE)
+    (tmp_path / "mine.py").write_text(MODULE)
     return lambda *overrides: recurrl_train(*tiny, *overrides, "hydra.run.dir=run", cwd=tmp_path)
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "run" / "summary.json").read_text())
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("env=numbers_of_mine:OnTensors", "env.size=3"),
-        ("env=numbers_of_mine:OfTorchRL",),
-        ("env=gym", "env.source=memory", "env.id=numbers_of_mine:Recall", "env.kwargs.values=4"),
+        ("env=mine:OnTensors", "env.size=3"),
+        ("env=mine:OfTorchRL",),
+        ("env=gym", "env.source=memory", "env.id=mine:Recall", "env.kwargs.values=4"),
+        pytest.param(("env=mine:OnTensors", "collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
     ],
 )
-def test_environments_of_torchrl_are_trained_in(
-    overrides: tuple[str, ...], train: Callable[..., Any], tmp_path: Path
-) -> None:
-    outcome = train(*overrides)
-    assert outcome.code == 0, outcome.err
-    assert summary(tmp_path)["status"] == "completed"
+def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
+    train(*overrides).succeeded()
+    assert summary(tmp_path / "run")["status"] == "completed"
 
 
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (
-            ["env=numbers_of_mine:TooFew"],
-            "environment of batch size [1] (got one of batch size [2]).",
-        ),
-        (["env=numbers_of_mine:Nothing"], "must make a TorchRL environment of batch size [1] (got a NoneType)."),
-        (["env=numbers_of_mine:Renamed"], "made an environment without the entry 'observation'; it has pixels. Rename"),
-        (["env=numbers_of_mine:no_source"], "made a str, which is not a recurrl.envs.Source. Derive from"),
-        (["env=numbers_of_mine:unannotated"], "must be annotated with a dataclass derived from recurrl.config.EnvC"),
-        (["env=numbers_of_mine:Absent"], "the module numbers_of_mine has no Absent."),
-        (["env=numbers_of_yours:Numbers"], "there is no module numbers_of_yours."),
-        (["env=numbers_of_mine:OnTensors", "env.mask=[1]"], "does not support env.mask=[1]. Give env.mask=[]."),
-        (
-            ["env=numbers_of_mine:OnTensors", "env.wrappers=[a.b:C]"],
-            'does not support env.wrappers=["a.b:C"]. Give env.wrappers=[].',
-        ),
-        (
-            ["env=numbers_of_mine:OnTensors", "env.max_episode_steps=3"],
-            "does not support env.max_episode_steps=3. Give env.max_episode_steps=null.",
-        ),
-        (
-            ["env=numbers_of_mine:OnTensors", "algorithm=grpo", "algorithm.group_size=2"],
-            "which this environment cannot do. Choose algorithm=ppo, or a Gymnasium task with",
-        ),
-        (
-            ["env=numbers_of_mine:OnTensors", "env.fault=raises"],
-            "(OnTensors), at step 3, raised RuntimeError in step: the simulator crashed.",
-        ),
-        (
-            ["env=numbers_of_mine:OnTensors", "env.fault=hangs", "collector.timeout_s=0.3"],
-            "(OnTensors), at step 3, raised TimeLimitError in step: no response within collector.timeout_s=0.3 s.",
-        ),
-        (
-            ["env=gym", "env.source=memory", "env.id=numbers_of_mine:Numbers"],
-            "env.id=numbers_of_mine:Numbers is not a memory task.",
-        ),
+        ("env=mine:TooFew", "environment of batch size [1] (got one of batch size [2])."),
+        ("env=mine:Nothing", "must make a TorchRL environment of batch size [1] (got a NoneType)."),
+        ("env=mine:Renamed", "made an environment without the entry 'observation'; it has pixels. Rename"),
+        ("env=mine:no_source", "made a str, which is not a recurrl.envs.Source. Derive from"),
+        ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),
+        ("env=mine:Absent", "the module mine has no Absent."),
+        ("env=numbers_of_yours:Numbers", "there is no module numbers_of_yours."),
+        ("env=mine:OnTensors env.mask=[1]", "does not support env.mask=[1]. Give env.mask=[]."),
+        ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Give env.wrappers=[].'),
+        ("env=mine:OnTensors env.max_episode_steps=3", "env.max_episode_steps=3. Give env.max_episode_steps=null."),
+        ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),
+        ("env=mine:OnTensors env.fault=raises", "(OnTensors), at step 3, raised RuntimeError in step: the simulator"),
+        ("env=mine:OnTensors env.fault=hangs collector.timeout_s=0.3", "no response within collector.timeout_s=0.3 s."),
+        ("env=gym env.source=memory env.id=mine:Numbers", "env.id=mine:Numbers is not a memory task."),
     ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_mistakes_of_sources_are_error_messages(overrides: list[str], error: str, train: Callable[..., Any]) -> None:
-    outcome = train(*overrides)
+def test_mistakes_of_sources_are_error_messages(overrides, error, train):
+    outcome = train(*overrides.split())
     assert error in outcome.error, outcome.err
     assert "Traceback" not in outcome.err
-
-
-@pytest.mark.slow
-def test_environments_of_torchrl_are_collected_from_by_workers(train: Callable[..., Any], tmp_path: Path) -> None:
-    outcome = train("env=numbers_of_mine:OnTensors", "collector=multi_sync", "collector.num_workers=2")
-    assert outcome.code == 0, outcome.err
-    assert summary(tmp_path)["status"] == "completed"

@@ -1,19 +1,11 @@
 """``env.wrappers``: wrappers of Gymnasium and of one's own, with arguments, around each environment."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import gymnasium
 import pytest
+from run_files import summary
 
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 
-Compose = Callable[..., TrainConfig]
 SKIP = "env.wrappers=[{wrapper:gymnasium.wrappers:MaxAndSkipObservation,skip:4}]"
 WRAPPERS = """
 import gymnasium
@@ -36,12 +28,12 @@ def function(env):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "wrappers_of_mine.py").write_text(WRAPPERS)
     return tmp_path
 
 
-def test_wrappers_apply_in_order_and_within_our_own(compose: Compose) -> None:
+def test_wrappers_apply_in_order_and_within_our_own(compose):
     wrappers = "[{wrapper:gymnasium.wrappers:ClipReward,min_reward:-1},gymnasium.wrappers:FlattenObservation]"
     made = make_env(compose("env=pendulum_no_velocity", f"env.wrappers={wrappers}").env, 2, seed=0)
     for env in made.base_env.envs:
@@ -54,7 +46,7 @@ def test_wrappers_apply_in_order_and_within_our_own(compose: Compose) -> None:
     made.close()
 
 
-def test_an_episode_limit_counts_the_steps_of_the_policy(compose: Compose) -> None:
+def test_an_episode_limit_counts_the_steps_of_the_policy(compose):
     made = make_env(compose("env.mask=[]", "env.max_episode_steps=2", SKIP).env, 1, seed=0)
     steps = made.rollout(10)
     made.close()
@@ -65,12 +57,9 @@ def test_an_episode_limit_counts_the_steps_of_the_policy(compose: Compose) -> No
 
 
 @pytest.mark.parametrize("way", ["[wrappers_of_mine:Shift]", "[{wrapper:wrappers_of_mine:Shift,by:2}]"])
-def test_wrappers_of_ones_own_are_found_in_the_current_folder(
-    way: str, recurrl_train: Callable[..., Any], tiny: list[str], folder: Path
-) -> None:
-    outcome = recurrl_train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run", cwd=folder)
-    assert outcome.code == 0, outcome.err
-    assert json.loads((folder / "run" / "summary.json").read_text())["status"] == "completed"
+def test_wrappers_of_ones_own_are_found_in_the_current_folder(way, recurrl_train, tiny, folder):
+    recurrl_train(*tiny, f"env.wrappers={way}", "hydra.run.dir=run", cwd=folder).succeeded()
+    assert summary(folder / "run")["status"] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -86,15 +75,10 @@ def test_wrappers_of_ones_own_are_found_in_the_current_folder(
         ("[3]", "(got 3)."),
         ("[{by:2}]", "(got {'by': 2})."),
         ("wrappers_of_mine:Shift", "The configuration key 'env.wrappers' must be a list."),
-        (
-            "[wrappers_of_mine:Shift] env.vectorization=vector_entry_point",
-            "env.wrappers works on single environments, but env.id=CartPole-v1 makes one vector",
-        ),
+        ("[wrappers_of_mine:Shift] env.vectorization=vector_entry_point", "works on single environments, but env.id="),
     ],
 )
-def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(
-    wrappers: str, error: str, refused: Callable[..., str], folder: Path
-) -> None:
+def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(wrappers, error, refused, folder):
     assert error in refused(*f"env.wrappers={wrappers}".split())
 
 
@@ -105,16 +89,12 @@ def test_wrappers_that_cannot_work_are_rejected_before_any_environment_is_made(
         ("gymnasium.wrappers:GrayscaleObservation", "it raised ValueError: Gray"),
     ],
 )
-def test_a_wrapper_that_does_not_fit_the_environment_is_named(
-    wrapper: str, reason: str, recurrl_train: Callable[..., Any], folder: Path
-) -> None:
+def test_a_wrapper_that_does_not_fit_the_environment_is_named(wrapper, reason, recurrl_train, folder):
     error = recurrl_train(f"env.wrappers=[{wrapper}]", cwd=folder).error
     assert error.startswith(f"env.wrappers={wrapper} around env.id=CartPole-v1 cannot be made: {reason}")
 
 
-def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(
-    refused: Callable[..., str], not_installed: Callable[[str], None]
-) -> None:
+def test_a_wrapper_of_an_extra_that_is_not_installed_is_rejected(refused, not_installed):
     not_installed("minigrid")
     assert refused("env.wrappers=[minigrid.wrappers:ImgObsWrapper]") == (
         "env.wrappers=minigrid.wrappers:ImgObsWrapper needs the package minigrid. Install it with: pip install "

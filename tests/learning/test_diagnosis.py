@@ -24,20 +24,12 @@ from recurrl.callbacks.diagnosis import (
 from recurrl.config.keys import packaged_keys
 
 DOCS = Path(__file__).parents[2] / "docs" / "not-learning.md"
-HEALTHY = {
-    "policy/entropy": 1.0,
-    "advantage/std": 0.5,
-    "value/target_mean": 3.0,
-    "value/target_std": 1.0,
-    "value/explained_variance": 0.8,
-    "optim/grad_norm": 0.3,
-    "optim/steps": 8.0,
-    "train/return_mean": 10.0,
-    "train/return_std": 2.0,
-    "train/episodes": 100.0,
-    "train/episode_length_mean": 20.0,
-    "train/truncated_fraction": 0.5,
-}
+HEALTHY = (
+    {"policy/entropy": 1.0, "advantage/std": 0.5, "optim/grad_norm": 0.3, "optim/steps": 8.0}
+    | {"value/target_mean": 3.0, "value/target_std": 1.0, "value/explained_variance": 0.8}
+    | {"train/return_mean": 10.0, "train/return_std": 2.0, "train/episodes": 100.0}
+    | {"train/episode_length_mean": 20.0, "train/truncated_fraction": 0.5}
+)
 ILL = {
     ENTROPY: {"policy/entropy": 0.01},
     ADVANTAGES: {"advantage/std": 0.039},

@@ -2,17 +2,15 @@
 
 from math import isfinite
 from statistics import fmean
-from typing import Any
 
 import pytest
 import torch
-from collected import Collect, Compose, collected, fresh_policy, rollouts
+from collected import collected, fresh_policy, rollouts
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS, WITHOUT_MEMORY
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_algorithm
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError
 from recurrl.evaluation import evaluate
@@ -36,22 +34,15 @@ REPLAYED = [
     ),
     pytest.param("CartPole-v1", {}, ("env.mask=[1,3]", "algorithm.critic=feedforward", SEES), id="a critic that sees"),
     *(
-        pytest.param(
-            MASKED,
-            {"mask_in": where, "action": kind},
-            (f"env.action_mask_from_info={where == 'info'}".lower(), *PREVIOUS),
-            id=f"{kind} masked in {where}",
-        )
-        for where in ("info", "observation")
+        pytest.param(MASKED, {"mask_in": where, "action": kind}, (*given, *PREVIOUS), id=f"{kind} masked in {where}")
+        for where, given in (("info", ("env.action_mask_from_info=true",)), ("observation", ()))
         for kind in ("discrete", "multi_discrete")
     ),
 ]
 
 
 @pytest.mark.parametrize(("env_id", "kwargs", "overrides"), REPLAYED)
-def test_replayed_log_probs_and_values_equal_the_rollouts(
-    env_id: str, kwargs: dict[str, Any], overrides: tuple[str, ...], configure: Compose, collect: Collect
-) -> None:
+def test_replayed_log_probs_and_values_equal_the_rollouts(env_id, kwargs, overrides, configure, collect):
     policy, batch = collect(configure(env_id, *overrides, **kwargs))
     slices = batch.reshape(8, 8)
     with torch.no_grad():
@@ -63,32 +54,29 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(
 
 @pytest.mark.parametrize("kind", [*OBSERVATIONS])
 @pytest.mark.parametrize("previous", [(), PREVIOUS], ids=["alone", "with previous step"])
-def test_what_is_seen_is_what_the_spec_says(kind: str, previous: tuple[str, ...], configure: Compose) -> None:
+def test_what_is_seen_is_what_the_spec_says(kind, previous, configure):
     env = make_env(configure(CUE, *previous, observation=kind, action="dict").env, 2, seed=0)
     check_env_specs(env)
 
 
-def test_squashing_is_refused_where_some_entries_lack_a_bound(configure: Compose) -> None:
+def test_squashing_is_refused_where_some_entries_lack_a_bound(configure):
     action = Bounded(low=torch.tensor([-1.0, 0.0]), high=torch.tensor([1.0, torch.inf]), shape=(2,))
     with pytest.raises(ConfigError, match=r"all 2 entries .* but some are unbounded\. Give policy"):
         make_policy(configure(CUE, "policy.bounded_action=tanh"), Composite(observation=Unbounded((3,))), action)
 
 
-def test_one_hot_actions_of_torchrl_are_an_error(configure: Compose) -> None:
+def test_one_hot_actions_of_torchrl_are_an_error(configure):
     with pytest.raises(ConfigError, match=r"got OneHot of torch\.bool.*categorical_action_encoding=True"):
         make_policy(configure(CUE), Composite(observation=Unbounded((3,))), OneHot(2))
 
 
-ALGORITHMS = {
-    "ppo": ("algorithm.entropy_coeff=0.01",),
-    "grpo": ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=16"),
-}
+GRPO = ("algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=16")
 
 
 @pytest.mark.parametrize(("action", "bounded"), [("multi_discrete", "clip"), ("binary", "clip"), ("dict", "tanh")])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, bounded: str, configure: Compose) -> None:
-    config = configure(CUE, *ALGORITHMS[algorithm], f"policy.bounded_action={bounded}", action=action)
+@pytest.mark.parametrize("algorithm", [("algorithm.entropy_coeff=0.01",), GRPO], ids=["ppo", "grpo"])
+def test_every_loss_takes_every_kind_of_action(algorithm, action, bounded, configure):
+    config = configure(CUE, *algorithm, f"policy.bounded_action={bounded}", action=action)
     policy, batch = collected(config)
     before = [parameter.detach().clone() for parameter in policy.actor_head.parameters()]
     metrics = make_algorithm(config, policy).update(batch, progress=0.0)
@@ -98,21 +86,13 @@ def test_every_loss_takes_every_kind_of_action(algorithm: str, action: str, boun
 
 
 LEARNING = (
-    "backend=pad",
-    "env.num_envs=32",
-    "frames_per_batch=384",
-    "slice_len=12",
-    "minibatch_slices=8",
-    "epochs=4",
-    "cell.hidden_size=32",
-    "encoder.sizes=[32]",
-    "lr=5e-3",
-    "total_frames=9600",
+    *("backend=pad", "env.num_envs=32", "frames_per_batch=384", "slice_len=12", "minibatch_slices=8", "epochs=4"),
+    *("cell.hidden_size=32", "encoder.sizes=[32]", "lr=5e-3", "total_frames=9600"),
     "algorithm.normalize_advantage=minibatch",
 )
 
 
-def learnt(config: TrainConfig) -> float:
+def learnt(config):
     """The mean return of deterministic episodes after training."""
     policy = fresh_policy(config)
     learner = make_algorithm(config, policy)
@@ -131,9 +111,7 @@ KINDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("observation", "action", "override"), KINDS)
-def test_a_recurrent_policy_learns_what_needs_memory(
-    observation: str, action: str, override: str, configure: Compose
-) -> None:
+def test_a_recurrent_policy_learns_what_needs_memory(observation, action, override, configure):
     # Convolutions need smaller steps, and more of them.
     steps = ["lr=1e-3", "total_frames=19200"] if override == IMPALA else ["total_frames=14400"]
     overrides = [override, *steps] if override else []
@@ -142,6 +120,6 @@ def test_a_recurrent_policy_learns_what_needs_memory(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["discrete", "bounded"])
-def test_a_policy_without_memory_does_not(action: str, configure: Compose) -> None:
+def test_a_policy_without_memory_does_not(action, configure):
     # Fifty episodes: twice the standard deviation of their mean is below 0.15.
     assert learnt(configure(CUE, *LEARNING, "cell=none", action=action)) < WITHOUT_MEMORY[action] + 0.15

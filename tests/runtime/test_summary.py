@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from recurrl.runtime.report import write_summary
 
 
@@ -24,11 +22,3 @@ def test_non_finite_values_become_null_at_any_depth(tmp_path):
     summary = {"a": float("nan"), "b": {"c": [float("inf"), 1.0]}, "d": (-float("inf"), "nan")}
     write_summary(tmp_path, summary)
     assert read(tmp_path) == {"a": None, "b": {"c": [None, 1.0]}, "d": [None, "nan"]}
-
-
-def test_a_summary_that_cannot_be_written_leaves_the_earlier_one_and_no_other_file(tmp_path):
-    write_summary(tmp_path, {"status": "completed"})
-    with pytest.raises(TypeError):
-        write_summary(tmp_path, {"status": object()})
-    assert read(tmp_path) == {"status": "completed"}
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

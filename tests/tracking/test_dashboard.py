@@ -5,9 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from wandb_server import WandbServer
@@ -15,25 +13,22 @@ from wandb_server import WandbServer
 ROOT = Path(__file__).parents[2]
 
 
-def dashboard(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def dashboard(home, *arguments, **environment):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "NETRC"))}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts/dashboard.py"), *arguments],
-        cwd=home,
-        env={**kept, "HOME": str(home), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
+    command, env = (
+        [sys.executable, ROOT / "scripts/dashboard.py", *arguments],
+        {**kept, "HOME": str(home), **environment},
     )
+    return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=60)
 
 
-def panels(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def panels(spec):
     for section in spec["section"]["panelBankConfig"]["sections"]:
         yield from section["panels"]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def written(tmp_path_factory):
     """What it prints and writes without a login."""
     home = tmp_path_factory.mktemp("home")
     done = dashboard(home, "--by", "cell.name", "--by", "lr", "--group", "2026-01-01/12-00-00")
@@ -62,10 +57,8 @@ def test_its_panels_name_only_metrics_of_the_glossary(written):
 
 def test_runs_are_grouped_by_settings_and_filtered_by_their_sweep(written):
     [runs] = written[1]["spec"]["section"]["runSets"]
-    assert [(key["section"], key["name"]) for key in runs["grouping"]] == [
-        ("config", "cell.value.name"),
-        ("config", "lr.value"),
-    ]
+    assert {key["section"] for key in runs["grouping"]} == {"config"}
+    assert [key["name"] for key in runs["grouping"]] == ["cell.value.name", "lr.value"]
     assert "2026-01-01/12-00-00" in json.dumps(runs["filters"])
 
 

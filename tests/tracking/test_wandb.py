@@ -50,17 +50,11 @@ class Sweep:
         with socket.create_server(("127.0.0.1", 0)) as server:
             url = f"http://127.0.0.1:{server.getsockname()[1]}"
             terminal, child_terminal = os.openpty()
-            self.done = subprocess.run(
-                [sys.executable, "-c", TWO_JOBS, str(directory)],
-                env={**kept, "HOME": str(home), "WANDB_BASE_URL": url, "HTTPS_PROXY": url}
-                | {"PYTHONPATH": str(Path(__file__).parents[2])},
-                cwd=home,
-                stdin=child_terminal,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=True,
-            )
+            env = {**kept, "HOME": str(home), "WANDB_BASE_URL": url, "HTTPS_PROXY": url}
+            env["PYTHONPATH"] = str(Path(__file__).parents[2])
+            options = {"stdin": child_terminal, "capture_output": True, "text": True, "timeout": 60, "check": True}
+            command = [sys.executable, "-c", TWO_JOBS, str(directory)]
+            self.done = subprocess.run(command, env=env, cwd=home, **options)
             os.close(terminal)
             os.close(child_terminal)
             server.setblocking(False)
