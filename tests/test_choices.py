@@ -20,7 +20,7 @@ NOT_ON_A_CPU = {("backend", "triton")}
 
 
 @pytest.fixture(scope="session")
-def composed_options(compose) -> dict[tuple[str, str], object]:
+def composed_options(compose):
     """Each choice of each group, composed. One composition takes a third of a second, so each is of several groups."""
     composed = {}
     for row in zip_longest(*([pair for pair in OPTIONS if pair[0] == group] for group in GROUPS)):

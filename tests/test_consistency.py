@@ -1,37 +1,34 @@
 """The start-up check: one line when right, and an error message for each fault, which is injected here."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import Compose, Register, collected, fresh_policy
+from collected import collected, fresh_policy
 from gymnasium import spaces
-from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import nn
 from torchrl.envs import InitTracker, TransformedEnv
 from wrong_environments import Stale
 
 from recurrl.build import make_consistency_check
-from recurrl.config import TrainConfig
 from recurrl.consistency import TOLERANCE, check_network
 from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ConsistencyError
-from recurrl.policy import Policy, PolicyModule
+from recurrl.policy import PolicyModule
 
 OPTIONS = ("frames_per_batch=128", "slice_len=8", "backend=pad", "env.max_episode_steps=11")
 STATE = "recurrent_state"
 
 
 @pytest.fixture(scope="module")
-def config(small: Compose) -> TrainConfig:
+def config(small):
     return small(*OPTIONS)
 
 
-def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str:
+def complaint(config, policy, batch):
     with pytest.raises(ConsistencyError) as caught:
         make_consistency_check(config)(policy, batch)
     return str(caught.value)
@@ -44,7 +41,7 @@ def complaint(config: TrainConfig, policy: Policy, batch: TensorDictBase) -> str
     ("env", "cell"),
     [("pendulum_no_velocity", "gru"), *(("cartpole_no_velocity", cell) for cell in ("gru", "lstm", "mingru", "none"))],
 )
-def test_a_batch_that_is_right_gives_one_line(small: Compose, env: str, cell: str) -> None:
+def test_a_batch_that_is_right_gives_one_line(small, env, cell):
     config = small(*OPTIONS, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy, batch = collected(config, std=0.5)
     line = make_consistency_check(config)(policy, batch)
@@ -55,7 +52,7 @@ def test_a_batch_that_is_right_gives_one_line(small: Compose, env: str, cell: st
     assert "\n" not in line
 
 
-def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_come(small: Compose) -> None:
+def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_come(small):
     # No episode ends in the batch, so that the check acts at random in environments of its own.
     config = small(*OPTIONS[:-1], "env=pendulum_no_velocity")
     policy, batch = collected(config, std=0.5)
@@ -74,7 +71,7 @@ def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_co
 # Entries that are missing
 
 
-def test_a_batch_without_marks_of_starts_is_caught(config: TrainConfig) -> None:
+def test_a_batch_without_marks_of_starts_is_caught(config):
     policy, batch = collected(config, std=0.5)
     sentence = complaint(config, policy, batch.exclude("is_init"))
     assert "the batch has no entry 'is_init'" in sentence
@@ -83,13 +80,13 @@ def test_a_batch_without_marks_of_starts_is_caught(config: TrainConfig) -> None:
     assert "marked by 'is_init' as the start of an episode, but one starts there" in complaint(config, policy, batch)
 
 
-def test_an_environment_without_a_primer_is_refused(config: TrainConfig) -> None:
+def test_an_environment_without_a_primer_is_refused(config):
     env = TransformedEnv(gymnasium_source.make(config.env).make(4), InitTracker())
     with pytest.raises(KeyError, match=f"needs the entries .*{STATE}.*get_primers_from_module"):
         PolicyModule(fresh_policy(config))(env.reset())
 
 
-def test_a_batch_without_the_recurrent_state_is_caught(config: TrainConfig) -> None:
+def test_a_batch_without_the_recurrent_state_is_caught(config):
     policy, batch = collected(config, std=0.5)
     sentence = complaint(config, policy, batch.exclude(STATE))
     assert f"the batch does not hold the recurrent state '{STATE}', so the policy acted without memory" in sentence
@@ -99,43 +96,30 @@ def test_a_batch_without_the_recurrent_state_is_caught(config: TrainConfig) -> N
 # Entries that are wrong
 
 
-def plus(value: float) -> Callable[[Tensor], Tensor]:
+def plus(value):
     return lambda entry: entry + value
 
 
-FAULTS: dict[str, tuple[dict[Any, tuple[Any, Callable[[Tensor], Tensor]]], str]] = {
-    "a state zeroed in mid-episode": (
-        {("next", STATE): ((2, 4), torch.zeros_like), STATE: ((2, 5), torch.zeros_like)},
-        rf"\('next', '{STATE}'\) of environment 2, step 4, was 0 when collected but is .*zeroed",
-    ),
-    "a state zeroed between two steps": (
-        {STATE: ((1, 3), torch.zeros_like)},
-        rf"'{STATE}' of environment 1, step 3, is not what the previous step .* led to.*zeroed, for example",
-    ),
-    "a mark that is not at the end of an episode": (
-        {"is_init": ((3, 2), torch.ones_like)},
-        "environment 3, step 2, is marked by 'is_init' as the start of an episode, but no",
-    ),
-    "an observation that changes between two steps": (
-        {"observation": ((2, 1, 0), plus(0.25))},
-        r"'observation' of environment 2, step 1, is not what the previous step .* led to.*\(difference 0\.25\)",
-    ),
-    "an observation that is not finite": (
-        {"observation": ((0, 6, 1), plus(torch.nan))},
-        "'observation' of environment 0, step 6, is not finite",
-    ),
-}
+ZEROED = {("next", STATE): ((2, 4), torch.zeros_like), STATE: ((2, 5), torch.zeros_like)}
+LED_TO = "is not what the previous step .* led to"
+FAULTS = [
+    (ZEROED, rf"\('next', '{STATE}'\) of environment 2, step 4, was 0 when collected but is .*zeroed"),
+    ({STATE: ((1, 3), torch.zeros_like)}, rf"'{STATE}' of environment 1, step 3, {LED_TO}.*zeroed, for example"),
+    ({"is_init": ((3, 2), torch.ones_like)}, "environment 3, step 2, is marked by 'is_init' .*, but no"),
+    ({"observation": ((2, 1, 0), plus(0.25))}, rf"'observation' of environment 2, step 1, {LED_TO}.* 0\.25\)"),
+    ({"observation": ((0, 6, 1), plus(torch.nan))}, "'observation' of environment 0, step 6, is not finite"),
+]
 
 
-@pytest.mark.parametrize(("changes", "message"), FAULTS.values(), ids=FAULTS)
-def test_a_wrong_entry_is_caught_where_it_is(changes: dict[Any, Any], message: str, config: TrainConfig) -> None:
+@pytest.mark.parametrize(("changes", "message"), FAULTS)
+def test_a_wrong_entry_is_caught_where_it_is(changes, message, config):
     policy, batch = collected(config, std=0.5)
     for key, (index, change) in changes.items():
         batch[key][index] = change(batch[key][index])
     assert re.search(message, complaint(config, policy, batch), re.DOTALL)
 
 
-def test_a_state_that_outlives_its_episode_is_caught(config: TrainConfig) -> None:
+def test_a_state_that_outlives_its_episode_is_caught(config):
     policy, batch = collected(config, std=0.5)
     n, t = (int(index) for index in batch["is_init"].squeeze(-1)[:, 1:].nonzero()[0])
     batch[STATE][n, t + 1] = 1.0
@@ -148,15 +132,15 @@ def test_a_state_that_outlives_its_episode_is_caught(config: TrainConfig) -> Non
 class ResetsItself(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Hands out the first observation of the next episode as the last of this one."""
 
-    first: Any = None
+    first = None
 
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, **kwargs):
         if self.first is None or kwargs.get("seed") is not None:
             return self.env.reset(**kwargs)
         first, self.first = self.first, None
         return first, {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
             self.first = observation = self.env.reset()[0]
@@ -168,7 +152,7 @@ OF_ONE = (*OPTIONS[:-1], "env=gym", "env.normalize_observation=false")
 
 
 @pytest.mark.parametrize("wrapper", [Stale, ResetsItself])
-def test_a_wrong_observation_after_resets_is_caught(small: Compose, register: Register, wrapper: Any) -> None:
+def test_a_wrong_observation_after_resets_is_caught(small, register, wrapper):
     name = register(lambda: wrapper(gymnasium.make("CartPole-v1", max_episode_steps=11)))
     config = small(*OF_ONE, f"env.id={name}")
     sentence = complaint(config, *collected(config, std=0.5))
@@ -176,9 +160,7 @@ def test_a_wrong_observation_after_resets_is_caught(small: Compose, register: Re
     assert "disable automatic resets" in sentence
 
 
-def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_the_batch(
-    small: Compose, register: Register
-) -> None:
+def test_a_wrong_observation_after_resets_is_caught_though_no_episode_ends_in_the_batch(small, register):
     name = register(lambda: Stale(gymnasium.make("Pendulum-v1")))
     config = small(*OF_ONE, f"env.id={name}")
     policy, batch = collected(config, std=0.5)
@@ -191,26 +173,24 @@ class Coin(gymnasium.Env[Any, Any]):
 
     observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
 
-    def __init__(self, fair: bool) -> None:
+    def __init__(self, fair):
         self.fair, self.steps = fair, 0
 
-    def _side(self) -> np.int64:
+    def _side(self):
         return np.int64(self.np_random.integers(2) if self.fair else 1)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
         return self._side(), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self.steps += 1
         return self._side(), 0.0, self.steps == 4, False, {}
 
 
 @pytest.mark.parametrize("fair", [True, False])
-def test_observations_that_are_equal_by_chance_or_always_are_fine(
-    small: Compose, register: Register, fair: bool
-) -> None:
+def test_observations_that_are_equal_by_chance_or_always_are_fine(small, register, fair):
     config = small(*OF_ONE, f"env.id={register(lambda: Coin(fair))}")
     policy, batch = collected(config, std=0.5)
     assert int(batch["next", "done"].sum()) > 5
@@ -221,7 +201,7 @@ def test_observations_that_are_equal_by_chance_or_always_are_fine(
 
 
 @pytest.mark.parametrize("where", ["encoder", "cell"])
-def test_dropout_that_is_on_is_caught(small: Compose, where: str) -> None:
+def test_dropout_that_is_on_is_caught(small, where):
     config = small(*OPTIONS, "cell.num_layers=2")
     policy, batch = collected(config)
     if where == "encoder":
@@ -236,23 +216,23 @@ def test_dropout_that_is_on_is_caught(small: Compose, where: str) -> None:
 class Noisy(nn.Module):
     """A head whose distribution draws even its deterministic actions."""
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head):
         super().__init__()
         self.head = head
 
-    def forward(self, features: Tensor, observation: Tensor) -> torch.distributions.Distribution:
+    def forward(self, features, observation):
         distribution = torch.distributions.Categorical(logits=self.head(features, observation).logits)
         distribution.deterministic_sample = distribution.sample()
         return distribution
 
 
-def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config: TrainConfig) -> None:
+def test_a_policy_that_draws_its_actions_in_evaluation_is_caught(config):
     policy, batch = collected(config)
     policy.actor_head = Noisy(policy.actor_head)
     assert complaint(config, policy, batch).startswith("Evaluation would be random")
 
 
-def test_weights_that_changed_after_collection_are_caught(config: TrainConfig) -> None:
+def test_weights_that_changed_after_collection_are_caught(config):
     policy, batch = collected(config, std=0.5)
     with torch.no_grad():
         policy.critic_head.bias += 0.5
@@ -261,9 +241,7 @@ def test_weights_that_changed_after_collection_are_caught(config: TrainConfig) -
     assert "The states are correct, so the network around the cell has changed" in sentence
 
 
-def test_a_sequence_that_computes_something_else_than_steps_is_caught(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_that_computes_something_else_than_steps_is_caught(config, monkeypatch):
     policy, batch = collected(config, std=0.5)
     cell = policy.trunk.core
     right = cell._sequence
@@ -274,7 +252,7 @@ def test_a_sequence_that_computes_something_else_than_steps_is_caught(
     )
 
 
-def test_what_rounding_does_is_far_below_the_tolerance_and_a_lost_state_far_above(small: Compose) -> None:
+def test_what_rounding_does_is_far_below_the_tolerance_and_a_lost_state_far_above(small):
     config = small(*OPTIONS, "cell.hidden_size=64", "frames_per_batch=1024", "slice_len=256")
     policy, batch = collected(config, std=0.5)
     differences = check_network(policy, batch, config.slice_len, config.minibatch_slices, tolerance=10.0)

@@ -7,15 +7,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collected import Compose, Register, rollouts
+from collected import rollouts
 from gymnasium import spaces
-from torch import nn
 
 from recurrl.build import make_policy_for
 from recurrl.callbacks.builtin import EpisodeStatistics
-from recurrl.config import TrainConfig
 from recurrl.evaluation import KEPT, SHUFFLED, ZEROED, _treated, evaluate, memory_metrics, random_metrics
-from recurrl.policy import Policy
 from recurrl.runtime.seeds import seed_process
 
 
@@ -24,19 +21,19 @@ class Cue(gymnasium.Env[Any, Any]):
 
     observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps, self.side = 0, int(self.np_random.integers(2))
         return np.array([2 * self.side - 1], np.float32), {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self.steps += 1
         paid = float(self.steps > 1 and int(action) == self.side)
         return np.zeros(1, np.float32), paid, self.steps == 5, False, {}
 
 
 @pytest.fixture
-def remembering(compose: Compose, register: Register) -> tuple[TrainConfig, Policy]:
+def remembering(compose, register):
     """A policy, set by hand, that remembers the cue without fail."""
     config = compose(
         *("env=gym", f"env.id={register(Cue)}", "env.normalize_observation=false", "cell.hidden_size=1", "device=cpu"),
@@ -51,14 +48,13 @@ def remembering(compose: Compose, register: Register) -> tuple[TrainConfig, Poli
         cell.weight_ih_l0[:, 0] = torch.tensor([0.0, 0.0, 9.0])
         cell.bias_ih_l0[:] = torch.tensor([0.0, 2.0, 0.0])
         head = policy.actor_head.network
-        assert isinstance(head, nn.Linear)
         head.weight[:, 0] = torch.tensor([-1.0, 1.0])
         # With no memory at all it names the first side.
         head.bias[:] = torch.tensor([1e-6, 0.0])
     return config, policy
 
 
-def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering: tuple[TrainConfig, Policy]) -> None:
+def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering):
     config, policy = remembering
     assert evaluate(config.env, policy, 40, 0) == [4.0] * 40
     zeroed = evaluate(config.env, policy, 40, 0, ZEROED)
@@ -71,7 +67,7 @@ def test_a_memory_that_is_needed_and_used_shows_in_the_returns(remembering: tupl
     }
 
 
-def test_the_same_evaluation_gives_the_same_returns(remembering: tuple[TrainConfig, Policy]) -> None:
+def test_the_same_evaluation_gives_the_same_returns(remembering):
     config, policy = remembering
     for states in (KEPT, ZEROED, SHUFFLED):
         first = evaluate(config.env, policy, 10, 3, states)
@@ -79,14 +75,12 @@ def test_the_same_evaluation_gives_the_same_returns(remembering: tuple[TrainConf
         assert evaluate(config.env, policy, 10, 3, states) == first
 
 
-def test_a_single_episode_is_shuffled_with_one_that_does_not_count(
-    remembering: tuple[TrainConfig, Policy],
-) -> None:
+def test_a_single_episode_is_shuffled_with_one_that_does_not_count(remembering):
     config, policy = remembering
     assert len(evaluate(config.env, policy, 1, 0, SHUFFLED)) == 1
 
 
-def test_shuffling_gives_everybody_all_the_states_of_somebody_else() -> None:
+def test_shuffling_gives_everybody_all_the_states_of_somebody_else():
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         own = torch.arange(5.0).reshape(5, 1, 1)
@@ -97,14 +91,12 @@ def test_shuffling_gives_everybody_all_the_states_of_somebody_else() -> None:
         assert torch.equal(treated["action_noise"], own)
 
 
-def test_a_policy_without_memory_has_nothing_to_lose(compose: Compose) -> None:
+def test_a_policy_without_memory_has_nothing_to_lose(compose):
     config = compose("cell=none", "cell.hidden_size=4", "device=cpu")
     assert memory_metrics(config.env, make_policy_for(config), 2, 0) == {}
 
 
-def test_random_actions_are_worth_what_chance_gives_and_change_no_random_numbers(
-    remembering: tuple[TrainConfig, Policy],
-) -> None:
+def test_random_actions_are_worth_what_chance_gives_and_change_no_random_numbers(remembering):
     config, _ = remembering
     torch.manual_seed(0)
     found = random_metrics(config.env, 200, 0)
@@ -119,14 +111,12 @@ def test_random_actions_are_worth_what_chance_gives_and_change_no_random_numbers
 class Drawing(Cue):
     """Draws from the generators that a process shares."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         observation, _, *rest = super().step(action)
         return observation, random.random() + np.random.random() + float(torch.rand(())), *rest
 
 
-def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(
-    compose: Compose, register: Register
-) -> None:
+def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(compose, register):
     config = compose("env=gym", f"env.id={register(Drawing)}", "device=cpu")
     policy = make_policy_for(config)
     seed_process(1)
@@ -139,12 +129,12 @@ def test_an_evaluation_leaves_the_random_numbers_of_the_process_as_they_were(
 class Long(Cue):
     """Pays much at the first of 50 steps and little at the others, which float32 would round each time."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         observation, *_ = super().step(action)
         return observation, 1e6 if self.steps == 1 else 0.1, self.steps == 50, False, {}
 
 
-def test_long_episodes_return_what_their_rewards_add_up_to(compose: Compose, register: Register) -> None:
+def test_long_episodes_return_what_their_rewards_add_up_to(compose, register):
     sizes = ("env.num_envs=2", "frames_per_batch=40", "slice_len=20", "minibatch_slices=2")
     config = compose("env=gym", f"env.id={register(Long)}", "device=cpu", *sizes)
     policy = make_policy_for(config)
@@ -159,13 +149,13 @@ def test_long_episodes_return_what_their_rewards_add_up_to(compose: Compose, reg
 class Endless(Cue):
     """Pays one at each step, for ever."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return np.zeros(1, np.float32), 1.0, False, False, {}
 
 
 def test_an_episode_that_never_ends_counts_with_the_return_it_has_and_it_is_said(
-    compose: Compose, register: Register, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    compose, register, monkeypatch, caplog
+):
     config = compose("env=gym", f"env.id={register(Endless)}", "device=cpu")
     monkeypatch.setattr("recurrl.evaluation.MOST_STEPS", 7)
     monkeypatch.setattr("recurrl.evaluation.MOST_RANDOM_STEPS", 5)

@@ -4,24 +4,17 @@ Log-probabilities and values recomputed from slices equal those of collection, a
 batches and slices; and the first update does not depend on the backend.
 """
 
-from typing import Any
-
 import pytest
 import torch
-from collected import Compose, fresh_policy, rollouts
+from collected import fresh_policy, rollouts
 
 from recurrl.buffers.on_policy import SliceBuffer
 from recurrl.build import make_algorithm
-from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE, Policy
+from recurrl.policy import ACTION, LOG_PROB, OBSERVATION, VALUE
 
 OPTIONS = (
-    "cell.hidden_size=12",
-    "encoder.sizes=[16]",
-    "env.num_envs=6",
-    "frames_per_batch=240",
-    "slice_len=8",
-    "minibatch_slices=6",
-    "env.max_episode_steps=17",
+    *("cell.hidden_size=12", "encoder.sizes=[16]", "env.num_envs=6", "frames_per_batch=240"),
+    *("slice_len=8", "minibatch_slices=6", "env.max_episode_steps=17"),
 )
 
 
@@ -31,7 +24,7 @@ OPTIONS = (
     + [(backend, "cartpole_no_velocity") for backend in ("reference", "pad", "scan", "triton")],
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: str, env: str, small: Compose) -> None:
+def test_replayed_log_probs_and_values_equal_the_rollouts(cell, backend, env, small):
     config = small(f"env={env}", f"cell={cell}", f"backend={backend}", "cell.num_layers=2", *OPTIONS)
     policy = fresh_policy(config, std=0.5)
     buffer = SliceBuffer(config.buffer, config.slice_len, config.minibatch_slices)
@@ -46,7 +39,7 @@ def test_replayed_log_probs_and_values_equal_the_rollouts(cell: str, backend: st
     assert mid_slice > 20
 
 
-def assert_replays(policy: Policy, minibatch: Any) -> None:
+def assert_replays(policy, minibatch):
     with torch.no_grad():
         output = policy.sequence(*policy.inputs(minibatch))
     torch.testing.assert_close(
@@ -55,7 +48,7 @@ def assert_replays(policy: Policy, minibatch: Any) -> None:
     torch.testing.assert_close(output.value, minibatch[VALUE], rtol=1e-5, atol=1e-5)
 
 
-def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small: Compose) -> None:
+def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small):
     """The test above can fail."""
     config = small(*OPTIONS)
     policy = fresh_policy(config, std=0.5)
@@ -67,7 +60,7 @@ def test_a_state_that_is_zeroed_in_mid_episode_would_be_seen(small: Compose) -> 
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_the_first_update_is_the_same_for_every_backend(cell: str, small: Compose) -> None:
+def test_the_first_update_is_the_same_for_every_backend(cell, small):
     losses, weights = {}, {}
     for backend in ("reference", "pad", "scan", "triton"):
         config = small(f"cell={cell}", f"backend={backend}", "epochs=1", *OPTIONS)
@@ -80,7 +73,7 @@ def test_the_first_update_is_the_same_for_every_backend(cell: str, small: Compos
         torch.testing.assert_close(weights[backend], weights["reference"], rtol=0, atol=1e-5)
 
 
-def test_the_collector_acts_with_the_weights_as_they_are_now(small: Compose) -> None:
+def test_the_collector_acts_with_the_weights_as_they_are_now(small):
     config = small(*OPTIONS, "lr=0.05")
     policy = fresh_policy(config, std=0.5)
     learner = make_algorithm(config, policy)

@@ -1,12 +1,10 @@
 """The start-up check from the command line: alone by ``recurrl-check``, and before a run."""
 
-from __future__ import annotations
-
 import re
 
 import gymnasium
 import pytest
-from run_files import metrics, summary
+from run_files import metrics, summary, without_times
 from wrong_environments import Stale
 
 LINE = (
@@ -16,7 +14,7 @@ LINE = (
 
 
 @pytest.fixture
-def stale(register) -> tuple[str, str]:
+def stale(register):
     """Overrides that choose an environment which must not be trained in."""
     return "env=gym", f"env.id={register(lambda: Stale(gymnasium.make('CartPole-v1')))}"
 
@@ -28,15 +26,13 @@ def check(recurrl_check, tmp_path):
 
 
 def test_a_right_environment_gives_one_line_and_leaves_nothing_behind(check, tiny, tmp_path):
-    outcome = check(*tiny)
-    assert outcome.code == 0, outcome.err
+    outcome = check(*tiny).succeeded()
     assert re.fullmatch(LINE + "\n", outcome.out), outcome.out
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale):
-    outcome = check(*tiny, *stale)
-    assert outcome.code == 1
+    outcome = check(*tiny, *stale).failed()
     assert outcome.out == ""
     assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
     assert "Traceback" not in outcome.err
@@ -44,8 +40,7 @@ def test_a_wrong_environment_is_refused_with_an_error_message(check, tiny, stale
 
 @pytest.mark.parametrize("frames", [1, 31, 33])
 def test_any_total_frames_will_do_because_nothing_is_trained(check, tiny, frames):
-    outcome = check(*tiny, f"total_frames={frames}")
-    assert outcome.code == 0, outcome.err
+    check(*tiny, f"total_frames={frames}").succeeded()
 
 
 @pytest.mark.parametrize(
@@ -58,14 +53,12 @@ def test_any_total_frames_will_do_because_nothing_is_trained(check, tiny, frames
     ],
 )
 def test_what_cannot_be_trained_cannot_be_checked(check, no_environments, overrides, sentence):
-    outcome = check(*overrides)
-    assert outcome.code == 1
+    outcome = check(*overrides).failed()
     assert outcome.error.startswith(sentence), outcome.err
 
 
 def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, tmp_path):
-    outcome = train(*tiny, *stale, "hydra.run.dir=run")
-    assert outcome.code == 1
+    outcome = train(*tiny, *stale, "hydra.run.dir=run").failed()
     assert outcome.error.startswith("The update would not see what the rollout saw: after each of ")
     found = summary(tmp_path / "run")
     assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 0, None)
@@ -76,8 +69,5 @@ def test_a_run_in_a_wrong_environment_ends_before_it_learns(train, tiny, stale, 
 def test_a_run_is_the_same_with_and_without_the_check(train, tiny, tmp_path):
     for name, overrides in {"with": [], "without": ["consistency_check=false"]}.items():
         assert train(*tiny, "backend=pad", f"hydra.run.dir={name}", *overrides).code == 0
-    first, second = (
-        [{k: v for k, v in row.items() if not k.startswith("time/")} for row in metrics(tmp_path / name)]
-        for name in ("with", "without")
-    )
+    first, second = (without_times(metrics(tmp_path / name)) for name in ("with", "without"))
     assert first == second

@@ -1,7 +1,5 @@
 """One choice of each group, whose values are for one environment; several loggers."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -21,7 +19,7 @@ ADVICE = "Give env=gym env.id=Acrobot-v1."
 def yamls(tmp_path):
     """Writes a yaml of the user's."""
 
-    def write(group: str, name: str, **content: object) -> None:
+    def write(group, name, **content):
         (tmp_path / "mine" / group).mkdir(parents=True, exist_ok=True)
         text = "# @package _global_\n" * (group == "experiment") + yaml.dump(content)
         (tmp_path / "mine" / group / f"{name}.yaml").write_text(text)
@@ -61,8 +59,7 @@ def test_of_a_sweep_over_ids_only_those_of_the_choice_run(train, tiny):
 
 
 def test_a_resumed_run_keeps_its_environments_values(train, finished_run):
-    outcome = train(f"resume={finished_run}", "env.id=CartPole-v0", "total_frames=96", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    outcome = train(f"resume={finished_run}", "env.id=CartPole-v0", "total_frames=96", "hydra.run.dir=run").succeeded()
     assert "resuming with env.id=CartPole-v0, which was CartPole-v1" in outcome.out
 
 
@@ -80,8 +77,7 @@ def test_a_list_for_a_group_is_an_error(refused, yamls, group):
 
 
 def test_several_loggers_take_the_same_metrics(train, tiny, tmp_path):
-    outcome = train(*tiny, "logger=[wandb,tensorboard]", "logger.mode=offline", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(*tiny, "logger=[wandb,tensorboard]", "logger.mode=offline", "hydra.run.dir=run").succeeded()
     run = tmp_path / "run"
     assert {"wandb", "tensorboard", "metrics.csv"} <= {path.name for path in run.iterdir()}
     assert summary(run)["status"] == "completed"

@@ -3,13 +3,7 @@
 import pytest
 from run_files import metrics, without_times
 
-REPLAY = [
-    "buffer=replay",
-    "buffer.replay_ratio=3",
-    "buffer.frames=64",
-    "total_frames=192",
-    "checkpoint.every_frames=96",
-]
+REPLAY = ["buffer=replay", "buffer.replay_ratio=3", "total_frames=192", "checkpoint.every_frames=96"]
 
 
 @pytest.mark.parametrize(
@@ -37,15 +31,13 @@ def test_a_resumed_run_with_replay_goes_on_exactly(train, tiny, tmp_path, others
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (
-            ["buffer=replay", "algorithm.advantage=gae"],
-            "buffer must be on_policy with algorithm=ppo, which does not correct for older weights (got replay). Give "
-            "algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
-        ),
-        (
-            ["buffer=replay", "algorithm=grpo"],
-            "buffer must be on_policy with algorithm=grpo, which does not correct for older weights (got replay). Give "
-            "algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+        *(
+            (
+                ["buffer=replay", override],
+                f"buffer must be on_policy with algorithm={name}, which does not correct for older weights (got "
+                "replay). Give algorithm=ppo algorithm.advantage=vtrace, or buffer=on_policy.",
+            )
+            for name, override in (("ppo", "algorithm.advantage=gae"), ("grpo", "algorithm=grpo"))
         ),
         (
             ["buffer=replay", "buffer.frames=1000"],

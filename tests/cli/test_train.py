@@ -51,15 +51,8 @@ def test_a_run_writes_a_row_of_metrics_an_iteration_by_frames(console_run):
 def test_the_summary_of_a_run_says_what_it_came_to(console_run):
     found = summary(console_run)
     assert found.keys() >= SUMMARY_KEYS
-    assert {key: found[key] for key in ("status", "error", "frames", "seed", "device", "cell", "eval_episodes")} == {
-        "status": "completed",
-        "error": None,
-        "frames": 64,
-        "seed": 1,
-        "device": "cpu",
-        "cell": "lstm",
-        "eval_episodes": 2,
-    }
+    expected = {"status": "completed", "error": None, "frames": 64, "seed": 1, "device": "cpu", "cell": "lstm"}
+    assert found | expected | {"eval_episodes": 2} == found
     assert found["backend"] in ("native", "scan", "pad")
     assert found["checkpoint"] == "checkpoints/frames_000000000064"
     assert (console_run / found["checkpoint"]).is_dir()
@@ -77,19 +70,15 @@ def test_the_summary_of_a_run_agrees_with_its_metrics(console_run):
 
 
 def test_evaluation_and_checkpoints_come_as_often_as_asked_and_at_the_end(train, tiny, tmp_path):
-    train(
-        *tiny, "total_frames=160", "checkpoint.every_frames=64", "evaluation.every_frames=96", "hydra.run.dir=run"
-    ).succeeded()
+    every = ("checkpoint.every_frames=64", "evaluation.every_frames=96")
+    train(*tiny, "total_frames=160", *every, "hydra.run.dir=run").succeeded()
     run = tmp_path / "run"
     evaluations = {row["frames"]: float(row["eval/return_mean"]) for row in metrics(run) if row["eval/return_mean"]}
     assert list(evaluations) == ["96", "160"]
     assert summary(run)["best_eval_return_mean"] == max(evaluations.values())
     # The last three; one comes before each evaluation too.
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "frames_000000000096",
-        "frames_000000000128",
-        "frames_000000000160",
-    ]
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == [f"frames_000000000{frames:03}" for frames in (96, 128, 160)]
 
 
 def test_frames_that_are_no_whole_number_of_iterations_are_not_exceeded(train, tiny, tmp_path):

@@ -3,15 +3,12 @@
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import deepcopy
 from itertools import combinations, product
-from pathlib import Path
-from typing import Any
 
 import pytest
 from every_key import EVENTS, SLOW, TINY, changed, keys, levels, observed, others
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from recurrl.cli.overrides import compose, text_of
 from recurrl.config.cell import NO_CELL
@@ -20,8 +17,6 @@ from recurrl.config.keys import keys_of
 from recurrl.config.plugins import GROUPS, default_name, names, yaml_names
 from recurrl.errors import ConfigError
 from recurrl.validation import check_config
-
-Compose = Callable[..., DictConfig]
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +34,11 @@ class Trial:
         folder: of the runs.
     """
 
-    def __init__(self, composed: DictConfig, folder: Path) -> None:
+    def __init__(self, composed, folder):
         self.composed, self.folder = composed, folder
-        self._bases: dict[str, dict[str, Any]] = {}
+        self._bases = {}
 
-    def base(self, event: str = "") -> tuple[DictConfig, dict[str, Any], set[str]]:
+    def base(self, event=""):
         """The configuration in which an event happens, what its run shows, and what changes from run to run."""
         composed = self.composed
         for key, value in EVENTS.get(event, {}).items():
@@ -55,7 +50,7 @@ class Trial:
             self._bases[event] = first, {name for name in {**first, **second} if first.get(name) != second.get(name)}
         return composed, *self._bases[event]
 
-    def outcome(self, key: str, kind: Any, meaning: Any) -> str:
+    def outcome(self, key, kind, meaning):
         """What comes of other values of a key."""
         composed, base, random_names = self.base(key if key in EVENTS else "")
         values = others(key, kind, meaning, OmegaConf.select(composed, key))
@@ -71,7 +66,7 @@ class Trial:
         return SILENT if SILENT in outcomes else REFUSED if outcomes else ALONE
 
 
-def silent_keys(trial: Trial, counts: Counter[str], prefixes: tuple[str, ...] = ("",)) -> Iterator[str]:
+def silent_keys(trial, counts, prefixes=("",)):
     """The keys of a configuration of which nothing comes; counts what comes of the others."""
     found = keys(trial.composed)
     known = {key for key, _, _ in found} - ({"env.kwargs"} if trial.composed.env.id != "Kind-v0" else set())
@@ -83,7 +78,7 @@ def silent_keys(trial: Trial, counts: Counter[str], prefixes: tuple[str, ...] = 
                 yield key
 
 
-def is_legal(composed: DictConfig, given: Collection[str] = ()) -> bool:
+def is_legal(composed, given=()):
     """True for a configuration that a run accepts."""
     try:
         check_config(typed(composed), given)
@@ -92,7 +87,7 @@ def is_legal(composed: DictConfig, given: Collection[str] = ()) -> bool:
     return True
 
 
-def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictConfig]]:
+def in_every_pair(compose, folder):
     """Configurations that together have every legal pair of choices, with some of the other values drawn at random."""
     drawn = random.Random(0)
     own = ("env=gym", "env.id=Kind-v0", "env.packages=[every_key_env]")
@@ -107,16 +102,16 @@ def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictCon
     groups |= {key: list(meaning.choices) for key, _, meaning in keys_of() if key in ("recompute", "precision")}
     key_of = {group: f"{group}.name" if group in varied else group for group in usual_names}
 
-    def composed(choice: dict[str, str]) -> DictConfig:
+    def composed(choice):
         result = made[choice["env"]]
         for group, key in key_of.items():
             result = changed(result, key, choice[group])
         return changed(result, "algorithm.group_size", 2) if choice["algorithm"] == "grpo" else result
 
-    def given(choice: dict[str, str]) -> list[str]:
+    def given(choice):
         return [key for group, key in key_of.items() if choice[group] != usual_names[group]]
 
-    def draft_with(pair: dict[str, str]) -> dict[str, str]:
+    def draft_with(pair):
         choice = {group: drawn.choice(of) for group, of in groups.items()} | pair
         # Without a cell these have no effect, and are refused if they are given.
         usual = ("backend", "recompute", "precision") if choice["cell"] == NO_CELL else ()
@@ -138,7 +133,7 @@ def in_every_pair(compose: Compose, folder: Path) -> Iterator[tuple[str, DictCon
                 break
 
 
-def _varied(composed: DictConfig, drawn: random.Random) -> DictConfig:
+def _varied(composed, drawn):
     """A configuration with other values of some of the keys that may decide whether others matter."""
     for key, kind, meaning in keys(composed):
         found = levels(key, kind, meaning, OmegaConf.select(composed, key))
@@ -148,9 +143,9 @@ def _varied(composed: DictConfig, drawn: random.Random) -> DictConfig:
     return composed
 
 
-def judged(trials: Iterable[tuple[str, DictConfig]], folder: Path, *prefixes: str) -> tuple[Counter[str], list[str]]:
+def judged(trials, folder, *prefixes):
     """How many keys of configurations do what, and the silent ones."""
-    counts: Counter[str] = Counter()
+    counts = Counter()
     silent = []
     for name, composed in trials:
         counts["configurations"] += 1
@@ -166,7 +161,7 @@ def test_no_option_of_the_default_network_and_algorithm_is_silent(compose_untype
     assert not silent
 
 
-WRONG: list[Any] = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
+WRONG = [["/proc/nope", "Acrobot-v1"], {"nope": 1}, "/proc/nope", "Acrobot-v1"]
 """A list, a mapping, a path where nothing is, and an id of another environment."""
 
 

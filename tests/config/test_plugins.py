@@ -1,9 +1,7 @@
 """Choices of a user's own, ``package.module:Name``: found, or rejected with the reason."""
 
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -37,12 +35,12 @@ NUMBER = 3
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+def package(tmp_path, monkeypatch):
     """Writes a module of ``own_package`` into the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
 
-    def write(name: str, text: str) -> None:
+    def write(name, text):
         (tmp_path / "own_package").mkdir(exist_ok=True)
         (tmp_path / "own_package" / f"{name}.py").write_text(text, encoding="utf-8")
 
@@ -105,11 +103,8 @@ def test_what_cannot_be_used_is_rejected_with_the_reason(package, name, reason):
 
 def test_a_choice_without_a_yaml_has_its_own_defaults_and_those_of_the_group(package):
     package("elman", ELMAN)
-    assert custom_values("cell", "own_package.elman:Elman") == {
-        **values("cell", "gru"),
-        "name": "own_package.elman:Elman",
-        "leak": 1.0,
-    }
+    name = "own_package.elman:Elman"
+    assert custom_values("cell", name) == {**values("cell", "gru"), "name": name, "leak": 1.0}
 
 
 def test_a_source_of_ones_own_has_the_values_of_env_gym_and_its_name_as_the_id():

@@ -1,14 +1,10 @@
 """docs/extending.md by itself: its cell, algorithm and callbacks, copied into an empty folder, work as it says."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from documented import ROOT, snippets
@@ -25,7 +21,7 @@ COMMANDS = [shlex.split(command) for page, block in snippets("bash") if page == 
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """An empty folder with the page's files, and the current one."""
     for name, code in FILES.items():
         (tmp_path / name).write_text(code, encoding="utf-8")
@@ -37,24 +33,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[1])
 def test_a_command_trains_with_the_file_above_it_resumes_and_can_be_evaluated(
-    words: list[str],
-    folder: Path,
-    tiny: list[str],
-    recurrl_train: Callable[..., Any],
-    recurrl_evaluate: Callable[..., Any],
-) -> None:
+    words, folder, tiny, recurrl_train, recurrl_evaluate
+):
     run = [*words[1:], *tiny]
-    trained = recurrl_train(*run, f"hydra.run.dir={folder / 'run'}", cwd=folder)
-    assert trained.code == 0, trained.err
-    resumed = recurrl_train(
+    recurrl_train(*run, f"hydra.run.dir={folder / 'run'}", cwd=folder).succeeded()
+    recurrl_train(
         *run, f"resume={folder / 'run'}", "total_frames=96", f"hydra.run.dir={folder / 'longer'}", cwd=folder
-    )
-    assert resumed.code == 0, resumed.err
-    evaluated = recurrl_evaluate(folder / "longer", cwd=folder)
-    assert evaluated.code == 0, evaluated.err
+    ).succeeded()
+    recurrl_evaluate(folder / "longer", cwd=folder).succeeded()
 
 
-def test_the_callbacks_stop_a_run_and_log_a_metric(folder: Path, tiny: list[str]) -> None:
+def test_the_callbacks_stop_a_run_and_log_a_metric(folder, tiny):
     stop, size = (importlib.import_module(name) for name in ("stop", "state_size"))
     callbacks = [stop.StopAtReturn(-1.0, patience=1), size.StateSize()]
     run = recurrl.train([*tiny, "env.max_episode_steps=4"], folder / "run", callbacks)
@@ -63,7 +52,7 @@ def test_the_callbacks_stop_a_run_and_log_a_metric(folder: Path, tiny: list[str]
     assert "state/largest" in (run.directory / "metrics.csv").read_text(encoding="utf-8")
 
 
-def test_every_file_of_the_examples_is_linked() -> None:
+def test_every_file_of_the_examples_is_linked():
     text = (ROOT / PAGE).read_text(encoding="utf-8") + (ROOT / "docs/layer/cells.md").read_text(encoding="utf-8")
     files = (ROOT / "examples/extending/my_package").glob("*.py")
     assert [path.name for path in files if path.stem.removesuffix("_cell").split("_")[0] not in text] == []

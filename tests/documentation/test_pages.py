@@ -1,16 +1,11 @@
 """The pages of the site: they build without a warning, their links lead somewhere, their glossary is complete."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from documented import PAGES, ROOT
@@ -27,7 +22,7 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site, built without a warning."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
@@ -36,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_begins_with_the_readme_and_shows_guides_before_decisions(site: Path) -> None:
+def test_the_site_begins_with_the_readme_and_shows_guides_before_decisions(site):
     first = (site / "index.html").read_text(encoding="utf-8")
     assert "robot without velocity" in first
     assert not re.search(r'(?:src|href)="https?://(?!squidfunk)', first), "a page asks another host"
@@ -57,7 +52,7 @@ document.title = JSON.stringify([
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium, which is not installed")
 @pytest.mark.parametrize("width", [390, 820, 1400])
 @pytest.mark.parametrize("page", [".", "configuration", "get-started"])
-def test_no_name_of_a_key_is_broken_and_no_line_of_a_console_cut_off(site: Path, page: str, width: int) -> None:
+def test_no_name_of_a_key_is_broken_and_no_line_of_a_console_cut_off(site, page, width):
     measured = site / page / "measured.html"
     text = (site / page / "index.html").read_text(encoding="utf-8")
     measured.write_text(text.replace("</body>", MEASURE), encoding="utf-8")
@@ -70,7 +65,7 @@ def test_no_name_of_a_key_is_broken_and_no_line_of_a_console_cut_off(site: Path,
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_the_links_of_a_page_lead_somewhere(page):
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
         if target.startswith("http"):
@@ -83,18 +78,17 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def logged(recurrl_train: Callable[..., Any], tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def logged(recurrl_train, tiny, tmp_path_factory):
     """Every metric that some run logs."""
-    found: set[str] = set()
+    found = set()
     for name, overrides in RUNS.items():
         folder = tmp_path_factory.mktemp(name)
-        done = recurrl_train(*tiny, *overrides.split(), "hydra.run.dir=run", cwd=folder)
-        assert done.code == 0, done.err
+        recurrl_train(*tiny, *overrides.split(), "hydra.run.dir=run", cwd=folder).succeeded()
         with (folder / "run/metrics.csv").open(newline="", encoding="utf-8") as rows:
             found |= set(next(csv.reader(rows)))
     return found - {"frames"}
 
 
-def test_every_metric_is_in_the_glossary_and_every_one_there_exists(logged: set[str]) -> None:
+def test_every_metric_is_in_the_glossary_and_every_one_there_exists(logged):
     rows = [line.split(" | ")[0] for line in GLOSSARY.splitlines() if line.startswith("| `")]
     assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} - {OWN_LOSS} == logged

@@ -1,12 +1,8 @@
 """Ranks exchange tensors and values."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ from in_ranks import in_ranks, met, start
 from recurrl.runtime import ranks
 from recurrl.runtime.ranks import RankLostError, world
 
-TENSORS: dict[str, Callable[[int], torch.Tensor]] = {
+TENSORS = {
     "a number": lambda rank: torch.tensor(1.5 + rank),
     "one truth": lambda rank: torch.tensor(rank == 1),
     "counts": lambda rank: torch.arange(6).reshape(2, 3) + 10**12 * rank,
@@ -27,8 +23,8 @@ TENSORS: dict[str, Callable[[int], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_kind_of_tensor_is_gathered_and_summed(size: int) -> None:
-    def exchanged() -> dict[str, Any]:
+def test_every_kind_of_tensor_is_gathered_and_summed(size):
+    def exchanged():
         own = {name: make(world().rank) for name, make in TENSORS.items()}
         gathered = {name: world().gathered(tensor) for name, tensor in own.items()}
         summed = {name: world().sum_(tensor.clone()) for name, tensor in own.items() if tensor.dtype != torch.bool}
@@ -49,22 +45,18 @@ def test_every_kind_of_tensor_is_gathered_and_summed(size: int) -> None:
             assert (summed == first).all()
 
 
-def test_values_reach_those_they_are_for() -> None:
-    def exchanged() -> list[Any]:
-        rank = world().rank
-        return [
-            world().gather({"rank": rank, "more": "x" * 1_000_000}),
-            world().broadcast(("from", rank)),
-            world().averaged({"a": float(rank)}),
-        ]
+def test_values_reach_those_they_are_for():
+    def exchanged():
+        gathered = world().gather({"rank": world().rank, "more": "x" * 1_000_000})
+        return gathered, world().broadcast(("from", world().rank)), world().averaged({"a": float(world().rank)})
 
     for rank, (gathered, broadcast, averaged) in enumerate(in_ranks(3, met(exchanged))):
         assert [each["rank"] for each in gathered] == ([0, 1, 2] if rank == 0 else [rank])
         assert (broadcast, averaged) == (("from", 0), {"a": 1.0})
 
 
-def test_after_a_rank_was_lost_no_exchange_returns_anything() -> None:
-    def exchanging() -> list[str]:
+def test_after_a_rank_was_lost_no_exchange_returns_anything():
+    def exchanging():
         if world().rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         said = []
@@ -84,8 +76,8 @@ def test_after_a_rank_was_lost_no_exchange_returns_anything() -> None:
 
 
 @pytest.mark.parametrize("killed", [0, 1, 2])
-def test_the_rank_that_was_killed_is_named_by_all_others(killed: int) -> None:
-    def waiting() -> str:
+def test_the_rank_that_was_killed_is_named_by_all_others(killed):
+    def waiting():
         world().gather(None)
         if world().rank == killed:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -102,10 +94,10 @@ def test_the_rank_that_was_killed_is_named_by_all_others(killed: int) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_a_rank_that_does_not_respond_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_respond_in_time_is_an_error(monkeypatch):
     monkeypatch.setattr(ranks, "_SEARCH_S", 0.5)
 
-    def waiting() -> str | None:
+    def waiting():
         world().join()
         world().connect("gloo", 1.0)
         if world().rank == 1:

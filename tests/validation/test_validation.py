@@ -1,7 +1,6 @@
 """The rules of a configuration: what violates one is an error that says what to do, and what that advises is fine."""
 
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -17,14 +16,14 @@ ONE_FRAME_A_BATCH = {**ONE_FRAME, "env.num_envs": 1, "frames_per_batch": 1}
 NORMALIZE = "algorithm.normalize_advantage"
 HUGE = {"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7}
 ELMAN = ElmanConfig(name="my_package.elman_cell:Elman", hidden_size=8, num_layers=1)
-WORKERS: dict[str, Any] = {"timeout_s": None, "on_fault": "raise"}
+WORKERS = {"timeout_s": None, "on_fault": "raise"}
 
 
-def workers(number: int) -> MultiSyncConfig:
+def workers(number):
     return MultiSyncConfig(name="multi_sync", num_workers=number, **WORKERS)
 
 
-def shown(value: object) -> str:
+def shown(value):
     """Changes as they would be typed; nothing for what else a test has as a parameter."""
     return " ".join(f"{key}={new}" for key, new in value.items()) if isinstance(value, dict) else ""
 
@@ -48,13 +47,7 @@ ERRORS = [
         ({**BURN_IN, "state": state, "cell.name": "none"}, f"state must be stored with cell=none (got {state}).")
         for state in ("zero", "refresh", "burn_in")
     ),
-    *(
-        (
-            {**BURN_IN, "slice_len": steps},
-            "slice_len must be at least 2 and less than the 32 steps of a row with state=",
-        )
-        for steps in (1, 32)
-    ),
+    *(({**BURN_IN, "slice_len": n}, "slice_len must be at least 2 and less than the 32 steps of") for n in (1, 32)),
     # Devices
     *(
         ({"device": device}, f"such as cuda:0 (got {device}). Choose device=cpu, or install")
@@ -62,7 +55,6 @@ ERRORS = [
     ),
     # The recurrent layer
     ({"cell.name": "none", "backend.name": "triton"}, "backend=triton has no effect"),
-    ({"recompute": "full", "backend.name": "pad"}, "recompute=full is not possible with backend=pad"),
     ({"recompute": "full", "backend.name": "reference"}, "recompute=full is not possible with backend=reference"),
     ({"backend.name": "triton"}, "backend=triton needs a CUDA device"),
     ({"backend.name": "triton", "cell.hidden_size": 2048}, "hidden_size=2048 is not possible with backend=triton"),
@@ -88,11 +80,7 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(refusal, changes, mess
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"slice_len": 1},
-        {"slice_len": 4},
-        {"minibatch_slices": 1},
-        {"minibatch_slices": 32},
+        *({}, {"slice_len": 1}, {"slice_len": 4}, {"minibatch_slices": 1}, {"minibatch_slices": 32}),
         {"frames_per_batch": 992, "slice_len": 31},
         {"total_frames": 1024},
         {"env.normalize_reward": False, "env.reward_scale": 0.5},
@@ -100,11 +88,7 @@ def test_what_violates_a_rule_is_an_error_with_the_reason(refusal, changes, mess
         {"slice_len": 1, "minibatch_slices": 2, NORMALIZE: "minibatch"},
         {**ONE_FRAME, NORMALIZE: "batch"},
         ONE_FRAME_A_BATCH,
-        {"state": "zero"},
-        {"state": "refresh"},
-        BURN_IN,
-        {"precision": "fast"},
-        {"recompute": "full"},
+        *({"state": "zero"}, {"state": "refresh"}, BURN_IN, {"precision": "fast"}, {"recompute": "full"}),
         {"recompute": "full", "backend.name": "scan"},
         {"collector": workers(4)},
     ],
@@ -182,12 +166,6 @@ def test_a_choice_whose_package_is_not_installed_is_an_error_with_what_to_instal
         f"{group}={package} needs the module {package}, which is not installed. Install it, for example with: pip "
         f"install 'recurrl[{package}]'."
     )
-
-
-@pytest.mark.parametrize("package", ["nonesuch_package", "nonesuch_package.inner"])
-def test_a_package_that_does_not_exist_is_an_error(refusal, package):
-    changes = {"env.source": "gymnasium", "env.id": "CartPole-v1", "env.packages": [package]}
-    assert package.partition(".")[0] in refusal(changes)
 
 
 # Ranks

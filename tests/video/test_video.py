@@ -1,11 +1,7 @@
 """Videos show what an evaluation plays: the same episode, what the policy does not see, remembers and expects."""
 
-from __future__ import annotations
-
 import io
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -16,21 +12,16 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 
-from recurrl.agent import Agent
 from recurrl.cli.evaluate import evaluate_run
-from recurrl.config import TrainConfig
 from recurrl.envs import GymnasiumSource
 from recurrl.envs import watched as watching
 from recurrl.envs.watched import watched
 from recurrl.errors import ConfigError
 from recurrl.evaluation import SEED_OFFSET, evaluate
-from recurrl.policy import Policy
 from recurrl.runtime.seeds import seeds
 from recurrl.video.drawing import HEIGHT, WIDTH, frames
 from recurrl.video.episode import Episode, Recorder
 from recurrl.video.writing import files_of
-
-AgentOf = Callable[..., tuple[Agent, TrainConfig]]
 
 
 class Blinking(gymnasium.Env[Any, Any]):
@@ -40,25 +31,25 @@ class Blinking(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(0, 255, (8, 8), np.uint8)
     action_space = spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1, (2,), np.float32)})
 
-    def __init__(self, render_mode: str | None = None, drawn: str = "pixels") -> None:
+    def __init__(self, render_mode=None, drawn="pixels"):
         self.render_mode, self.drawn = render_mode, drawn
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.time, self.shade = 0, int(self.np_random.integers(100))
         return self._show(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         self.time += 1
         return self._show(), float(action["move"]), self.time == 5, False, {}
 
-    def render(self) -> Any:
+    def render(self):
         if self.drawn == "fails":
             raise RuntimeError("no screen")
         pixels = np.full((16, 24, 3), self.shade + self.time, np.uint8)
         return {"pixels": pixels, "nothing": None, "numbers": pixels / 255, "gray": pixels[..., 0]}[self.drawn]
 
-    def _show(self) -> Any:
+    def _show(self):
         return np.full((8, 8), self.shade + self.time, np.uint8)
 
 
@@ -67,14 +58,14 @@ class Unseen(Blinking):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
 
 
 class Own(GymnasiumSource):
     """Makes an environment that could draw pictures, but not as its constructor is called."""
 
-    def create(self) -> gymnasium.Env[Any, Any]:
+    def create(self):
         return Blinking()
 
 
@@ -89,7 +80,7 @@ TASKS = [
 ]
 
 
-def recorded(policy: Policy, config: TrainConfig, episodes: int = 3) -> tuple[list[float], Episode]:
+def recorded(policy, config, episodes=3):
     """The returns of an evaluation, and its first episode."""
     recorder = Recorder(policy, config.env.mask, "an episode")
     returns = evaluate(watched(config.env), policy, episodes, 5, watch=recorder)
@@ -97,9 +88,7 @@ def recorded(policy: Policy, config: TrainConfig, episodes: int = 3) -> tuple[li
 
 
 @pytest.mark.parametrize(("env", "overrides"), TASKS)
-def test_the_episode_shown_is_the_first_of_the_evaluation(
-    agent_of: AgentOf, env: str, overrides: tuple[str, ...]
-) -> None:
+def test_the_episode_shown_is_the_first_of_the_evaluation(agent_of, env, overrides):
     agent, config = agent_of(env, *overrides)
     returns, episode = recorded(agent.policy, config)
     assert returns == evaluate(config.env, agent.policy, 3, 5)
@@ -119,26 +108,23 @@ def test_the_episode_shown_is_the_first_of_the_evaluation(
     assert episode.fps == plain.metadata["render_fps"]
 
 
-def test_the_states_and_values_shown_are_the_policys(agent_of: AgentOf) -> None:
+def test_the_states_and_values_shown_are_the_policys(agent_of):
     agent, config = agent_of("CartPole-v1", "env.mask=[1,3]", "cell=lstm", "env.max_episode_steps=7")
-    assert agent.policy.critic_head is not None
     _, episode = recorded(agent.policy, config, episodes=1)
     env, state = gymnasium.make("CartPole-v1"), agent.policy.initial_state(1)
     env.reset(seed=seeds(5 + SEED_OFFSET, 1)[0])
     observation, _ = env.reset()
-    assert episode.values is not None
     for step, action in enumerate(episode.actions):
         seen = torch.from_numpy(observation[[0, 2]])[None]
         with torch.no_grad():
             _, _, value, state, _ = agent.policy.step(seen, state, torch.zeros(1, dtype=torch.bool))
-        assert value is not None
         assert episode.values[step] == pytest.approx(value.item(), abs=1e-6)
         for name, each in state.items():
             assert episode.states[name][step] == pytest.approx(each.flatten().numpy(), abs=1e-6)
         observation, *_ = env.step(action)
 
 
-def test_of_a_long_episode_the_first_steps_are_kept(agent_of: AgentOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_episode_the_first_steps_are_kept(agent_of, monkeypatch):
     monkeypatch.setattr(watching, "MOST_STEPS", 4)
     agent, config = agent_of("Pendulum-v1", "env.max_episode_steps=9")
     returns, episode = recorded(agent.policy, config)
@@ -146,9 +132,10 @@ def test_of_a_long_episode_the_first_steps_are_kept(agent_of: AgentOf, monkeypat
     assert returns == evaluate(config.env, agent.policy, 3, 5)
 
 
-def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate: Any, finished_run: Path, tmp_path: Path) -> None:
-    outcome = recurrl_evaluate(finished_run, "--episodes", 2, "--seed", "3,4", "--video", "shown", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
+def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate, finished_run, tmp_path):
+    outcome = recurrl_evaluate(
+        finished_run, "--episodes", 2, "--seed", "3,4", "--video", "shown", cwd=tmp_path
+    ).succeeded()
     assert outcome.out.splitlines()[-2:] == ["shown/replay.mp4", "shown/replay.gif"]
     returns = evaluate_run(finished_run, episodes=2, seed=[3, 4])["kept"]
     found = imageio_ffmpeg.read_frames(tmp_path / "shown" / "replay.mp4")
@@ -163,7 +150,7 @@ def test_the_command_writes_a_video_and_a_small_gif(recurrl_evaluate: Any, finis
     assert not list((tmp_path / "shown").glob(".recurrl*"))
 
 
-def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run: Path, tmp_path: Path) -> None:
+def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run, tmp_path):
     returns = evaluate_run(finished_run, episodes=3, seed=5, video=[tmp_path / "a.gif"])
     assert returns == evaluate_run(finished_run, episodes=3, seed=5)
     assert [path.name for path in tmp_path.iterdir()] == ["a.gif"]
@@ -173,7 +160,7 @@ def test_a_file_may_be_named_and_the_returns_stay_the_same(finished_run: Path, t
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("states", [2, 0])
 @pytest.mark.parametrize("hidden", [12, 0])
-def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values: bool, states: int, hidden: int) -> None:
+def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values, states, hidden):
     rng = np.random.default_rng(0)
     file = io.BytesIO()
     Image.fromarray(rng.integers(255, size=(7, 9, 3), dtype=np.uint8)).save(file, "png")
@@ -201,9 +188,7 @@ def test_whatever_an_episode_has_is_drawn_and_the_future_is_faded(values: bool, 
         ("env=test_video:Own", "makes it with render_mode=None. Have it give render_mode=rgb_array."),
     ],
 )
-def test_environments_that_cannot_be_drawn_are_refused(
-    small: Callable[..., TrainConfig], overrides: str, message: str
-) -> None:
+def test_environments_that_cannot_be_drawn_are_refused(small, overrides, message):
     config = small(*overrides.split())
     with pytest.raises(ConfigError) as caught:
         watched(config.env)
@@ -220,16 +205,14 @@ WRONG_PICTURES = {
 
 
 @pytest.mark.parametrize("drawn", WRONG_PICTURES)
-def test_what_an_environment_draws_wrongly_is_named(agent_of: AgentOf, drawn: str) -> None:
+def test_what_an_environment_draws_wrongly_is_named(agent_of, drawn):
     agent, config = agent_of("recurrl-test/Blinking-v0", drawn=drawn)
     with pytest.raises(ConfigError) as caught:
         recorded(agent.policy, config)
     assert WRONG_PICTURES[drawn] in str(caught.value)
 
 
-def test_missing_packages_are_named_with_the_command_that_installs_them(
-    agent_of: AgentOf, not_installed: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_packages_are_named_with_the_command_that_installs_them(agent_of, not_installed, monkeypatch, tmp_path):
     agent, config = agent_of("CartPole-v1")
     monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(ConfigError, match=r"pygame is not installed.*pip install 'recurrl\[video\]'"):
@@ -248,9 +231,6 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
         (("RUN", "--video", "RUN"), "would write into a run. Give the run before --video"),
     ],
 )
-def test_wrong_uses_are_refused(
-    recurrl_evaluate: Any, finished_run: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    outcome = recurrl_evaluate(*(finished_run if each == "RUN" else each for each in arguments), cwd=tmp_path)
-    assert outcome.code == 1
+def test_wrong_uses_are_refused(recurrl_evaluate, finished_run, tmp_path, arguments, message):
+    outcome = recurrl_evaluate(*(finished_run if each == "RUN" else each for each in arguments), cwd=tmp_path).failed()
     assert message in outcome.error
