@@ -3,8 +3,9 @@
 Shape legend: B batch, K discrete choices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -92,6 +93,14 @@ class Agent:
         """
         require(episodes >= 1, f"episodes must be at least 1 (got {episodes}).")
         return evaluate_many(self._interface.env, self.policy, episodes, [seed], KEPT, deterministic)
+
+    def export(
+        self, folder: str | Path, formats: Collection[str] = ("onnx", "pt2"), sampled: bool = False
+    ) -> dict[str, Any]:
+        """Writes one step as files that act without recurrl; see :func:`recurrl.export.export.export`."""
+        from recurrl.export.export import export  # which imports this module
+
+        return export(self, Path(folder), {"env": self._interface.env.id}, sampled, formats)
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
         """The environment it was trained in, within its user's wrappers, with nothing of recurrl's around it.

@@ -18,13 +18,12 @@ from recurrl.config import EnvConfig
 from recurrl.envs.checks import Array, as_array
 from recurrl.envs.observations import is_castable, limit_of
 from recurrl.envs.source import source_of
-from recurrl.envs.spaces import dtype_of, leaves
-from recurrl.envs.wrappers import added_entries, half_range, named, seen_entries
+from recurrl.envs.spaces import Space, dtype_of, leaves, named
+from recurrl.envs.wrappers import added_entries, half_range, seen_entries
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, name_of, nested
 from recurrl.recurrent.layer import reset_states
 
-Space = spaces.Space[Any]
 Tensors = dict[str, Tensor]
 
 
@@ -117,11 +116,11 @@ class Interface(nn.Module):
         super().__init__()
         source = source_of(env)
         self.env, (self.observation_space, self.action_space) = env, source.plain_spaces()
-        entries = _entries(OBSERVATION, self.observation_space)
+        entries = _entries(OBSERVATION, named(self.observation_space, text=False))
         unseen = {*critic_only, *map(str, env.mask)}
         self.observed = [entry for entry in entries if not entry.path or entry.path[0] not in unseen]
         self.added = [name for name in added_entries(env) if name not in critic_only]
-        self.parts = [ActionPart(entry, source.scales_actions) for entry in _entries(ACTION, self.action_space)]
+        self.parts = [ActionPart(entry, source.scales_actions) for entry in _entries(ACTION, named(self.action_space))]
         self._modules_of_parts = nn.ModuleList(self.parts)
         is_vector = isinstance(self.observation_space, spaces.Box)
         visible = seen_entries(self.observation_space, env.mask)[1] if env.mask and is_vector else None
@@ -208,7 +207,7 @@ class ActionPart(nn.Module):
         return action.to(torch.get_default_dtype())
 
     def flat(self, chosen: Tensor) -> Tensor:
-        """The policy's action as it is shown to it afterwards, ``[B, A]``; see :class:`AddedEntries`."""
+        """The policy's action as it is shown afterwards, ``[B, A]``; see :class:`~recurrl.envs.wrappers.Prepared`."""
         if isinstance(self.space, spaces.Box):
             return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
         if isinstance(self.space, spaces.MultiBinary):
@@ -219,5 +218,5 @@ class ActionPart(nn.Module):
 
 
 def _entries(name: str, space: Space) -> Iterator[Entry]:
-    for path, leaf in leaves(named(space)):
+    for path, leaf in leaves(space):
         yield Entry(name_of((name, *path)), path, leaf)

@@ -16,16 +16,7 @@ from recurrl.envs.arguments import check_arguments
 from recurrl.envs.checks import making
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import Source
-from recurrl.envs.spaces import check_spaces, leaves
-from recurrl.envs.wrappers import (
-    AddedEntries,
-    HideObservations,
-    NormalisedActions,
-    TuplesAsDicts,
-    added_entries,
-    has_tuples,
-    under_one_key,
-)
+from recurrl.envs.wrappers import Prepared
 from recurrl.errors import ConfigError
 
 
@@ -60,7 +51,7 @@ class GymnasiumSource(Source):
 
     def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
         """Single environments, as :meth:`create` made them, as one of as many."""
-        return InlineEnv([self._prepared(self.wrapped(env)) for env in envs], self.options.id)
+        return InlineEnv([Prepared(self.wrapped(env), self.options, self.privileged) for env in envs], self.options.id)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it: within the time limit and the wrappers of the configuration.
@@ -87,27 +78,6 @@ class GymnasiumSource(Source):
             if not isinstance(getattr(env, name, None), spaces.Space):
                 raise ConfigError(f"{options.id} has no {name}. Set one in its constructor.")
         return env
-
-    def _prepared(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """An environment in the form that policies need.
-
-        Bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped to it.
-        Observations and actions of several parts are dicts under the keys ``observation`` and ``action``.
-
-        Raises:
-            ConfigError: the policy cannot handle the spaces.
-        """
-        options = self.options
-        if has_tuples(env.observation_space) or has_tuples(env.action_space):
-            env = TuplesAsDicts(env)
-        check_spaces(options.id, env.observation_space, env.action_space)
-        if options.mask:
-            env = HideObservations(env, options.mask, self.privileged)
-        if any(isinstance(space, spaces.Box) for _, space in leaves(env.action_space)):
-            env = NormalisedActions(env)
-        if added := added_entries(options):
-            env = AddedEntries(env, added)
-        return under_one_key(env)
 
 
 def _load_wrappers(

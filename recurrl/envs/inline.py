@@ -9,7 +9,6 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from recurrl.envs.checks import Array, EnvChecks, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import spec_of
-from recurrl.keys import ACTION, OBSERVATION
+from recurrl.keys import OBSERVATION
 from recurrl.runtime.seeds import seeds
 
 
@@ -37,8 +36,7 @@ class InlineEnv(BatchedEnv):
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
         first, count = envs[0], len(envs)
-        space, self._composite_observation = _within(first.observation_space, OBSERVATION)
-        action_space, self._composite_action = _within(first.action_space, ACTION)
+        space, action_space = first.observation_space, first.action_space
         super().__init__(count, {OBSERVATION: spec_of(space, count)}, spec_of(action_space, count))
         self.envs = list(envs)
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
@@ -75,8 +73,6 @@ class InlineEnv(BatchedEnv):
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps them one by one."""
         actions = _one_by_one(action)
-        if self._composite_action:
-            actions = [{ACTION: parts} for parts in actions]
         rewards: list[Any] = []
         terminated_N: list[Any] = []
         truncated_N: list[Any] = []
@@ -119,8 +115,6 @@ class InlineEnv(BatchedEnv):
         if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
             self._plain[i] = observation
             return
-        if self._composite_observation:
-            observation = observation[OBSERVATION]
         for values, entry in zip(self._last.values(), self._reader.read(observation), strict=True):
             values[i] = entry
 
@@ -142,11 +136,6 @@ class InlineEnv(BatchedEnv):
             self.checks.at = i
             env.close()
         super().close(**kwargs)
-
-
-def _within(space: spaces.Space[Any], key: str) -> tuple[spaces.Space[Any], bool]:
-    """What a dict has under its key, and True; of another space, itself and False."""
-    return (space[key], True) if isinstance(space, spaces.Dict) else (space, False)
 
 
 def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:

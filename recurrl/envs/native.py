@@ -16,10 +16,10 @@ from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import EnvChecks, UnnamedEnvError, unpacked
 from recurrl.envs.observations import Observations
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
-from recurrl.envs.spaces import check_spaces, spec_of
-from recurrl.envs.wrappers import normalised_actions, seen_entries
+from recurrl.envs.spaces import spec_of, supported_spaces
+from recurrl.envs.wrappers import normalised_actions, shown, without_names
 from recurrl.errors import ConfigError
-from recurrl.keys import OBSERVATION, path_of
+from recurrl.keys import OBSERVATION
 
 Array = np.ndarray[Any, Any]
 Observed = dict[NestedKey, Array]
@@ -52,15 +52,16 @@ class NativeVectorEnv(BatchedEnv):
     def __init__(self, vector: Vector, env_id: str, mask: Sequence[int | str] = (), scales: bool = True) -> None:
         _check_mode(vector, env_id)
         count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
-        check_spaces(env_id, observed, acted)
-        shown, seen = seen_entries(observed, mask) if mask else (observed, None)
-        units, to_env = normalised_actions(acted) if scales else (acted, lambda action: action)
-        super().__init__(count, {OBSERVATION: spec_of(shown, count)}, spec_of(units, count))
-        self._vector, self._seen, self._to_env = vector, seen, to_env
+        supported, named_action = supported_spaces(env_id, observed, acted)
+        seen, self._shown = shown(observed, supported, mask)
+        as_it_is = named_action, lambda action: without_names(acted, action)
+        units, self._to_env = normalised_actions(acted) if scales else as_it_is
+        super().__init__(count, {OBSERVATION: spec_of(seen, count)}, spec_of(units, count))
+        self._vector = vector
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
         self.checks = EnvChecks(env_id, count)
         self._reader, self._of_one = (
-            Observations(self.checks, observed, count, acted, batched) for batched in (True, False)
+            Observations(self.checks, seen, count, acted, batched) for batched in (True, False)
         )
         # Not attributes of this object, because setting an attribute of an EnvBase takes microseconds.
         # The arrays are replaced and never written to, because they are handed out.
@@ -126,14 +127,8 @@ class NativeVectorEnv(BatchedEnv):
 
     def _taken(self, observation: Any) -> Observed:
         """The visible part of a batch of observations, in new memory."""
-        return self._seen_of(self._reader.read(observation))
-
-    def _seen_of(self, entries: list[Array]) -> Observed:
-        keys = self._reader.keys
-        if self._seen is not None and keys == [OBSERVATION]:
-            return {OBSERVATION: entries[0][:, self._seen]}
-        found = zip(keys, entries, strict=True)
-        return {key: entry.copy() for key, entry in found if self._seen is None or path_of(key)[1] in self._seen}
+        entries = self._reader.read(self._shown(observation))
+        return {key: entry.copy() for key, entry in zip(self._reader.keys, entries, strict=True)}
 
     def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
         """The observations, with those of new episodes replaced by the previous episodes' last ones."""
@@ -148,9 +143,9 @@ class NativeVectorEnv(BatchedEnv):
             # One per environment, or one for all of them.
             if isinstance(final, np.ndarray) and final.dtype == object:
                 for i in which:
-                    entries = [entry[None] for entry in self._of_one.read(final[i])]
-                    for key, values in self._seen_of(entries).items():
-                        filled[key][i] = values[0]
+                    entries = self._of_one.read(self._shown(final[i]))
+                    for key, entry in zip(self._reader.keys, entries, strict=True):
+                        filled[key][i] = entry
             else:
                 for key, values in self._taken(final).items():
                     filled[key][which] = values[which]

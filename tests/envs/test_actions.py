@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from recurrl.envs.inline import InlineEnv
-from recurrl.envs.wrappers import AddedEntries, NormalisedActions, normalised_actions, under_one_key
+from recurrl.envs.wrappers import Prepared, normalised_actions
 
 DTYPES = (np.float16, np.float32, np.float64)
 
@@ -83,9 +83,9 @@ class Recording(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 9.0, 3e38])
-def test_each_dimension_obeys_its_own_bounds(size):
+def test_each_dimension_obeys_its_own_bounds(size, compose):
     inner = Recording()
-    env = InlineEnv([under_one_key(AddedEntries(NormalisedActions(inner), ["previous_action"]))], "Recording-v0")
+    env = InlineEnv([Prepared(inner, compose("env.mask=[]", "env.previous_action=true").env)], "Recording-v0")
     env.reset_tensors(None)
     for sign in (-1, 1):
         shown = env.step_tensors(torch.full((1, 4), sign * size))["observation", "previous_action"][0].numpy()

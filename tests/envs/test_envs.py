@@ -9,10 +9,13 @@ from tasks import CARTPOLE
 from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.agent.interface import Interface
 from recurrl.build import make_policy_for
 from recurrl.envs import make_env
 from recurrl.envs.inline import InlineEnv
+from recurrl.envs.native import NativeVectorEnv
 from recurrl.errors import ConfigError
+from recurrl.keys import name_of
 
 
 def play(env, steps):
@@ -93,7 +96,8 @@ BOX, DISCRETE = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
     [
         (spaces.Box(0, 255, (2, 8, 8, 3), np.uint8), DISCRETE, "unsupported observations Box.*: it has 4 dimensions"),
         (spaces.Box(-1, 1, (8, 8, 3)), DISCRETE, "three dimensions but is not an image"),
-        (spaces.Tuple([BOX, spaces.Text(3)]), DISCRETE, r"unsupported observations Text.* \(entry 1\): a Text"),
+        (spaces.Text(3), DISCRETE, "unsupported observations Text.*: a Text"),
+        (spaces.Tuple([spaces.Text(3)]), DISCRETE, r"unsupported observations Text.* \(entry 0\): a Text"),
         (spaces.Tuple([]), DISCRETE, "an empty dict"),
         (spaces.Dict({"a": spaces.Dict({"b": spaces.Text(3)})}), DISCRETE, r"Text.* \(entry a.b\): a Text"),
         (spaces.Dict(), DISCRETE, "an empty dict"),
@@ -114,6 +118,62 @@ def test_spaces_the_policy_cannot_handle_are_rejected(observation, action, messa
     config.kwargs = {"observation": observation, "action": action}
     with pytest.raises(ConfigError, match=message):
         make_env(config, 1, seed=0)
+
+
+class Mission(spaces.Space):
+    """A custom space of text."""
+
+    def __init__(self):
+        super().__init__(dtype=str)
+
+    def sample(self, *_, **__):
+        return "go"
+
+
+class Sampled(Odd):
+    """Observes anything."""
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, action == 1, False, {}
+
+
+TEXT = spaces.Text(3)
+
+
+@pytest.mark.parametrize(
+    ("space", "left_out", "kept"),
+    [
+        (spaces.Dict({"at": BOX, "note": TEXT}), "note", ["at"]),
+        (spaces.Dict({"at": BOX, "mission": Mission()}), "mission", ["at"]),
+        (spaces.Dict({"at": BOX, "in": spaces.Dict({"n": DISCRETE, "note": TEXT})}), "in.note", ["at", "in.n"]),
+        (
+            spaces.Dict({"at": BOX, "in": spaces.Dict({"a": TEXT, "b": spaces.Dict({"c": TEXT})})}),
+            "in.a, in.b.c",
+            ["at"],
+        ),
+        (spaces.Tuple([BOX, TEXT]), "1", ["0"]),
+        (spaces.Dict({"both": spaces.Tuple([spaces.Dict({"note": TEXT}), DISCRETE])}), "both.0.note", ["both.1"]),
+    ],
+)
+@pytest.mark.parametrize("way", ["single", "vector"])
+def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out, kept, way, odd_env, compose, caplog):
+    gymnasium.registry[odd_env].entry_point = Sampled
+    config = compose("env=gym", f"env.id={odd_env}").env
+    config.kwargs = {"observation": space, "action": DISCRETE}
+    with caplog.at_level("INFO"):
+        if way == "vector":
+            vector = gymnasium.vector.SyncVectorEnv([lambda: Sampled(space, DISCRETE)] * 2, autoreset_mode="SameStep")
+            env = NativeVectorEnv(vector, f"{odd_env} of {space}")
+        else:
+            env = make_env(config, 2, seed=0)
+    observed = env.rollout(5, break_when_any_done=False)["observation"]
+    assert sorted(map(name_of, observed.keys(include_nested=True, leaves_only=True))) == kept
+    assert f"leaves out text: {left_out}" in caplog.text
+    assert [entry.name for entry in Interface(config).observed] == [f"observation.{name}" for name in kept]
+    env.close()
 
 
 class InTuples(Odd):

@@ -19,7 +19,6 @@ from torchrl.envs import GymEnv, SerialEnv
 import recurrl
 from recurrl.envs.passed import id_of
 from recurrl.errors import ConfigError, RunError
-from recurrl.export.export import export
 
 MODULE = '''
 import gymnasium
@@ -53,10 +52,12 @@ class Plain(gymnasium.Env):
 
 
 class Masked(Plain):
-    observation_space = spaces.Dict({"time": spaces.Box(0, 9, (2,), np.float32), "action_mask": spaces.MultiBinary(2)})
+    observation_space = spaces.Dict(
+        {"time": Plain.observation_space, "action_mask": spaces.MultiBinary(2), "note": spaces.Text(9)}
+    )
 
     def show(self):
-        return {"time": super().show(), "action_mask": np.array([1, self.time % 2], np.int8)}
+        return {"time": super().show(), "action_mask": np.array([1, self.time % 2], np.int8), "note": "text"}
 
 
 class Image(Plain):
@@ -134,7 +135,7 @@ def cartpole(mine: Any) -> str:
 # What is passed, further settings, and what env.id then is.
 USERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "a class": (attrgetter("Plain"), "", "envs_of_mine:Plain"),
-    "a dict with a mask": (attrgetter("Masked"), "", "envs_of_mine:Masked"),
+    "a dict with a mask and text": (attrgetter("Masked"), "", "envs_of_mine:Masked"),
     "a wrapper": (attrgetter("wrapped"), "", "envs_of_mine:wrapped"),
     "arguments": (attrgetter("Plain"), "env.kwargs.size=2 env.mask=[1]", "envs_of_mine:Plain"),
     "a partial function": (lambda mine: partial(mine.Plain, size=2), "", "<Plain>"),
@@ -163,19 +164,21 @@ def test_every_users_environment_trains_resumes_evaluates_and_exports(
 ) -> None:
     env = passed(mine)
     workers = ["collector.num_workers=2"] if collector == "multi_sync" else []
-    given = [*small(tiny), *settings.split(), f"collector={collector}", *workers]
+    given = [*small(tiny), "total_frames=32", *settings.split(), f"collector={collector}", *workers]
     run = recurrl.train(given, run_dir="run", env=env)
     config = (run.directory / "config.yaml").read_text()
     assert f"\n  id: {env_id}\n" in config
     again = env_id if ":" in env_id else env
-    resumed = recurrl.train(f"resume={run.directory} total_frames=96", run_dir=run.directory, env=again)
-    assert resumed.summary["frames"] == 96
-    agent = recurrl.load(run.directory, env=again, trust_packages=True)
+    resumed = recurrl.train(f"resume={run.directory} total_frames=64", run_dir=run.directory, env=again)
+    assert resumed.summary["frames"] == 64
+    agent = recurrl.load(run.directory, env=again)
     returns = agent.evaluate(episodes=3)
     assert len(returns) == 3
     assert returns == resumed.load().evaluate(episodes=3)
     assert repr(agent).startswith(f"Agent({env_id}, {agent.observation_space} to ")
-    export(agent, Path("exported"), {}, formats=["pt2"])
+    written = agent.export("exported", formats=["pt2"])
+    assert written["run"] == {"env": env_id}
+    assert {path.name for path in Path("exported").iterdir()} == {"policy.pt2", "policy.json"}
 
 
 def test_what_cannot_be_imported_must_be_passed_again(mine: Any, tiny: list[str]) -> None:

@@ -41,7 +41,7 @@ def test_wrappers_apply_in_order_and_within_our_own(compose):
         while isinstance(env, gymnasium.Wrapper):
             kinds.append(type(env).__name__)
             env = env.env
-        expected = ["NormalisedActions", "HideObservations", "FlattenObservation", "ClipReward", "TimeLimit"]
+        expected = ["Prepared", "FlattenObservation", "ClipReward", "TimeLimit"]
         assert [kind for kind in kinds if kind in expected] == expected
     made.close()
 

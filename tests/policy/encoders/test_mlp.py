@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torchrl.data import Categorical, Composite, MultiCategorical, Unbounded
 
+from recurrl.config.cell import ACTIVATIONS
 from recurrl.errors import ConfigError
 from recurrl.policy.encoders.mlp import EMBEDDING, ONE_HOT_LIMIT, make
 
@@ -28,6 +30,17 @@ def options(small):
 )
 def test_every_observation_becomes_a_vector(spec, observation, vector, options):
     torch.testing.assert_close(make(options("encoder.sizes=[]"), spec)(observation), vector)
+
+
+def test_each_layer_is_followed_by_the_activation(options):
+    inputs = torch.randn(5, 3)
+    for name in ("", *ACTIVATIONS):
+        encoder = make(
+            options("encoder.sizes=[8,4]", *([f"encoder.activation={name}"] if name else [])), Unbounded((3,))
+        )
+        function = getattr(functional, name or "tanh")
+        first, second = (module for module in encoder.modules() if isinstance(module, nn.Linear))
+        torch.testing.assert_close(encoder(inputs), function(second(function(first(inputs)))), rtol=0, atol=0)
 
 
 def test_many_values_have_an_embedding_rather_than_one_hot_vectors(options):
