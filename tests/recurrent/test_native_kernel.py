@@ -1,5 +1,7 @@
 """The compiled loop: how its kernel is built and cached, and what it does that the other backends do not."""
 
+from __future__ import annotations
+
 import errno
 import logging
 import os
@@ -8,7 +10,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +31,7 @@ print(kernel if isinstance(kernel, str) else "built")
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of kernels, in a cache that does not exist yet."""
     monkeypatch.setenv("RECURRL_CACHE_DIR", str(tmp_path / "cache"))
     library.kernel.cache_clear()
@@ -36,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def machine_kernel():
+def machine_kernel() -> Path:
     """The kernel in the session's own cache, built at most once."""
     library.kernel.cache_clear()
     assert library.problem() is None
@@ -45,19 +49,19 @@ def machine_kernel():
 
 
 @pytest.fixture
-def built(machine_kernel, folder):
+def built(machine_kernel: Path, folder: Path) -> Path:
     """The kernel, already in the folder."""
     folder.mkdir(mode=0o700, parents=True)
     return Path(shutil.copy2(machine_kernel, folder))
 
 
 @pytest.fixture
-def copying_compiler(machine_kernel, monkeypatch):
+def copying_compiler(machine_kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles in no time, by copying this machine's kernel."""
     monkeypatch.setattr(library, "_compile", lambda *arguments: shutil.copyfile(machine_kernel, arguments[-1]))
 
 
-def build():
+def build() -> Path:
     """Builds and loads the kernel, and runs it."""
     library.kernel.cache_clear()
     assert outputs_and_gradients(*small_layer())["y"].isfinite().all()
@@ -65,12 +69,12 @@ def build():
     return found
 
 
-def small_layer():
+def small_layer() -> tuple[Any, Any]:
     module = layers_of("gru", "native", "none", (2, 3, 4, 5)).float()
     return module, batch(module, resets("random", 2, 3))
 
 
-def messages(caplog):
+def messages(caplog: pytest.LogCaptureFixture) -> str:
     with caplog.at_level(logging.INFO):
         library.kernel.cache_clear()
         assert library.problem() is None
@@ -78,7 +82,7 @@ def messages(caplog):
 
 
 @pytest.mark.native
-def test_it_is_built_once_in_a_private_folder(folder):
+def test_it_is_built_once_in_a_private_folder(folder: Path) -> None:
     built = build()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     before = built.stat().st_mtime_ns
@@ -90,7 +94,9 @@ def test_it_is_built_once_in_a_private_folder(folder):
 @pytest.mark.native
 @pytest.mark.usefixtures("copying_compiler")
 @pytest.mark.parametrize("changed", ["_FLAGS", "_processor", "CC"])
-def test_another_compiler_processor_or_flag_is_another_kernel(folder, built, monkeypatch, changed):
+def test_another_compiler_processor_or_flag_is_another_kernel(
+    folder: Path, built: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
     if changed == "_FLAGS":
         monkeypatch.setattr(library, "_FLAGS", ("-DANYTHING", *library._FLAGS))
     elif changed == "_processor":
@@ -103,34 +109,34 @@ def test_another_compiler_processor_or_flag_is_another_kernel(folder, built, mon
     assert built.exists()
 
 
-def another_library(path):
+def another_library(path: Path) -> None:
     """An ELF without the kernel's functions, intact by its name."""
     subprocess.run(["cc", "-shared", "-x", "c", "-", "-o", str(path)], input=b"int other;", check=True)
     name, _, _ = path.stem.rpartition("-")
     path.rename(path.with_name(f"{name}-{library._sha256(path.read_bytes())}.so"))
 
 
-def flip(path):
+def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def instead(make):
-    def replaced(path):
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replaced(path: Path) -> None:
         path.unlink()
         make(path)
 
     return replaced
 
 
-def given_away(path):
+def given_away(path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a file away")
     os.chown(path, 12345, -1)
 
 
-HOSTILE_FILES = {
+HOSTILE_FILES: dict[str, Callable[[Path], object]] = {
     "cut short": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: os.truncate(path, 0),
     "a bit flipped": flip,
@@ -148,7 +154,9 @@ HOSTILE_FILES = {
 @pytest.mark.native
 @pytest.mark.usefixtures("copying_compiler")
 @pytest.mark.parametrize("harm", HOSTILE_FILES.values(), ids=HOSTILE_FILES.keys())
-def test_a_file_in_the_cache_that_is_not_the_kernel_is_never_loaded(built, caplog, harm):
+def test_a_file_in_the_cache_that_is_not_the_kernel_is_never_loaded(
+    built: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
+) -> None:
     harm(built)
     assert "The kernel of backend native is compiled again" in messages(caplog)
     if not built.is_dir():
@@ -156,7 +164,7 @@ def test_a_file_in_the_cache_that_is_not_the_kernel_is_never_loaded(built, caplo
     assert outputs_and_gradients(*small_layer())["y"].isfinite().all()
 
 
-HOSTILE_CACHES = {
+HOSTILE_CACHES: dict[str, Callable[[Path, Any], object]] = {
     "writable by others": lambda folder, _: (folder.mkdir(parents=True), folder.chmod(0o770)),
     "a file in the folder's place": lambda folder, _: folder.parent.write_text("", encoding="utf-8"),
     "no home directory": lambda _, patch: (
@@ -167,14 +175,19 @@ HOSTILE_CACHES = {
 }
 
 
-def no_space(path):
+def no_space(path: Path) -> None:
     raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
 @pytest.mark.native
 @pytest.mark.usefixtures("copying_compiler")
 @pytest.mark.parametrize("harm", HOSTILE_CACHES.values(), ids=HOSTILE_CACHES.keys())
-def test_a_cache_that_cannot_be_used_costs_a_build_in_each_process(folder, caplog, monkeypatch, harm):
+def test_a_cache_that_cannot_be_used_costs_a_build_in_each_process(
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: Callable[[Path, Any], object],
+) -> None:
     harm(folder, monkeypatch)
     temporary = {*Path(tempfile.gettempdir()).glob("recurrl-native-*")}
     assert messages(caplog).count("The kernel of backend native is compiled again in each process") == 1
@@ -183,7 +196,7 @@ def test_a_cache_that_cannot_be_used_costs_a_build_in_each_process(folder, caplo
 
 
 @pytest.mark.native
-def test_processes_that_build_at_once_both_get_it(tmp_path):
+def test_processes_that_build_at_once_both_get_it(tmp_path: Path) -> None:
     environment = os.environ | {"RECURRL_CACHE_DIR": str(tmp_path)}
     building = [
         subprocess.Popen([sys.executable, "-c", BUILDS], env=environment, stdout=subprocess.PIPE, text=True)
@@ -193,7 +206,7 @@ def test_processes_that_build_at_once_both_get_it(tmp_path):
     assert len([*(tmp_path / "native").iterdir()]) == 1
 
 
-def test_without_a_compiler_it_is_refused_with_what_to_install(tmp_path):
+def test_without_a_compiler_it_is_refused_with_what_to_install(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "CC"}
     environment |= {"RECURRL_CACHE_DIR": str(tmp_path), "PATH": ""}
     done = subprocess.run([sys.executable, "-c", BUILDS], env=environment, capture_output=True, text=True, check=True)
@@ -203,7 +216,7 @@ def test_without_a_compiler_it_is_refused_with_what_to_install(tmp_path):
     )
 
 
-def compiler(tmp_path, script):
+def compiler(tmp_path: Path, script: str) -> str:
     path = tmp_path / "compiler"
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     path.chmod(0o755)
@@ -219,13 +232,15 @@ def compiler(tmp_path, script):
         ("echo 'cc1: fatal error: error writing to /tmp/a.s: No space left on device' >&2; exit 1", "Set TMPDIR to a"),
     ],
 )
-def test_a_compiler_that_fails_is_named(folder, tmp_path, monkeypatch, script, said):
+def test_a_compiler_that_fails_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
     monkeypatch.setenv("CC", compiler(tmp_path, script))
     with pytest.raises(ValueError, match=said):
         GRUModule(3, 5, in_key="x", out_key="y", recurrent_backend="native")
 
 
-def test_auto_takes_it_and_another_without_a_compiler(built, no_compiler):
+def test_auto_takes_it_and_another_without_a_compiler(built: Path, no_compiler: None) -> None:
     module = GRUModule(3, 5, in_key="x", out_key="y")
     outputs_and_gradients(module, batch(module, resets("random", 2, 3)))
     assert module.backend_in_use == "scan"
@@ -237,7 +252,7 @@ def test_auto_takes_it_and_another_without_a_compiler(built, no_compiler):
 
 
 @pytest.mark.native
-def test_auto_leaves_dtypes_that_it_does_not_have_to_others():
+def test_auto_leaves_dtypes_that_it_does_not_have_to_others() -> None:
     module = GRUModule(3, 5, in_key="x", out_key="y").bfloat16()
     outputs_and_gradients(module, batch(module, resets("none", 2, 3)))
     assert module.backend_in_use == "scan"
@@ -248,9 +263,12 @@ def test_auto_leaves_dtypes_that_it_does_not_have_to_others():
 
 @pytest.mark.parametrize(
     ("cell", "options", "said"),
-    [("mingru", {}, "no kernel for cell=mingru, only for gru"), ("lstm", {"proj_size": 2}, "proj_size=2 is not")],
+    [
+        ("mingru", {}, "no kernel for cell=mingru, only for gru"),
+        ("lstm", {"proj_size": 2}, "proj_size=2 is not"),
+    ],
 )
-def test_what_it_has_no_kernel_for_is_refused(cell, options, said):
+def test_what_it_has_no_kernel_for_is_refused(cell: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RecurrentModule(cell, 3, 5, recurrent_backend="native", in_key="x", out_key="y", **options)
 
@@ -258,7 +276,7 @@ def test_what_it_has_no_kernel_for_is_refused(cell, options, said):
 @pytest.mark.native
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 31, 33, 70])
-def test_rows_do_not_depend_on_one_another_or_on_threads(cell, rows, monkeypatch):
+def test_rows_do_not_depend_on_one_another_or_on_threads(cell: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, except what torch sums: the gradients of inputs and weights."""
     module = layers_of(cell, "native", "none", (rows, 5, 4, 19)).float()
     data = batch(module, resets("random", rows, 5))
@@ -281,7 +299,7 @@ def test_rows_do_not_depend_on_one_another_or_on_threads(cell, rows, monkeypatch
 @pytest.mark.native
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (33, 9, 40, 70), (70, 3, 33, 32), (5, 140, 1, 16)], ids=str)
-def test_sizes_around_its_tiles_and_panels(cell, sizes):
+def test_sizes_around_its_tiles_and_panels(cell: str, sizes: tuple[int, int, int, int]) -> None:
     module, reference = (layers_of(cell, backend, "none", sizes) for backend in ("native", "reference"))
     data = batch(module, resets("random", *sizes[:2]))
     found, expected = (outputs_and_gradients(each, data) for each in (module, reference))
@@ -290,7 +308,7 @@ def test_sizes_around_its_tiles_and_panels(cell, sizes):
 
 
 @pytest.mark.native
-def test_large_memory_of_which_it_asks_for_large_pages():
+def test_large_memory_of_which_it_asks_for_large_pages() -> None:
     sizes = (70, 128, 8, 256)
     module, other = (layers_of("gru", backend, "none", sizes).float() for backend in ("native", "scan"))
     data = batch(module, resets("random", *sizes[:2]))
@@ -300,7 +318,7 @@ def test_large_memory_of_which_it_asks_for_large_pages():
 
 @pytest.mark.native
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_what_does_not_fit_the_weights_is_refused(cell):
+def test_what_does_not_fit_the_weights_is_refused(cell: str) -> None:
     module = layers_of(cell, "native", "none", (2, 3, 4, 5)).float()
     data = batch(module, resets("none", 2, 3))
     for wrong, said in (
@@ -314,7 +332,7 @@ def test_what_does_not_fit_the_weights_is_refused(cell):
 @pytest.mark.native
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell, bad):
+def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell: str, bad: float) -> None:
     size = (3, 9, 4, 19)
     module, reference = (layers_of(cell, backend, "none", size).float() for backend in ("native", "reference"))
     is_init = torch.zeros(3, 9, dtype=torch.bool)
@@ -330,7 +348,7 @@ def test_what_is_not_finite_is_passed_on_up_to_the_next_reset(cell, bad):
 @pytest.mark.native
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell, recompute):
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell: str, recompute: str) -> None:
     module = layers_of(cell, "native", recompute, (3, 9, 4, 19))
     data = batch(module, resets("random", 3, 9))
     with set_recurrent_mode(True):
@@ -340,7 +358,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again(cell, recompute):
         assert torch.equal(before, after)
 
 
-GRADIENTS = {
+GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of a sum": lambda g: g[:1, :1, :1].expand_as(g),
     "one for all features of a step": lambda g: g[:, :, :1].expand_as(g),
     "the same for all rows": lambda g: g[:1].expand_as(g),
@@ -355,7 +373,7 @@ GRADIENTS = {
 @pytest.mark.native
 @pytest.mark.parametrize("layout", GRADIENTS.values(), ids=GRADIENTS.keys())
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_gradients_of_any_layout_give_the_same(cell, layout):
+def test_gradients_of_any_layout_give_the_same(cell: str, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
     module = layers_of(cell, "native", "none", (3, 7, 4, 19))
     data = batch(module, resets("random", 3, 7))
     with set_recurrent_mode(True):
@@ -369,7 +387,7 @@ def test_gradients_of_any_layout_give_the_same(cell, layout):
 
 
 @pytest.mark.native
-def test_extreme_gates_are_exact_enough():
+def test_extreme_gates_are_exact_enough() -> None:
     module, reference = (
         layers_of("lstm", backend, "none", (2, 4, 3, 17)).float() for backend in ("native", "reference")
     )
@@ -380,6 +398,6 @@ def test_extreme_gates_are_exact_enough():
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_the_kernel_is_shipped():
+def test_the_kernel_is_shipped() -> None:
     assert shutil.which("cc") is not None, "these tests need a C compiler"
     assert library._SOURCE.is_file()
