@@ -34,6 +34,23 @@ def naming(source: object) -> Iterator[None]:
         raise ConfigError(f"{source}: {error}") from error
 
 
+@contextmanager
+def user_code(what: str, advice: str) -> Iterator[None]:
+    """Names what failed where a class of the user is called before training: any exception becomes one sentence.
+
+    Raises:
+        ConfigError: the exception, after ``what`` and before ``advice``.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{what} with {type(error).__name__}: {error}. {advice} HYDRA_FULL_ERROR=1 shows where."
+        ) from error
+
+
 class ConsistencyError(ConfigError):
     """The rollout recorded something other than the update would see, so learning would be wrong."""
 

@@ -111,6 +111,54 @@ def test_a_state_that_a_checkpoint_could_not_restore_is_an_error_when_it_is_save
         recurrl.train(tiny, run_dir="run", callbacks=[Unsavable()])
 
 
+class Misspelt(recurrl.Callback):
+    def on_iterations(self, trainer, metrics):
+        pass
+
+
+class NotDerived(Counter):
+    def on_start(self, trainer):
+        pass
+
+
+class TooMany:
+    def on_iteration(self, metrics, policy, frames):
+        pass
+
+
+class OnlySaves:
+    def on_iteration(self, metrics, policy):
+        pass
+
+    def state_dict(self):
+        return {}
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (Counter, r"callbacks must be objects \(got a class\). Give Counter\(\)."),
+        (Misspelt(), "Misspelt has on_iterations, which nothing calls. It may have on_end, on_iteration, on_rollout, "),
+        (NotDerived(), "NotDerived has on_start, .* the others of recurrl.Callback if it derives from that"),
+        (TooMany(), r"TooMany must have on_iteration\(metrics, policy\): missing a required argument: 'frames'"),
+        (object(), r"object must have on_iteration\(metrics, policy\)"),
+        (OnlySaves(), "OnlySaves must have both state_dict and load_state_dict, or neither"),
+    ],
+)
+def test_a_callback_that_would_not_be_called_as_meant_is_an_error_before_the_run(callback, message, tiny):
+    with pytest.raises(ConfigError, match=message):
+        recurrl.train(tiny, run_dir="run", callbacks=[callback])
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_resumed_run_names_the_states_of_callbacks_that_it_lacks(tiny, caplog):
+    recurrl.train([*tiny, "total_frames=64"], run_dir="run", callbacks=[Counter()])
+    recurrl.train(["resume=run", "total_frames=96"])
+    assert "The checkpoint has states of callbacks that this run lacks: Counter." in caplog.text
+
+
 @pytest.fixture
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

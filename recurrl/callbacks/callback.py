@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
@@ -12,13 +14,15 @@ from recurrl.agent import Agent
 from recurrl.algorithms.algorithm import merged
 from recurrl.checkpoint import Stateful
 from recurrl.config import EnvConfig
-from recurrl.errors import RunError, require
+from recurrl.errors import ConfigError, RunError, require
 from recurrl.evaluation import random_numbers_restored
 from recurrl.policy import Policy
 from recurrl.runtime.in_bytes import read, written
 
 if TYPE_CHECKING:
     from recurrl.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 class Callback:
@@ -123,6 +127,36 @@ class UserCallback(Callback):
             self._callback.load_state_dict(state)
 
 
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Rejects what would not be called as its author meant, before a run begins.
+
+    Raises:
+        ConfigError: with what a callback needs.
+    """
+    for each in callbacks:
+        require(
+            not isinstance(each, type),
+            f"callbacks must be objects (got a class). Give {getattr(each, '__name__', each)}().",
+        )
+        name, known = type(each).__name__, {name for name in vars(Callback) if name.startswith("on_")}
+        known = known if isinstance(each, Callback) else {"on_iteration"}
+        unknown = sorted(name for name in dir(each) if name.startswith("on_") and name not in known)
+        require(
+            not unknown,
+            f"The callback {name} has {', '.join(unknown)}, which nothing calls. It may have {', '.join(sorted(known))}"
+            + ("." if isinstance(each, Callback) else "; the others of recurrl.Callback if it derives from that."),
+        )
+        arguments = "trainer, metrics" if isinstance(each, Callback) else "metrics, policy"
+        try:
+            inspect.signature(each.on_iteration).bind(*arguments.split(", "))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"The callback {name} must have on_iteration({arguments}): {error}.") from error
+        require(
+            hasattr(each, "state_dict") == hasattr(each, "load_state_dict"),
+            f"The callback {name} must have both state_dict and load_state_dict, or neither.",
+        )
+
+
 class Callbacks:
     """Callbacks in the order in which they run."""
 
@@ -176,5 +210,7 @@ class Callbacks:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores them. A callback that the saved run did not have begins anew."""
+        if lost := sorted(state.keys() - self._callbacks.keys()):
+            logger.warning("The checkpoint has states of callbacks that this run lacks: %s.", ", ".join(lost))
         for name in self._callbacks.keys() & state.keys():
             self._callbacks[name].load_state_dict(state[name])

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recurrl import checkpoint
 from recurrl.build import make_trainer
-from recurrl.callbacks import Callback, IterationCallback
+from recurrl.callbacks import Callback, IterationCallback, check_callbacks
 from recurrl.cli.load_run import as_overrides, with_resumed
 from recurrl.cli.overrides import job_overrides, overridden_keys, text_of
 from recurrl.cli.saved_config import code_named
@@ -65,6 +65,7 @@ def run(
     report, start, rejected = Report(started=started), None, False
     try:
         with resource_errors_as_messages():
+            check_callbacks(callbacks)
             remove_unfinished(run_dir)
             if config is None:
                 composed, config, start = with_resumed(composed, job_overrides(), run_dir)
@@ -154,7 +155,9 @@ def _to_resume(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback
     if passed or of_program:
         call = ", ".join([str(overrides), *(f"{name}=..." for name in passed)])
         return f"recurrl.train({call}), because no command line can name its {' and '.join(passed + of_program)}"
-    return shlex.join(["recurrl-train", *overrides])
+    # Modules of the user are found from the folder in which the run was started.
+    folder = f"cd {shlex.quote(str(Path.cwd()))} && " if code else ""
+    return folder + shlex.join(["recurrl-train", *overrides])
 
 
 def run_rank(started: float) -> None:

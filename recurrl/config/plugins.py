@@ -283,4 +283,6 @@ def _annotation(make: Callable[..., Any], base: type, setting: str) -> type:
             f"recurrl.config.{base.__name__}, its options (got {getattr(found, '__name__', 'no annotation')}). "
             f"{_ADVICE}"
         )
+    if inspect.get_annotations(found) and "__dataclass_fields__" not in vars(found):
+        raise ConfigError(f"{setting}: its options {found.__name__} are no dataclass. Put @dataclass above the class.")
     return found

@@ -10,7 +10,7 @@ from recurrl.config import CellConfig, TrainConfig
 from recurrl.config.cell import NO_CELL, BackendConfig
 from recurrl.config.options import BOUNDED, CONTINUOUS, IMAGES, NO_IMAGES, NUMBERS, SINGLE_CONTINUOUS, Condition
 from recurrl.config.plugins import factory, is_custom
-from recurrl.errors import require
+from recurrl.errors import require, user_code
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
 from recurrl.policy.encoders.checked import make_encoder
 from recurrl.policy.encoders.images import kind_of_network
@@ -83,8 +83,10 @@ def make_cell(options: CellConfig) -> Cell | None:
     """
     if options.name == NO_CELL:
         return None
-    cell = factory("cell", options.name)(options)
-    size = cell.hidden_size if isinstance(cell, Cell) else None
+    make = factory("cell", options.name)
+    with user_code(f"cell.name={options.name} cannot be made: it fails", "Look at its constructor."):
+        cell = make(options)
+    size = getattr(cell, "hidden_size", None) if isinstance(cell, Cell) else None
     require(
         size == options.hidden_size,
         f"cell.name={options.name} must make a recurrl.recurrent.Cell with hidden_size={options.hidden_size} "

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, user_code
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.segments import Segments, mirrored
@@ -59,15 +59,17 @@ class Stack(nn.Module):
         super().__init__()
         self.input_size, self.hidden_size, self.num_layers = input_size, cell.hidden_size, num_layers
         self.dropout, self.bidirectional, self.batch_first, self.proj_size = dropout, bidirectional, True, 0
-        for layer in range(num_layers):
-            inputs = input_size if layer == 0 else directions(self) * cell.hidden_size
-            for direction in range(directions(self)):
-                for name, shape in cell.parameters(inputs).items():
-                    parameter = nn.Parameter(torch.empty(shape, device=device))
-                    with torch.no_grad():
-                        cell.initialize(name, parameter)
-                    self.register_parameter(name + SUFFIXES[direction].format(layer), parameter)
-        _check_step(cell, self)
+        advice = "Look at its parameters(), states(), initialize() and step()."
+        with user_code(f"The cell {cell.name} fails in a first step", advice):
+            for layer in range(num_layers):
+                inputs = input_size if layer == 0 else directions(self) * cell.hidden_size
+                for direction in range(directions(self)):
+                    for name, shape in cell.parameters(inputs).items():
+                        parameter = nn.Parameter(torch.empty(shape, device=device))
+                        with torch.no_grad():
+                            cell.initialize(name, parameter)
+                        self.register_parameter(name + SUFFIXES[direction].format(layer), parameter)
+            _check_step(cell, self)
 
 
 def _check_step(cell: Cell, parameters: Parameters) -> None:
@@ -82,6 +84,11 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
     with torch.no_grad():
         x = cell.project(weights, like.new_zeros(2, parameters.input_size))
         output, states = cell.step(weights, x, tuple(like.new_zeros(2, *shape) for shape in shapes))
+    if not isinstance(states, tuple):
+        raise ConfigError(
+            f"A step of the cell {cell.name} must return its output and a tuple of states (got a "
+            f"{type(states).__name__}). Return (output, (state,)), for example."
+        )
     found, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
     if found != declared:
         raise ConfigError(

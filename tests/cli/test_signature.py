@@ -82,8 +82,10 @@ def test_the_command_that_an_interrupted_run_prints_resumes_it(
     signalled(15)
     outcome = train(*options, *tiny, *OWN[kind][len(options) :], "hydra.run.dir='my runs/the \\'first\\''")
     assert outcome.code == 143, outcome.err
-    command = outcome.out.partition("to resume: ")[2].strip()
-    assert f"To resume: {command}\n" in capfd.readouterr().err
+    printed = outcome.out.partition("to resume: ")[2].strip()
+    assert f"To resume: {printed}\n" in capfd.readouterr().err
+    folder, _, command = printed.partition(" && ")
+    assert folder == f"cd {tmp_path}"
     assert (len(shlex.split(command)) == 2) == signed
     resumed = train(*shlex.split(command)[1:])
     assert resumed.code == 0, resumed.err

@@ -99,9 +99,27 @@ class NoParameters(Several):
         return {}
 
 
+class WideState(Several):
+    def states(self):
+        return {"": 7}
+
+
+class MissingWeight(Several):
+    def step(self, weights, x_BX, states):
+        return weights["bias"], states
+
+
+class OneState(Several):
+    def step(self, weights, x_BX, states):
+        return super().step(weights, x_BX, states)[0], states[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (WideState, r"widestate fails in a first step with TypeError: .* Look at its parameters\(\), states\(\)"),
+        (MissingWeight, "missingweight fails in a first step with KeyError: 'bias'"),
+        (OneState, r"must return its output and a tuple of states \(got a Tensor\)"),
         (WrongOutput, r"wrongoutput returns an output of shape \(4,\) .* hidden_size and states\(\) declare \(5,\)"),
         (WrongState, r"states of shapes \[\(\), \(3, 2\), \(5,\)\].* declare .*\[\(\), \(2, 3\), \(5,\)\]"),
         (MissingState, r"states of shapes \[\(\), \(2, 3\)\]"),
