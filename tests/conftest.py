@@ -19,11 +19,10 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from functools import cache
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import gymnasium
 import hydra
@@ -31,7 +30,7 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from recurrl.agent import Agent
 from recurrl.build import make_policy_for, set_process_state
@@ -41,7 +40,6 @@ from recurrl.cli import evaluate as evaluate_command
 from recurrl.cli import train as train_command
 from recurrl.cli import upload as upload_command
 from recurrl.cli.overrides import prepared
-from recurrl.config import TrainConfig
 from recurrl.config.composed import typed
 from recurrl.errors import ConfigError
 from recurrl.policy.normalization import ObservationNormalizer
@@ -51,7 +49,7 @@ from recurrl.validation import check_config
 sys.path.append(str(Path(__file__).parent / "policy"))  # its module of tiny tasks, which configurations name
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Skips the tests of backend native where it cannot be compiled, and says why."""
     of_native = [item for item in items if item.get_closest_marker("native") or "native" in _choices(item)]
     problem = library.problem() if of_native else None
@@ -60,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=problem))
 
 
-def _choices(item: pytest.Item) -> list[str]:
+def _choices(item):
     """The strings among a test's parameters."""
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return [value for value in parameters if isinstance(value, str)]
@@ -74,17 +72,17 @@ class Outcome(NamedTuple):
     err: str
 
     @property
-    def error(self) -> str:
+    def error(self):
         """The text after ``error:`` at the beginning of a line of standard error; empty without such a line."""
         found = re.search(r"^error: (.*)", self.err, re.MULTILINE | re.DOTALL)
         return found[1].strip() if found else ""
 
-    def succeeded(self) -> Self:
+    def succeeded(self):
         """The same, of a command that succeeded."""
         assert self.code == 0, self.err
         return self
 
-    def failed(self) -> Self:
+    def failed(self):
         """The same, of a command that ended with an error."""
         assert self.code == 1, self.err
         return self
@@ -95,13 +93,13 @@ class EnvironmentMadeError(Exception):
 
 
 @pytest.fixture
-def fresh_compiler() -> None:
+def fresh_compiler():
     """The compiler without what earlier tests compiled: it counts recompilations over the whole process."""
     torch.compiler.reset()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _cache_of_the_session(tmp_path_factory):
     """Keeps compiled kernels and the key of signatures out of the user's folders, also in subprocesses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECURRL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
@@ -110,7 +108,7 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_compiler(monkeypatch):
     """A machine without a C compiler, also for subprocesses: ``backend=auto`` is ``scan``."""
     monkeypatch.setenv("CC", "no-such-compiler")
     library.kernel.cache_clear()
@@ -119,19 +117,19 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny() -> list[str]:
+def tiny():
     """Overrides of a run of two iterations that takes less than a second."""
     frames = ["total_frames=64", "frames_per_batch=32", "env.num_envs=4", "slice_len=4", "minibatch_slices=4"]
     return ["device=cpu", *frames, "epochs=2", "cell.hidden_size=8", "encoder.sizes=[8]", "evaluation.episodes=2"]
 
 
 @pytest.fixture(scope="session")
-def compose_untyped() -> Callable[..., DictConfig]:
+def compose_untyped():
     """Composes the configuration of a run from overrides, as Hydra does."""
 
     # A composition takes a third of a second.
     @cache
-    def composed(overrides: tuple[str, ...]) -> DictConfig:
+    def composed(overrides):
         with hydra.initialize_config_module("recurrl.configs", version_base="1.3"):
             return hydra.compose("train", prepared(overrides))
 
@@ -139,22 +137,22 @@ def compose_untyped() -> Callable[..., DictConfig]:
 
 
 @pytest.fixture(scope="session")
-def compose(compose_untyped: Callable[..., DictConfig]) -> Callable[..., TrainConfig]:
+def compose(compose_untyped):
     """Composes the configuration of a run from overrides, as dataclasses, not checked."""
     return lambda *overrides: typed(compose_untyped(*overrides))
 
 
 @pytest.fixture(scope="session")
-def small(compose: Callable[..., TrainConfig], tiny: list[str]) -> Callable[..., TrainConfig]:
+def small(compose, tiny):
     """The configuration of the ``tiny`` run, with further overrides: four environments, rows of 8 steps, width 8."""
     return lambda *overrides: compose(*tiny, *overrides)
 
 
 @pytest.fixture(scope="session")
-def agent_of(small: Callable[..., TrainConfig]) -> Callable[..., tuple[Agent, TrainConfig]]:
+def agent_of(small):
     """A policy whose heads are far from zero and whose statistics have seen something, as an agent."""
 
-    def agent_of(env_id: str, *overrides: str, **kwargs: Any) -> tuple[Agent, TrainConfig]:
+    def agent_of(env_id, *overrides, **kwargs):
         config = small("env=gym", "env.packages=[tasks]", f"env.id={env_id}", *overrides)
         config.env.kwargs = kwargs
         set_process_state(config)
@@ -171,11 +169,11 @@ def agent_of(small: Callable[..., TrainConfig]) -> Callable[..., tuple[Agent, Tr
     return agent_of
 
 
-def _command(program: str, main: Callable[[], None]) -> Any:
+def _command(program, main):
     """A fixture that runs a command in this process, in the folder ``cwd``."""
 
     @pytest.fixture(scope="session", name=program.replace("-", "_"))
-    def command() -> Callable[..., Outcome]:
+    def command():
         return lambda *arguments, cwd: _run(main, program, arguments, cwd)
 
     return command
@@ -189,10 +187,10 @@ recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
 
 
 @pytest.fixture(scope="session")
-def console() -> Callable[..., Outcome]:
+def console():
     """Runs a console command of the package in a process of its own, in the folder ``cwd``."""
 
-    def console(program: str, *arguments: str, cwd: Path) -> Outcome:
+    def console(program, *arguments, cwd):
         command = [str(Path(sys.executable).parent / program), *arguments]
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=300)
         return Outcome(done.returncode, done.stdout, done.stderr)
@@ -201,36 +199,36 @@ def console() -> Callable[..., Outcome]:
 
 
 @pytest.fixture(scope="session")
-def untyped_defaults(compose_untyped: Callable[..., DictConfig]) -> DictConfig:
+def untyped_defaults(compose_untyped):
     """The defaults, with sizes that do not change with those in ``configs/``."""
     sizes = ["frames_per_batch=1024", "env.num_envs=32", "slice_len=32", "minibatch_slices=8", "total_frames=50_000"]
     return compose_untyped("device=cpu", *sizes)
 
 
 @pytest.fixture(scope="session")
-def defaults(untyped_defaults: DictConfig) -> TrainConfig:
+def defaults(untyped_defaults):
     """The same, as dataclasses."""
     return typed(untyped_defaults)
 
 
 @pytest.fixture
-def no_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_environments(monkeypatch):
     """Makes it an error to make an environment."""
 
-    def make(*args: object, **kwargs: object) -> None:
+    def make(*args, **kwargs):
         raise EnvironmentMadeError
 
     monkeypatch.setattr(gymnasium, "make", make)
 
 
 @pytest.fixture
-def register() -> Iterator[Callable[[Callable[[], gymnasium.Env]], str]]:
+def register():
     """Registers an environment with Gymnasium under a name, until the test ends."""
-    names: list[str] = []
+    names = []
 
-    def register(make: Callable[[], gymnasium.Env]) -> str:
+    def register(make, entry_point="entry_point"):
         names.append(f"Registered-v{len(names)}")
-        gymnasium.register(names[-1], entry_point=make)
+        gymnasium.register(names[-1], **{entry_point: make})
         return names[-1]
 
     yield register
@@ -239,11 +237,11 @@ def register() -> Iterator[Callable[[Callable[[], gymnasium.Env]], str]]:
 
 
 @pytest.fixture
-def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def not_installed(monkeypatch):
     """Makes a package look as if it were not installed."""
     find_spec = importlib.util.find_spec
 
-    def not_installed(package: str) -> None:
+    def not_installed(package):
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, *rest: None if name == package else find_spec(name, *rest)
         )
@@ -252,10 +250,10 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def refused(recurrl_train: Callable[..., Outcome], tmp_path: Path, no_environments: None) -> Callable[..., str]:
+def refused(recurrl_train, tmp_path, no_environments):
     """The error with which ``recurrl-train`` rejects overrides, before it makes an environment or writes anything."""
 
-    def refused(*overrides: str) -> str:
+    def refused(*overrides):
         before = sorted(tmp_path.rglob("*"))
         outcome = recurrl_train(*overrides, cwd=tmp_path)
         assert sorted(tmp_path.rglob("*")) == before
@@ -268,10 +266,10 @@ def refused(recurrl_train: Callable[..., Outcome], tmp_path: Path, no_environmen
 
 
 @pytest.fixture
-def checked(untyped_defaults: DictConfig, no_environments: None) -> Callable[[dict[str, object]], TrainConfig]:
+def checked(untyped_defaults, no_environments):
     """Checks the defaults with some values changed, as a run does before it makes an environment."""
 
-    def checked(changes: dict[str, object]) -> TrainConfig:
+    def checked(changes):
         composed = deepcopy(untyped_defaults)
         for key, value in changes.items():
             OmegaConf.update(composed, key, value, merge=False, force_add=True)
@@ -283,10 +281,10 @@ def checked(untyped_defaults: DictConfig, no_environments: None) -> Callable[[di
 
 
 @pytest.fixture
-def refusal(checked: Callable[[dict[str, object]], TrainConfig]) -> Callable[[dict[str, object]], str]:
+def refusal(checked):
     """The error with which changes of the defaults are rejected, before an environment is made."""
 
-    def refusal(changes: dict[str, object]) -> str:
+    def refusal(changes):
         with pytest.raises(ConfigError) as caught:
             checked(changes)
         return str(caught.value)
@@ -295,9 +293,7 @@ def refusal(checked: Callable[[dict[str, object]], TrainConfig]) -> Callable[[di
 
 
 @pytest.fixture(scope="session")
-def finished_run(
-    recurrl_train: Callable[..., Outcome], tiny: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def finished_run(recurrl_train, tiny, tmp_path_factory):
     """The directory of a finished run of an LSTM with checkpoints at 32 and 64 frames; read-only."""
     folder = tmp_path_factory.mktemp("finished")
     ours = ["cell=lstm", "lr=3e-3", "lr_final_fraction=0.1", "checkpoint.every_frames=32", "hydra.run.dir=run"]
@@ -305,10 +301,10 @@ def finished_run(
     return folder / "run"
 
 
-def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], cwd: Path) -> Outcome:
+def _run(main, program, arguments, cwd):
     """Calls the entry point of a command and handles its exit as the interpreter would."""
     out, err = io.StringIO(), io.StringIO()
-    code: object = 0
+    code = 0
     with _state_of_process_kept(cwd), pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [program, *map(str, arguments)])
@@ -326,12 +322,11 @@ def _run(main: Callable[[], None], program: str, arguments: tuple[object, ...], 
     if isinstance(code, str):
         err.write(code + "\n")
         code = 1
-    assert isinstance(code, int)
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
 @contextmanager
-def _state_of_process_kept(here: Path) -> Iterator[None]:
+def _state_of_process_kept(here):
     """Restores what a command sets for the whole process, and forgets the modules that it imported from ``here``."""
     root = logging.getLogger()
     handlers, level, torchrl_level = root.handlers[:], root.level, logging.getLogger("torchrl").level
@@ -357,7 +352,7 @@ def _state_of_process_kept(here: Path) -> Iterator[None]:
         os.environ.update(environment)
 
 
-def _lies_in(here: Path, module: object) -> bool:
+def _lies_in(here, module):
     known = getattr(module, "__dict__", {})  # some modules of torch make up attributes
     places = [known.get("__file__"), *known.get("__path__", ())]
     return any(str(place).startswith(f"{here}{os.sep}") for place in places)

@@ -22,7 +22,7 @@ AFTER = 40
 def signalled(monkeypatch):
     """Sends a signal to this process once, at the fifth step of an evaluation of a kind; returns the steps after it."""
 
-    def signalled(which: int, kind: str) -> list[int]:
+    def signalled(which, kind):
         evaluate = evaluation.evaluate
         begun, after = [], []
 
@@ -30,7 +30,7 @@ def signalled(monkeypatch):
             begun.extend([] if policy is None else [states])
             steps = []
 
-            def counting() -> bool:
+            def counting():
                 steps.append(1)
                 if after:
                     after[0] += 1
@@ -99,9 +99,7 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
     assert "Traceback" not in outcome.err
     found = summary(tmp_path / "run")
     assert (found["status"], found["frames"], found["checkpoint"]) == ("failed", 64, f"checkpoints/{path.name}")
-    train(
-        "resume=run", "env.packages=[failing_env]", f"+env.kwargs={{at: {10**6}, by: {by}}}", "hydra.run.dir=run"
-    ).succeeded()
+    train("resume=run", "env.packages=[failing_env]", f"+env.kwargs={{at: {10**6}, by: {by}}}").succeeded()
     assert [row["frames"] for row in metrics(tmp_path / "run")] == ["32", "64"]
     assert summary(tmp_path / "run")["status"] == "completed"
 

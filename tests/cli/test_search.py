@@ -1,12 +1,9 @@
 """``recurrl-train -m hparams_search=...``: searches with Optuna."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -28,13 +25,12 @@ def search(train, tiny):
     return lambda *overrides: train("-m", "hydra/sweeper=optuna", *tiny, LR, "hydra.sweep.dir=sweep", *overrides)
 
 
-def study_in(folder: Path) -> optuna.Study:
+def study_in(folder):
     return optuna.load_study(study_name="recurrl", storage=f"sqlite:///{folder}/study.db")
 
 
 def test_a_search_runs_its_trials_and_says_how_to_repeat_the_best(search, train, tmp_path):
-    outcome = search("hydra.sweeper.n_trials=2", "seed=3")
-    assert outcome.code == 0, outcome.err
+    outcome = search("hydra.sweeper.n_trials=2", "seed=3").succeeded()
     trials = study_in(tmp_path / "sweep").trials
     runs = [tmp_path / "sweep" / str(number) for number in range(2)]
     assert [trial.value for trial in trials] == [summary(run)["eval_return_mean"] for run in runs]
@@ -70,8 +66,7 @@ def test_a_search_in_the_same_folder_continues_to_its_number_of_trials(search, t
     outcome = search("hydra.sweeper.n_trials=1")
     assert outcome.code == 130
     assert [trial.state for trial in study_in(tmp_path / "sweep").trials] == [TrialState.RUNNING]
-    outcome = search("hydra.sweeper.n_trials=2")
-    assert outcome.code == 0, outcome.err
+    outcome = search("hydra.sweeper.n_trials=2").succeeded()
     interrupted, again, other = study_in(tmp_path / "sweep").trials
     assert (interrupted.state, again.state, other.state) == (TrialState.FAIL, *[TrialState.COMPLETE] * 2)
     assert again.params == interrupted.params != other.params
@@ -94,8 +89,7 @@ def test_a_failed_trial_fails_alone(search, tmp_path):
 
 @pytest.mark.slow
 def test_trials_run_in_parallel_with_joblib(search, tmp_path):
-    outcome = search("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=3")
-    assert outcome.code == 0, outcome.err
+    search("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=3").succeeded()
     assert [trial.state for trial in study_in(tmp_path / "sweep").trials] == [TrialState.COMPLETE] * 3
 
 
@@ -113,8 +107,7 @@ def test_hydras_syntax_of_sweeps_describes_the_space():
 
 @pytest.mark.parametrize("preset", ["ppo", "network"])
 def test_every_preset_composes_and_searches_keys_that_exist(train, preset):
-    outcome = train("--cfg", "hydra", f"hparams_search={preset}")
-    assert outcome.code == 0, outcome.err
+    outcome = train("--cfg", "hydra", f"hparams_search={preset}").succeeded()
     sweeper = OmegaConf.create(outcome.out).hydra.sweeper
     fixed, space = _space([f"{key}={value}" for key, value in sweeper.params.items()])
     assert fixed == []

@@ -1,22 +1,18 @@
 """The rollout: the same transitions as by TorchRL's collectors, from any environment."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
+from collected import fresh_policy
 from tasks import VECTOR
-from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import Compose as Transforms
 from torchrl.envs import ExplorationType, GymEnv, RenameTransform, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.utils import set_exploration_type
 
-from recurrl.build import make_policy_for, make_rollouts, set_process_state
+from recurrl.build import make_rollouts
 from recurrl.collector.rollout import Rollout
 from recurrl.config import EnvConfig, TrainConfig
 from recurrl.envs import Source, make_env
@@ -32,17 +28,11 @@ CUE = ("env=gym", "env.packages=[tasks]", "env.id=recurrl-test/Cue-v0", "+env.kw
 SHORT = "env.max_episode_steps=17"
 
 
-def make(config: TrainConfig) -> Policy:
-    """A policy whose actions are far from uniform."""
-    set_process_state(config)
-    policy = make_policy_for(config)
-    with torch.no_grad():
-        for parameter in policy.actor_head.parameters():
-            parameter.normal_(std=0.5)
-    return policy
+make = partial(fresh_policy, std=0.5)
+"""A policy whose actions are far from uniform."""
 
 
-def batches(config: TrainConfig, policy: Policy, count: int = 4) -> list[TensorDictBase]:
+def batches(config, policy, count=4):
     """Rollouts of a policy whose statistics change from one to the next."""
     torch.manual_seed(1)
     rollout, found = Rollout(make_rollouts(config, policy)), []
@@ -53,23 +43,17 @@ def batches(config: TrainConfig, policy: Policy, count: int = 4) -> list[TensorD
     return found
 
 
-def by_torchrl(config: TrainConfig, policy: Policy, count: int = 4) -> list[TensorDictBase]:
+def by_torchrl(config, policy, count=4):
     """The same by TorchRL's collector."""
     envs, steps = config.env.num_envs, config.frames_per_batch // config.env.num_envs
     module = PolicyModule(policy)
-    collector = Collector(
-        make_env(config.env, envs, config.seed, policy),
-        module,
-        frames_per_batch=config.frames_per_batch,
-        total_frames=-1,
-        trust_policy=True,
-        auto_register_policy_transforms=False,
-        track_traj_ids=False,
-    )
+    plain = {"trust_policy": True, "auto_register_policy_transforms": False, "track_traj_ids": False}
+    frames = {"frames_per_batch": config.frames_per_batch, "total_frames": -1}
+    collector = Collector(make_env(config.env, envs, config.seed, policy), module, **frames, **plain)
     # Only now, because the collector's constructor tries the policy.
     torch.manual_seed(1)
-    noise: Iterator[Tensor] = iter(torch.cat([torch.randn(steps, envs, policy.noise_size) for _ in range(count)]))
-    module._noise = lambda *_: next(noise)  # type: ignore[method-assign]
+    noise = iter(torch.cat([torch.randn(steps, envs, policy.noise_size) for _ in range(count)]))
+    module._noise = lambda *_: next(noise)
     found = []
     for _, batch in zip(range(count), collector, strict=False):
         found.append(batch.clone())
@@ -91,9 +75,7 @@ def by_torchrl(config: TrainConfig, policy: Policy, count: int = 4) -> list[Tens
     ids=["cartpole", "vector", "correlated noise", "discrete", "in torch", "several parts"],
 )
 @pytest.mark.parametrize("cell", ["gru", "lstm", "none"])
-def test_transitions_are_those_of_torchrls_collector(
-    cell: str, env: tuple[str, ...], ends: set[str], small: Compose
-) -> None:
+def test_transitions_are_those_of_torchrls_collector(cell, env, ends, small):
     config = small(f"cell={cell}", "cell.num_layers=2", *OPTIONS, *env)
     found, expected = batches(config, make(config)), by_torchrl(config, make(config))
     for ours, theirs in zip(found, expected, strict=True):
@@ -104,23 +86,19 @@ def test_transitions_are_those_of_torchrls_collector(
 
 
 @pytest.mark.slow
-def test_torchrls_workers_collect_from_the_environment(small: Compose) -> None:
+def test_torchrls_workers_collect_from_the_environment(small):
     config = small(*OPTIONS, SHORT)
     policy = make(config)
-    collector = MultiSyncCollector(
-        [partial(make_env, config.env, 2, seed, policy) for seed in (0, 1)],
-        PolicyModule(policy),
-        frames_per_batch=160,
-        total_frames=320,
-        cat_results=0,
-    )
+    makers = [partial(make_env, config.env, 2, seed, policy) for seed in (0, 1)]
+    frames = {"frames_per_batch": 160, "total_frames": 320, "cat_results": 0}
+    collector = MultiSyncCollector(makers, PolicyModule(policy), **frames)
     for batch in collector:
         assert batch.shape == (4, 40)
         assert (batch["is_init"].squeeze(-1)[:, 1:] == batch["next", "done"].squeeze(-1)[:, :-1]).all()
     collector.shutdown()
 
 
-def test_torchrls_rollout_marks_episodes_and_carries_states(small: Compose) -> None:
+def test_torchrls_rollout_marks_episodes_and_carries_states(small):
     config = small(*OPTIONS, SHORT)
     policy = make(config)
     env = make_env(config.env, 3, 0, policy)
@@ -139,10 +117,10 @@ class Plain(Source):
 
     honours = ("mask", "max_episode_steps")
 
-    def __init__(self, options: EnvConfig) -> None:
+    def __init__(self, options: EnvConfig):
         super().__init__(options)
 
-    def make(self, num_envs: int) -> Any:
+    def make(self, num_envs):
         one = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
         return TransformedEnv(SerialEnv(num_envs, one), Transforms(StepCounter(max_steps=9, step_count_key="steps")))
 
@@ -150,18 +128,18 @@ class Plain(Source):
 class WithoutObservation(Plain):
     """Another name for the observation."""
 
-    def make(self, num_envs: int) -> Any:
+    def make(self, num_envs):
         return TransformedEnv(super().make(num_envs), RenameTransform(["observation"], ["sight"]))
 
 
 class Unbatched(Plain):
     """A single environment."""
 
-    def make(self, num_envs: int) -> Any:
+    def make(self, num_envs):
         return GymEnv("CartPole-v1", categorical_action_encoding=True)
 
 
-def test_environments_of_torchrl_enter_by_an_adapter(small: Compose, caplog: pytest.LogCaptureFixture) -> None:
+def test_environments_of_torchrl_enter_by_an_adapter(small, caplog):
     config = small(*OPTIONS, f"env.source={__name__}:Plain", "env.mask=[]")
     policy = make(config)
     rollout = Rollout(make_rollouts(config, policy))
@@ -190,7 +168,7 @@ def test_environments_of_torchrl_enter_by_an_adapter(small: Compose, caplog: pyt
         (Unbatched, r"must make a TorchRL environment of batch size \[5\] \(got one of batch size \[\]\)"),
     ],
 )
-def test_environments_that_do_not_fit_are_rejected(source: type[Source], error: str, small: Compose) -> None:
+def test_environments_that_do_not_fit_are_rejected(source, error, small):
     config = small(*OPTIONS, "env.mask=[]")
     policy = make(config)
     config.env.source = f"{__name__}:{source.__name__}"
@@ -201,11 +179,11 @@ def test_environments_that_do_not_fit_are_rejected(source: type[Source], error: 
 class Cautious(Policy):
     """Only ever takes the most probable action."""
 
-    def step(self, *arguments: Any, **options: Any) -> Any:
+    def step(self, *arguments, **options):
         return super().step(*arguments[:3])
 
 
-def test_the_policys_step_acts(small: Compose) -> None:
+def test_the_policys_step_acts(small):
     config = small(*OPTIONS)
     policy, same = make(config), make(config)
     policy.__class__ = Cautious
@@ -216,18 +194,18 @@ def test_the_policys_step_acts(small: Compose) -> None:
 class Counting(torch.nn.Module):
     """An encoder that scales by a running mean, which it updates whenever it is called."""
 
-    def __init__(self, encoder: torch.nn.Module) -> None:
+    def __init__(self, encoder):
         super().__init__()
         self.encoder = encoder
         self.register_buffer("mean", torch.ones(()))
 
-    def forward(self, observation: Tensor) -> Tensor:
-        features: Tensor = self.encoder(observation)
+    def forward(self, observation):
+        features = self.encoder(observation)
         self.mean = 0.9 * self.mean + 0.1 * features.mean()
         return features * self.mean
 
 
-def test_a_policy_whose_buffers_change_as_it_acts_can_be_trained(small: Compose) -> None:
+def test_a_policy_whose_buffers_change_as_it_acts_can_be_trained(small):
     config = small(*OPTIONS)
     policy = make(config)
     encoder = policy.trunk.encoder
@@ -237,7 +215,7 @@ def test_a_policy_whose_buffers_change_as_it_acts_can_be_trained(small: Compose)
     assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
-def test_non_finite_probabilities_end_the_collection(small: Compose) -> None:
+def test_non_finite_probabilities_end_the_collection(small):
     config = small(*OPTIONS)
     policy = make(config)
     with torch.no_grad():
@@ -246,12 +224,11 @@ def test_non_finite_probabilities_end_the_collection(small: Compose) -> None:
         batches(config, policy, 1)
 
 
-def test_a_rollout_may_get_other_entries_and_the_next_one_does_not_have_them(small: Compose) -> None:
+def test_a_rollout_may_get_other_entries_and_the_next_one_does_not_have_them(small):
     config = small(*OPTIONS)
     rollout = Rollout(make_rollouts(config, make(config)))
     batch = rollout.collect()
     batch["advantage"] = torch.zeros(batch.shape)
     batch["next", "more"] = torch.zeros(batch.shape)
     assert not {"advantage", ("next", "more")} & set(rollout.collect().keys(True, True))
-    assert isinstance(batch, TensorDict)
     rollout.shutdown()

@@ -1,16 +1,10 @@
 """Environments of other packages: trained in, checked, saved, resumed and evaluated."""
 
-from __future__ import annotations
-
 import importlib.util
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
+from run_files import summary
 
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 
 ENVIRONMENTS = {
@@ -25,7 +19,7 @@ ENVIRONMENTS = {
 }
 
 
-def require(extra: str, *packages: str) -> None:
+def require(extra, *packages):
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     assert not missing, f"Install what this test is about: pip install -e '.[{extra}]'"
 
@@ -35,40 +29,28 @@ SLOW = {"LunarLanderContinuous-v3", "CarRacing-v3", "HalfCheetah-v5", "ALE/Break
 
 
 @pytest.mark.parametrize(
-    "env_id",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ENVIRONMENTS],
+    "env_id", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ENVIRONMENTS]
 )
 def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
-    env_id: str,
-    recurrl_train: Callable[..., Any],
-    recurrl_check: Callable[..., Any],
-    recurrl_evaluate: Callable[..., Any],
-    tiny: list[str],
-    tmp_path: Path,
-) -> None:
+    env_id, recurrl_train, recurrl_check, recurrl_evaluate, tiny, tmp_path
+):
     extra, packages, overrides = ENVIRONMENTS[env_id]
     require(extra, *packages)
     # Images have no use for the widths of dense layers.
     small = [override for override in tiny if not override.startswith("encoder.")]
     given = (*small, *overrides, f"env.id={env_id}", "env.max_episode_steps=20", "env.num_envs=2")
-    checked = recurrl_check(*given, cwd=tmp_path)
-    assert checked.code == 0, checked.err
+    checked = recurrl_check(*given, cwd=tmp_path).succeeded()
     assert "Checkpoints cannot hold unfinished episodes; a resumed run starts new ones." in checked.out
-    trained = recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path)
-    assert trained.code == 0, trained.err
-    resumed = recurrl_train("resume=run", "total_frames=96", "hydra.run.dir=resumed", cwd=tmp_path)
-    assert resumed.code == 0, resumed.err
+    recurrl_train(*given, "hydra.run.dir=run", cwd=tmp_path).succeeded()
+    resumed = recurrl_train("resume=run", "total_frames=96", "hydra.run.dir=resumed", cwd=tmp_path).succeeded()
     assert "Unfinished episodes are restarted" in resumed.out
-    summary = json.loads((tmp_path / "resumed" / "summary.json").read_text())
-    assert (summary["status"], summary["frames"]) == ("completed", 96)
-    evaluated = recurrl_evaluate("resumed", cwd=tmp_path)
-    assert evaluated.code == 0, evaluated.err
+    found = summary(tmp_path / "resumed")
+    assert (found["status"], found["frames"]) == ("completed", 96)
+    recurrl_evaluate("resumed", cwd=tmp_path).succeeded()
     assert {path.name for path in tmp_path.iterdir()} == {"run", "resumed"}  # MuJoCo logs into the current folder
 
 
-def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(
-    compose: Callable[..., TrainConfig], tmp_path: Path, caplog: Any, monkeypatch: Any
-) -> None:
+def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(compose, tmp_path, caplog, monkeypatch):
     require("mujoco", "mujoco")
     monkeypatch.chdir(tmp_path)
     make_env(compose("env=gym", "env.id=HalfCheetah-v5").env, 3, seed=0).close()
@@ -76,7 +58,7 @@ def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose: Callable[..., TrainConfig]) -> None:
+def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose):
     require("atari", "ale_py", "cv2")
     env = make_env(compose("env=atari").env, 1, seed=0)
     ale = env.base_env.envs[0].unwrapped.ale
@@ -89,7 +71,7 @@ def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose: Callable[..
     env.close()
 
 
-def test_minigrids_image_is_seen_without_its_mission(compose: Callable[..., TrainConfig]) -> None:
+def test_minigrids_image_is_seen_without_its_mission(compose):
     require("minigrid", "minigrid")
     env = make_env(compose("env=minigrid").env, 2, seed=0)
     assert env.reset()["observation"].shape == (2, 7, 7, 3)

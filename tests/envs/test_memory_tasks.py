@@ -1,35 +1,26 @@
 """The memory tasks in torch equal their definitions, step for step."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_policy_for, make_rollouts
 from recurrl.collector import single
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
-from recurrl.envs.sources.memory import MemoryChain, MemoryTask, RepeatPrevious, TMaze
-
-Compose = Callable[..., TrainConfig]
-Reference = Callable[[MemoryTask, int], Callable[[int], tuple[list[float], float, bool]]]
+from recurrl.envs.sources.memory import MemoryChain, RepeatPrevious, TMaze
 
 
-def t_maze(env: TMaze, i: int) -> Any:
+def t_maze(env, i):
     """One environment by Bakker's text; a function from the action to observation, reward and end."""
     north = int(env.way[i]) == 0
     place, junction = env.start, env.length
 
-    def bits() -> list[float]:
+    def bits():
         if place == 0:
             return [0, 1, 1] if north else [1, 1, 0]
         return [0, 1, 0] if place == junction else [1, 0, 1]
 
-    def step(action: int) -> tuple[list[float], float, bool]:
+    def step(action):
         nonlocal place
         if place == junction and action in (0, 2):
             return bits(), 4.0 if (action == 0) == north else -0.1, True
@@ -44,11 +35,11 @@ def t_maze(env: TMaze, i: int) -> Any:
     return step
 
 
-def memory_chain(env: MemoryChain, i: int) -> Any:
+def memory_chain(env, i):
     """One environment as bsuite's text has it: the clock ticks after the observation is made."""
     context, query, clock = env.context[i].tolist(), int(env.query[i]), 0
 
-    def step(action: int) -> tuple[list[float], float, bool]:
+    def step(action):
         nonlocal clock
         seen = [2 * bit - 1 if clock == 0 else 0 for bit in context]
         observation = [1 - clock / env.length, query if clock == env.length - 1 else 0, *seen]
@@ -60,13 +51,13 @@ def memory_chain(env: MemoryChain, i: int) -> Any:
     return step
 
 
-def repeat_previous(env: RepeatPrevious, i: int) -> Any:
+def repeat_previous(env, i):
     """One environment as POPGym's text has it: a deck, and a hand that is looked back into."""
     deck = env.cards[i].tolist()
     assert sorted(deck) == sorted([0, 1, 2, 3] * (env.count // 4))
     hand = [deck.pop(0)]
 
-    def step(action: int) -> tuple[list[float], float, bool]:
+    def step(action):
         last = len(deck) == 1
         unit = 1 / (env.count - env.k)
         reward = 0.0 if len(hand) < env.k else unit if action == hand[-env.k] else -unit
@@ -89,7 +80,7 @@ IDS = ["passive", "active", "chain 1", "chain of 3 bits", "repeat", "repeat now,
 
 
 @pytest.mark.parametrize(("make", "reference"), CASES, ids=IDS)
-def test_every_step_is_that_of_the_definition(make: Callable[[int], MemoryTask], reference: Reference) -> None:
+def test_every_step_is_that_of_the_definition(make, reference):
     count = 6
     env = make(count)
     env.set_seed(1)
@@ -116,7 +107,7 @@ def test_every_step_is_that_of_the_definition(make: Callable[[int], MemoryTask],
     assert ends >= count
 
 
-def test_repeat_previous_equals_popgyms() -> None:
+def test_repeat_previous_equals_popgyms():
     pytest.importorskip("popgym")
     from popgym.envs.repeat_previous import RepeatPreviousEasy
 
@@ -135,7 +126,7 @@ def test_repeat_previous_equals_popgyms() -> None:
 
 
 @pytest.mark.parametrize("env", ["t_maze", "t_maze_active", "memory_chain", "repeat_previous_torch"])
-def test_a_task_is_an_environment_of_torchrl_and_is_collected_from(env: str, compose: Compose) -> None:
+def test_a_task_is_an_environment_of_torchrl_and_is_collected_from(env, compose):
     config = compose(f"env={env}", "env.num_envs=4", "frames_per_batch=240", "cell.hidden_size=8")
     made = make_env(config.env, 3, seed=0)
     check_env_specs(made)
@@ -146,8 +137,8 @@ def test_a_task_is_an_environment_of_torchrl_and_is_collected_from(env: str, com
     collector.shutdown()
 
 
-def test_the_same_seed_gives_the_same_episodes_and_another_does_not() -> None:
-    def episodes(seed: int) -> torch.Tensor:
+def test_the_same_seed_gives_the_same_episodes_and_another_does_not():
+    def episodes(seed):
         env = RepeatPrevious(5)
         env.set_seed(seed)
         env.reset_tensors(None)
@@ -158,41 +149,21 @@ def test_the_same_seed_gives_the_same_episodes_and_another_does_not() -> None:
     assert not torch.equal(episodes(3), episodes(4))
 
 
-def test_a_reset_of_some_leaves_the_others_as_they_are() -> None:
-    env = MemoryChain(3, 5, bits=4)
-    env.reset_tensors(None)
-    env.step_tensors(torch.zeros(3, dtype=torch.int64))
-    context, time = env.context.clone(), env.time.clone()
-    env.reset_tensors(torch.tensor([[False], [True], [False]]))
-    assert torch.equal(env.context[[0, 2]], context[[0, 2]])
-    assert env.time.tolist() == [int(time[0]), 0, int(time[2])]
+TAKES = "It takes: length, active, device."
+CHOOSE = "Choose one of: t_maze, memory_chain, repeat_previous; or give module:Class, a MemoryTask of your own."
+LACKS = "env.source=memory does not support"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"env.id": "y_maze"},
-            "env.id=y_maze is not a memory task. Choose one of: t_maze, memory_chain, repeat_previous; or give "
-            "module:Class, a MemoryTask of your own.",
-        ),
-        (
-            {"env.kwargs": {"lenght": 3}},
-            "env.id=t_maze does not take env.kwargs.lenght. It takes: length, active, device.",
-        ),
-        (
-            {"env.kwargs": {}},
-            "env.id=t_maze requires env.kwargs.length, which is not given. It takes: length, active, device.",
-        ),
-        ({"env.mask": [0]}, "env.source=memory does not support env.mask=[0]. Give env.mask=[]."),
-        (
-            {"env.previous_action": True},
-            "env.source=memory does not support env.previous_action=true. Give env.previous_action=false.",
-        ),
+        ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
+        ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
+        ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
+        ({"env.mask": [0]}, f"{LACKS} env.mask=[0]. Give env.mask=[]."),
+        ({"env.previous_action": True}, f"{LACKS} env.previous_action=true. Give env.previous_action=false."),
     ],
 )
-def test_options_that_a_task_does_not_support_are_rejected(
-    changes: dict[str, object], message: str, compose: Compose, refusal: Callable[[dict[str, object]], str]
-) -> None:
+def test_options_that_a_task_does_not_support_are_rejected(changes, message, compose, refusal):
     config = compose("env=t_maze").env
     assert refusal({"env": config, **changes}) == message

@@ -1,12 +1,7 @@
 """Vector environments that step all their environments in one call."""
 
-from __future__ import annotations
+from functools import partial
 
-import json
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,26 +9,24 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_files import summary
 from tasks import CARTPOLE, VECTOR
 from torchrl.envs.utils import check_env_specs
 
 from recurrl.build import make_policy_for, make_rollouts, set_process_state
 from recurrl.collector import single
-from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConfigError, EnvError
-
-Compose = Callable[..., TrainConfig]
 
 NATIVE = "env.vectorization=vector_entry_point"
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 
 
 @pytest.fixture(scope="module")
-def cartpoles(compose: Compose) -> Callable[[int, int, list[int]], tuple[Any, Any]]:
+def cartpoles(compose):
     """As many CartPoles, with a time limit and a mask, as a vector environment and as single ones."""
 
-    def cartpoles(count: int, limit: int, mask: list[int]) -> tuple[Any, Any]:
+    def cartpoles(count, limit, mask):
         overrides = (*CARTPOLE, f"env.mask={mask}".replace(" ", ""), f"env.max_episode_steps={limit}")
         ways = [compose(*overrides, *way).env for way in ([NATIVE], [])]
         native, inline = (make_env(config, count, seed=0).base_env for config in ways)
@@ -43,20 +36,13 @@ def cartpoles(compose: Compose) -> Callable[[int, int, list[int]], tuple[Any, An
 
 
 @settings(max_examples=10, deadline=None)
-@given(
-    count=st.sampled_from([1, 3, 4]),
-    limit=st.integers(1, 30),
-    mask=st.sampled_from([[], [1, 3]]),
-    seed=st.integers(0, 99),
-)
-def test_the_vector_cartpole_equals_single_ones(
-    cartpoles: Callable[..., tuple[Any, Any]], count: int, limit: int, mask: list[int], seed: int
-) -> None:
+@given(st.sampled_from([1, 3, 4]), st.integers(1, 30), st.sampled_from([[], [1, 3]]), st.integers(0, 99))
+def test_the_vector_cartpole_equals_single_ones(cartpoles, count, limit, mask, seed):
     """From the same states, at each episode's start, with the same actions."""
     native, inline = cartpoles(count, limit, mask)
     random = torch.Generator().manual_seed(seed)
 
-    def start_alike(chosen: torch.Tensor | None) -> None:
+    def start_alike(chosen):
         native_now, inline_now = native.reset_tensors(chosen), inline.reset_tensors(chosen)
         which = range(count) if chosen is None else chosen.flatten().nonzero().flatten().tolist()
         for i in which:
@@ -75,26 +61,24 @@ def test_the_vector_cartpole_equals_single_ones(
             start_alike(found["done"])
 
 
-def test_environments_are_reset_only_on_request(cartpoles: Callable[..., tuple[Any, Any]]) -> None:
+def test_environments_are_reset_only_on_request(cartpoles):
     native, _ = cartpoles(2, 1, [])
     native.reset_tensors(None)
     action = torch.zeros(2, dtype=torch.int64)
     assert [native.step_tensors(action)["truncated"].all() for _ in range(3)] == [True] * 3
 
 
-class Clocks(VectorEnv):  # type: ignore[type-arg]
+class Clocks(VectorEnv):
     """Shows each environment's number, its episode and the step within; episodes last 2, 3, 4, ... steps.
 
     The reward is ten times the episode plus the step that it is given for.
     """
 
-    single_observation_space: Any = spaces.Box(0, 1e6, (3,), np.float32)
-    single_action_space: Any = spaces.Discrete(2)
+    single_observation_space = spaces.Box(0, 1e6, (3,), np.float32)
+    single_action_space = spaces.Discrete(2)
     truncates = True
 
-    def __init__(
-        self, num_envs: int, autoreset_mode: AutoresetMode, final: str = "apart", entries: bool = False
-    ) -> None:
+    def __init__(self, num_envs, autoreset_mode, final="apart", entries=False):
         self.num_envs, self.final, self.entries = num_envs, final, entries
         self.metadata = {"autoreset_mode": autoreset_mode}
         if entries:
@@ -103,7 +87,7 @@ class Clocks(VectorEnv):  # type: ignore[type-arg]
             )
         self.number = np.arange(num_envs)
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         mask = None if options is None else options.get("reset_mask")
         if mask is None:
             self.episode, self.time = np.zeros(self.num_envs), np.zeros(self.num_envs)
@@ -114,19 +98,19 @@ class Clocks(VectorEnv):  # type: ignore[type-arg]
         (observation["clock"] if isinstance(observation, dict) else observation)[~mask] = 1e6
         return observation, {}
 
-    def _begin(self, mask: Any) -> None:
+    def _begin(self, mask):
         self.episode[mask] += 1
         self.time[mask] = 0
 
-    def _observe(self) -> Any:
+    def _observe(self):
         clock = np.stack([self.number, self.episode, self.time], 1).astype(np.float32)
         return {"clock": clock, "inner": {"even": (self.time % 2).astype(np.int64)}} if self.entries else clock
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions):
         self.time += 1
         reward = 10 * self.episode + self.time
         over = self.time >= self.number + 2
-        info: dict[str, Any] = {}
+        info = {}
         if self.metadata["autoreset_mode"] is SAME_STEP and over.any():
             last = self._observe()
             if self.final == "together":
@@ -134,32 +118,19 @@ class Clocks(VectorEnv):  # type: ignore[type-arg]
             elif self.final == "apart":
                 info = {"final_obs": np.full(self.num_envs, None)}
                 for i in over.nonzero()[0]:
-                    one = (
-                        {"clock": last["clock"][i], "inner": {"even": last["inner"]["even"][i]}}
-                        if self.entries
-                        else last[i]
-                    )
-                    info["final_obs"][i] = one
+                    in_dicts = self.entries and {"clock": last["clock"][i], "inner": {"even": last["inner"]["even"][i]}}
+                    info["final_obs"][i] = in_dicts or last[i]
             self._begin(over)
         return self._observe(), reward, over & ~self.truncates, over & self.truncates, info
 
 
 @pytest.fixture
-def register_vector() -> Iterator[Callable[..., str]]:
+def register_vector(register):
     """Registers a vector environment with Gymnasium under a name, until the test ends."""
-    names: list[str] = []
-
-    def register(vector_entry_point: Any, **others: Any) -> str:
-        names.append(f"Vector-v{len(names)}")
-        gymnasium.register(names[-1], vector_entry_point=vector_entry_point, **others)
-        return names[-1]
-
-    yield register
-    for name in names:
-        del gymnasium.registry[name]
+    return partial(register, entry_point="vector_entry_point")
 
 
-def clocks(**options: Any) -> Callable[..., Clocks]:
+def clocks(**options):
     return lambda num_envs: Clocks(num_envs, **options)
 
 
@@ -176,9 +147,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
-def test_rows_hold_every_step_of_every_episode_and_nothing_else(
-    make: Callable[..., Clocks], register_vector: Callable[..., str], compose: Compose
-) -> None:
+def test_rows_hold_every_step_of_every_episode_and_nothing_else(make, register_vector, compose):
     small = ("env.num_envs=3", "frames_per_batch=60", "cell.hidden_size=4", "encoder.sizes=[4]")
     config = compose("env=gym", f"env.id={register_vector(make)}", NATIVE, *small)
     set_process_state(config)
@@ -207,9 +176,7 @@ def test_rows_hold_every_step_of_every_episode_and_nothing_else(
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
-def test_their_specs_match_what_they_return(
-    make: Callable[..., Clocks], register_vector: Callable[..., str], compose: Compose
-) -> None:
+def test_their_specs_match_what_they_return(make, register_vector, compose):
     env = make_env(compose("env=gym", f"env.id={register_vector(make)}", NATIVE).env, 3, seed=0)
     check_env_specs(env)
     env.close()
@@ -218,16 +185,14 @@ def test_their_specs_match_what_they_return(
 class Thrust(Clocks):
     """Records its actions, which are between −2 and 6."""
 
-    single_action_space: Any = spaces.Box(-2, 6, (2,), np.float64)
+    single_action_space = spaces.Box(-2, 6, (2,), np.float64)
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         self.told = actions
         return super().step(actions)
 
 
-def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(
-    register_vector: Callable[..., str], compose: Compose
-) -> None:
+def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(register_vector, compose):
     env = make_env(compose("env=gym", f"env.id={register_vector(Thrust)}", NATIVE).env, 2, seed=0)
     env.step(env.reset().set("action", torch.tensor([[-1.0, 0.0], [0.5, 7.0]])))
     told = env.base_env._vector.told
@@ -235,7 +200,7 @@ def test_continuous_actions_are_in_units_of_half_their_range_and_clipped(
     assert told.dtype == np.float64
 
 
-def test_the_mask_applies_to_final_observations(register_vector: Callable[..., str], compose: Compose) -> None:
+def test_the_mask_applies_to_final_observations(register_vector, compose):
     env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE, "env.mask=[0]").env, 1, seed=0)
     env.reset()
     two_steps = env.rollout(2, break_when_any_done=False)
@@ -250,16 +215,16 @@ def test_the_mask_applies_to_final_observations(register_vector: Callable[..., s
 class Spoilt(Clocks):
     """Misbehaves in its third step."""
 
-    def __init__(self, num_envs: int, fault: str) -> None:
+    def __init__(self, num_envs, fault):
         super().__init__(num_envs, SAME_STEP, final="no" if fault == "final" else "apart")
         self.fault, self.steps = fault, 0
 
-    def reset(self, **options: Any) -> Any:
+    def reset(self, **options):
         if self.fault == "reset":
             raise KeyError("no map")
         return super().reset(**options)
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         self.steps += 1
         observation, reward, terminated, truncated, info = super().step(actions)
         if self.steps == 3:
@@ -283,18 +248,18 @@ class Spoilt(Clocks):
 
 
 MESSAGES = {
-    "raises": "The vector environment of 4 (Vector-v0), at step 3, raised RuntimeError in step: the simulator crashed.",
+    "raises": "The vector environment of 4 (Registered-v0), at step 3, raised RuntimeError in step: the simulator",
     "reset": "raised KeyError in reset: 'no map'.",
-    "reward": "Environment 2 of 4 (Vector-v0), at step 3, returned a non-finite reward: inf.",
-    "observation": "Environment 1 of 4 (Vector-v0), at step 3, returned a non-finite value of observation "
+    "reward": "Environment 2 of 4 (Registered-v0), at step 3, returned a non-finite reward: inf.",
+    "observation": "Environment 1 of 4 (Registered-v0), at step 3, returned a non-finite value of observation "
     "'observation': [ 1.  1. nan].",
-    "final observation": "Environment 1 of 4 (Vector-v0), at step 3, returned a non-finite value of "
+    "final observation": "Environment 1 of 4 (Registered-v0), at step 3, returned a non-finite value of "
     "observation 'observation': [nan  0.  3.].",
     "shape": "at step 3, gave the observation 'observation' the shape (4, 2) and the dtype float32, but its space has "
     "(4, 3) and float32.",
     "dtype": "gave the observation 'observation' the shape (4, 3) and the dtype <U32, but its space has (4, 3) and",
-    "rewards": "The vector environment of 4 (Vector-v0), at step 3, returned rewards of shape (1,). Have step return",
-    "flags": "Environment 0 of 4 (Vector-v0), at step 3, returned the truncated array([False, False]), a ndarray. "
+    "rewards": "The vector environment of 4 (Registered-v0), at step 3, returned rewards of shape (1,). Have step",
+    "flags": "Environment 0 of 4 (Registered-v0), at step 3, returned the truncated array([False, False]), a ndarray. "
     "Have step",
     "final of objects": "at step 3, returned an info['final_obs'] that is neither a batch of observations nor an array "
     "of objects, an observation for each environment whose episode ended: gave the observation 'observation' the shape "
@@ -307,76 +272,67 @@ MESSAGES = {
 
 @pytest.mark.parametrize("fault", MESSAGES)
 def test_a_fault_ends_the_run_with_an_error_that_names_the_environment_and_its_step(
-    fault: str, recurrl_train: Any, tiny: list[str], tmp_path: Any, register_vector: Callable[..., str]
-) -> None:
+    fault, recurrl_train, tiny, tmp_path, register_vector
+):
     given = ("env=gym", f"env.id={register_vector(Spoilt)}", NATIVE, f"+env.kwargs.fault={fault}", "hydra.run.dir=run")
-    outcome = recurrl_train(*tiny, *given, cwd=tmp_path)
-    assert outcome.code == 1
+    outcome = recurrl_train(*tiny, *given, cwd=tmp_path).failed()
     assert MESSAGES[fault] in outcome.error
     assert "Traceback" not in outcome.err
-    assert MESSAGES[fault] in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
+    assert MESSAGES[fault] in summary(tmp_path / "run")["error"]
 
 
-def test_a_run_with_evaluation_needs_no_single_environment(
-    recurrl_train: Any, tiny: list[str], tmp_path: Any, register_vector: Callable[..., str]
-) -> None:
+def test_a_run_with_evaluation_needs_no_single_environment(recurrl_train, tiny, tmp_path, register_vector):
     given = ("env=gym", f"env.id={register_vector(Clocks)}", NATIVE, "hydra.run.dir=run")
-    outcome = recurrl_train(*tiny, *given, cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    recurrl_train(*tiny, *given, cwd=tmp_path).succeeded()
     # Two episodes, of two and three steps.
-    assert summary["eval_return_mean"] == (3 + 6) / 2
+    assert summary(tmp_path / "run")["eval_return_mean"] == (3 + 6) / 2
 
 
-def test_an_id_without_a_vector_environment_is_rejected(refused: Callable[..., str]) -> None:
+def test_an_id_without_a_vector_environment_is_rejected(refused):
     assert refused("env=pendulum_no_velocity", NATIVE) == (
         "env.vectorization=vector_entry_point steps all environments in one call, but env.id=Pendulum-v1 has no "
         "vector_entry_point. Choose env.vectorization=inline, or register the id with one."
     )
 
 
-def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones(
-    refused: Callable[..., str], register_vector: Callable[..., str]
-) -> None:
+def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones(refused, register_vector):
     assert refused("env=gym", f"env.id={register_vector(Clocks)}") == (
-        "env.id=Vector-v0 is registered only with a vector_entry_point, so single environments cannot be made. Give "
-        "env.vectorization=vector_entry_point."
+        "env.id=Registered-v0 is registered only with a vector_entry_point, so single environments cannot be made. "
+        "Give env.vectorization=vector_entry_point."
     )
 
 
 @pytest.mark.parametrize("option", ["previous_action", "previous_reward", "action_mask_from_info"])
-def test_options_of_single_environments_are_rejected(option: str, refused: Callable[..., str]) -> None:
+def test_options_of_single_environments_are_rejected(option, refused):
     assert refused(NATIVE, f"env.{option}=true") == (
         f"env.{option} works on single environments, but env.id=CartPole-v1 makes one vector environment. Leave it "
         "out, or choose env.vectorization=inline."
     )
 
 
-def test_next_step_autoreset_is_rejected(
-    recurrl_train: Any, tmp_path: Any, register_vector: Callable[..., str]
-) -> None:
+def test_next_step_autoreset_is_rejected(recurrl_train, tmp_path, register_vector):
     env_id = register_vector(clocks(autoreset_mode=NEXT_STEP))
     outcome = recurrl_train("env=gym", f"env.id={env_id}", NATIVE, cwd=tmp_path)
     assert outcome.error.startswith(
-        "The vector environment of env.id=Vector-v0 does not declare SAME_STEP or DISABLED autoreset "
+        "The vector environment of env.id=Registered-v0 does not declare SAME_STEP or DISABLED autoreset "
         "(metadata['autoreset_mode'] is AutoresetMode.NEXT_STEP)."
     )
 
 
-def test_groups_that_cannot_start_alike_are_rejected(recurrl_train: Any, tmp_path: Any) -> None:
+def test_groups_that_cannot_start_alike_are_rejected(recurrl_train, tmp_path):
     outcome = recurrl_train(
         *VECTOR, "algorithm=grpo", "algorithm.group_size=2", "env.max_episode_steps=10", cwd=tmp_path
     )
     assert outcome.error.startswith("algorithm=grpo needs the episodes of a group to start from the same state")
 
 
-def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector: Callable[..., str], compose: Compose) -> None:
+def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector, compose):
     class Forbidding(Clocks):
-        single_observation_space: Any = spaces.Dict(
+        single_observation_space = spaces.Dict(
             {"clock": Clocks.single_observation_space, "action_mask": spaces.MultiBinary(2)}
         )
 
-        def _observe(self) -> Any:
+        def _observe(self):
             # At an episode's last step nothing need be allowed.
             masks = np.stack([self.time < self.number + 2, self.time < 0], 1).astype(np.int8)
             masks[(self.number == 1) & (self.episode == 1) & (self.time == 1)] = 0
@@ -390,13 +346,12 @@ def test_a_mask_of_actions_that_allows_none_is_rejected(register_vector: Callabl
         if done.any():
             env.reset_tensors(done)
     with pytest.raises(
-        EnvError,
-        match=r"Environment 1 of 2 \(Vector-v0\), at step 4, returned an action mask that allows no action: \[0 0\]",
+        EnvError, match=r"Environment 1 of 2 .*, at step 4, returned an action mask that allows no action"
     ):
         env.step_tensors(torch.zeros(2, dtype=torch.int64))
 
 
-def test_same_step_autoreset_cannot_reset_mid_episode(register_vector: Callable[..., str], compose: Compose) -> None:
+def test_same_step_autoreset_cannot_reset_mid_episode(register_vector, compose):
     env = make_env(compose("env=gym", f"env.id={register_vector(Clocks)}", NATIVE).env, 2, seed=0).base_env
     env.reset_tensors(None)
     env.step_tensors(torch.zeros(2, dtype=torch.int64))
@@ -404,8 +359,8 @@ def test_same_step_autoreset_cannot_reset_mid_episode(register_vector: Callable[
         env.reset_tensors(torch.tensor([[True], [False]]))
 
 
-def test_a_constructor_that_raises_is_named(register_vector: Callable[..., str], compose: Compose) -> None:
-    def without_a_licence(num_envs: int) -> None:
+def test_a_constructor_that_raises_is_named(register_vector, compose):
+    def without_a_licence(num_envs):
         raise OSError("no licence for the simulator")
 
     config = compose("env=gym", f"env.id={register_vector(without_a_licence)}", NATIVE).env
