@@ -1,8 +1,6 @@
 """Choices of a user's own through the commands: options, sweeps, yamls, resuming, and code that nobody asked for."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import yaml
@@ -53,7 +51,7 @@ OWN = "own_package.notes:Notes"
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path):
     """A user's package in the current folder; returns a path that exists once it has been imported."""
     folder = tmp_path / "own_package"
     folder.mkdir()
@@ -62,7 +60,7 @@ def package(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def own_run(train, tiny, package, tmp_path) -> Path:
+def own_run(train, tiny, package, tmp_path):
     """A finished run with a logger of the user's own, from elsewhere, which has not been imported since."""
     train(*tiny, f"logger={OWN}", "logger.share=0.25", "hydra.run.dir=there").succeeded()
     package.unlink()
@@ -120,7 +118,7 @@ def test_a_logger_that_raises_ends_the_run_which_can_be_resumed(train, tiny, pac
 # Resuming and evaluating
 
 
-def commands(train: Callable, evaluate: Callable, run: Path) -> dict[str, Callable]:
+def commands(train, evaluate, run):
     """The commands that read a saved configuration, with further arguments."""
     return {
         "resume": lambda *given: train(*given, f"resume={run}", "total_frames=96"),

@@ -1,7 +1,5 @@
 """``recurrl-train resume=...``: going on with a run, and the runs that cannot be gone on with."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from recurrl.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
-def resumed_run(in_a_folder, recurrl_train, finished_run) -> Path:
+def resumed_run(in_a_folder, recurrl_train, finished_run):
     """A run of 128 frames that continues the finished one of 64."""
     folder, outcome = in_a_folder(recurrl_train, f"resume={finished_run}", "total_frames=128", "hydra.run.dir=run")
     assert outcome.code == 0, outcome.err
@@ -45,8 +43,9 @@ def test_a_resumed_run_says_which_settings_are_not_those_of_the_run_before(train
 
 
 def test_an_environment_that_is_made_otherwise_begins_new_episodes_and_says_so(train, finished_run, tmp_path):
-    outcome = train(f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    outcome = train(
+        f"resume={finished_run}", "total_frames=96", "env.max_episode_steps=2", "hydra.run.dir=run"
+    ).succeeded()
     assert "Unfinished episodes are restarted: env.max_episode_steps is 2 and was None." in outcome.out, outcome.out
     before, after = (float(row["train/episodes"]) for row in metrics(tmp_path / "run")[-2:])
     assert after - before == 16  # of 32 frames
@@ -63,8 +62,7 @@ def test_the_best_evaluation_is_that_of_all_parts_of_a_run(train, tiny, tmp_path
 
 def test_a_checkpoint_alone_is_enough_to_resume_and_to_evaluate(train, evaluate, finished_run, tmp_path):
     shutil.copytree(finished_run / "checkpoints" / "frames_000000000032", tmp_path / "mine")
-    outcome = train("resume=mine", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train("resume=mine", "hydra.run.dir=run").succeeded()
     run = tmp_path / "run"
     assert without_times(metrics(run)) == without_times(metrics(finished_run))[1:]
     assert settings(run) == settings(finished_run) | {"resume": "mine"}
@@ -86,8 +84,7 @@ def test_a_run_that_is_extended_stays_at_the_learning_rate_it_had_come_to(train,
 
 @pytest.mark.parametrize("asked", ["128", "null"])
 def test_a_run_that_is_extended_takes_another_schedule_where_it_is_asked_for(train, finished_run, tmp_path, asked):
-    outcome = train(f"resume={finished_run}", "total_frames=128", f"schedule_frames={asked}", "hydra.run.dir=run")
-    assert outcome.code == 0, outcome.err
+    train(f"resume={finished_run}", "total_frames=128", f"schedule_frames={asked}", "hydra.run.dir=run").succeeded()
     rates = [3e-3 * (1 - 0.9 * 64 / 128), 3e-3 * (1 - 0.9 * 96 / 128)]
     assert learning_rates(tmp_path / "run")[2:] == pytest.approx(rates)
 
@@ -116,8 +113,7 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
     within, resume, *given = PLACES[place]
     resume = resume.format(folder=tmp_path) if "{folder}" in resume else resume
     overrides = (f"resume={resume}", "total_frames=96", *filter(None, given))
-    outcome = recurrl_train(*overrides, cwd=tmp_path / within)
-    assert outcome.code == 0, outcome.err
+    recurrl_train(*overrides, cwd=tmp_path / within).succeeded()
     changed = {"total_frames": 96, "schedule_frames": 64, "resume": resume.replace("${oc.env:RUN}", "run")}
     assert settings(run) == settings(finished_run) | changed
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
@@ -127,8 +123,7 @@ def test_a_run_is_resumed_in_its_own_directory(recurrl_train, finished_run, tmp_
 
 def test_a_run_continued_from_an_older_checkpoint_has_one_history(train, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
-    outcome = train(f"resume=run/{FIRST}", "lr=1e-3", "total_frames=96", "checkpoint.every_frames=null")
-    assert outcome.code == 0, outcome.err
+    outcome = train(f"resume=run/{FIRST}", "lr=1e-3", "total_frames=96", "checkpoint.every_frames=null").succeeded()
     assert [row["frames"] for row in metrics(run)] == ["32", "64", "96"]
     assert learning_rates(run)[1] == pytest.approx(1e-3 * (1 - 0.9 / 2))
     assert sorted(path.name[-2:] for path in (run / "checkpoints").iterdir()) == ["32", "96"]
@@ -155,8 +150,7 @@ def test_a_copy_of_a_run_has_its_whole_history_from_the_start(train, finished_ru
 
 def test_the_jobs_of_a_sweep_are_copies(train, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
-    outcome = train("-m", f"resume={run},{finished_run / FIRST}", "total_frames=96", "hydra.sweep.dir=sweep")
-    assert outcome.code == 0, outcome.err
+    train("-m", f"resume={run},{finished_run / FIRST}", "total_frames=96", "hydra.sweep.dir=sweep").succeeded()
     for job in "01":
         assert [row["frames"] for row in metrics(tmp_path / "sweep" / job)] == ["32", "64", "96"]
     assert len(metrics(run)) == 2
@@ -182,8 +176,7 @@ def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(finished_ru
 def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, tmp_path, command, hint):
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "resumed.yaml").write_text("# @package _global_\nresume: auto\n")
-    outcome = train(*command)
-    assert outcome.code == 1
+    outcome = train(*command).failed()
     assert outcome.error.endswith(f"Add {hint}"), outcome.err
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()} - {"resumed.yaml"}
     assert written == ({"multirun.yaml"} if "-m" in command else set())  # Hydra's
@@ -202,8 +195,7 @@ def test_resume_auto_from_python_names_the_argument(tmp_path, monkeypatch):
 @pytest.mark.parametrize("where", ["", "hydra.run.dir=copy"])
 def test_resuming_with_another_network_is_refused_and_changes_nothing(train, finished_run, tmp_path, where):
     before = {path: path.read_bytes() for path in finished_run.rglob("*.[!l]*") if path.is_file()}
-    outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split())
-    assert outcome.code == 1
+    outcome = train(f"resume={finished_run}", "total_frames=128", "cell.hidden_size=16", *where.split()).failed()
     assert outcome.error.startswith(
         f"The checkpoint {finished_run / 'checkpoints' / 'frames_000000000064'} does not fit"
     )
@@ -230,8 +222,7 @@ def test_resuming_where_nothing_can_be_written_is_refused(refused, finished_run,
 )
 def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, before, change, reason):
     assert train(*tiny, *before, "hydra.run.dir=run").code == 0
-    outcome = train("resume=run", "total_frames=96", change)
-    assert outcome.code == 1
+    outcome = train("resume=run", "total_frames=96", change).failed()
     assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
     assert reason in outcome.error
     assert (

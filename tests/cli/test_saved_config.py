@@ -1,13 +1,8 @@
 """Saved configurations that are malformed or name code: the errors of each command that reads them."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,16 +11,16 @@ from run_files import settings
 
 
 @pytest.fixture
-def run(finished_run: Path, tmp_path: Path) -> Path:
+def run(finished_run, tmp_path):
     """A finished run to spoil."""
     return shutil.copytree(finished_run, tmp_path / "run")
 
 
 @pytest.fixture
-def said(recurrl_train, recurrl_evaluate, tmp_path) -> Callable[..., dict[str, str]]:
+def said(recurrl_train, recurrl_evaluate, tmp_path):
     """What each command that reads a saved configuration says of a run."""
 
-    def said(run: Path) -> dict[str, str]:
+    def said(run):
         outcomes = {
             "resume": recurrl_train(f"resume={run}", "total_frames=96", "hydra.run.dir=out", cwd=tmp_path),
             "auto": recurrl_train("resume=auto", "total_frames=96", f"hydra.run.dir={run}", cwd=tmp_path),
@@ -98,7 +93,7 @@ def test_a_configuration_is_saved_with_what_its_values_refer_to_resolved(train, 
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path, monkeypatch):
     """A path that exists once the stranger's package has been imported."""
     folder = tmp_path / "packages" / PACKAGE
     folder.mkdir(parents=True)
@@ -108,7 +103,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ran"
 
 
-def name_packages(run: Path, *packages: str, **env: Any) -> None:
+def name_packages(run, *packages, **env):
     values = settings(run)
     values["env"] |= {"packages": list(packages), **env}
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
