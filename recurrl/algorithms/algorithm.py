@@ -110,6 +110,7 @@ class Algorithm(nn.Module):
         self.rows: TensorDictBase | None = None
         self.compile_time_s: float | None = None
         self._names: set[str] | None = None
+        self._checked_own = False
 
     def begin_iteration(self) -> None:
         """Called first in each iteration, for schedules (:meth:`annealed`). The policy is the one that collected."""
@@ -179,7 +180,14 @@ class Algorithm(nn.Module):
     def _prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         if self.states.refreshes:
             self.states.refresh(rows_NT)
-        return self.prepare(rows_NT, reward_NT)
+        metrics = self.prepare(rows_NT, reward_NT)
+        require(
+            isinstance(metrics, Mapping),
+            f"prepare of algorithm={self.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} for "
+            "none.",
+        )
+        check_numbers(metrics)
+        return metrics
 
     def _epochs(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         steps: list[Step] = []
@@ -226,9 +234,24 @@ class Algorithm(nn.Module):
         for parameter in self.optimizer.param_groups[0]["params"]:
             parameter.grad = None
         total.backward()
+        if not self._checked_own:
+            self._check_own_parameters()
         if self.config.compile and self.compile_time_s is None:
             self.compile_time_s = time.perf_counter() - began
         return losses, total.detach()
+
+    def _check_own_parameters(self) -> None:
+        """Rejects what an algorithm holds to be learnt, and would not be: after the first gradient."""
+        own = ((name, each) for name, each in self.named_parameters() if not name.startswith("policy."))
+        without = [name for name, each in own if each.requires_grad and each.grad is None]
+        unknown = [name for name, value in vars(self).items() if _is_learnt(value)]
+        for names, why in ((without, "get no gradient from the loss"), (unknown, "are not registered")):
+            require(
+                not names,
+                f"{', '.join(names)} of algorithm={self.options.name} {why}, so they would not be learnt. Use "
+                "nn.Parameter, nn.ModuleList or nn.Buffer, and in the loss what is to be learnt.",
+            )
+        self._checked_own = True
 
     @cached_property
     def _losses(self) -> Callable[[TensorDictBase], Losses]:
@@ -239,6 +262,11 @@ class Algorithm(nn.Module):
 
     def _checked(self, losses: Losses) -> Losses:
         """Rejects losses that could not be minimised and logged; each minibatch's must have the same names."""
+        require(
+            isinstance(losses, Losses),
+            f"The loss of algorithm={self.options.name} must be recurrl.algorithms.Losses (got a "
+            f"{type(losses).__name__}). Return Losses({{'objective': loss}}).",
+        )
         names = {*losses.terms, *losses.metrics}
         if self._names is None:
             check_losses(losses, self.options)
@@ -371,6 +399,28 @@ def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor, weight:
     mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) * fraction + total * 0.0)
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+def check_numbers(metrics: Mapping[str, Any]) -> None:
+    """Rejects metrics that are not numbers.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    for name, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error
+
+
+def _is_learnt(value: Any) -> bool:
+    """True for tensors and modules to learn, of which torch does not know in an attribute of a module."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(
+        isinstance(each, nn.Module) or (isinstance(each, Tensor) and each.is_leaf and each.requires_grad)
+        for each in values
+    )
 
 
 def _stacked(values: Iterable[Tensor | None]) -> Tensor | None:

@@ -6,12 +6,12 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensordict import TensorDictBase
 
 from recurrl.agent import Agent
-from recurrl.algorithms.algorithm import merged
+from recurrl.algorithms.algorithm import check_numbers, merged
 from recurrl.checkpoint import Stateful
 from recurrl.config import EnvConfig
 from recurrl.errors import ConfigError, RunError, require
@@ -200,8 +200,7 @@ class Callbacks:
             ConfigError: two have a metric of the same name, or one is not a number.
         """
         metrics = merged(*(callback.metrics() for callback in self._callbacks.values()))
-        for name, value in metrics.items():
-            require(isinstance(value, SupportsFloat), f"The metric {name} must be a number (got {value!r}).")
+        check_numbers(metrics)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

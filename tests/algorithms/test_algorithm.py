@@ -137,6 +137,56 @@ def test_an_algorithms_own_parameters_are_optimised_saved_and_restored(small, tm
             assert torch.equal(loaded.optimizer.state[copy][name], value)
 
 
+class Unused(PPO):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.head = nn.Linear(2, 1)
+
+
+class Unregistered(PPO):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.heads = [nn.Linear(2, 1)]
+
+
+class PlainTensor(PPO):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.weight = torch.zeros(2, requires_grad=True)
+
+
+class NoMetrics(PPO):
+    def prepare(self, rows_NT, reward_NT):
+        super().prepare(rows_NT, reward_NT)
+
+
+class TextMetric(PPO):
+    def prepare(self, rows_NT, reward_NT):
+        return {**super().prepare(rows_NT, reward_NT), "mine/phase": "warmup"}
+
+
+class OneTensor(PPO):
+    def loss(self, slices_SK, output):
+        return output.value.mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Unused, "head.weight, head.bias of algorithm=ppo get no gradient from the loss"),
+        (Unregistered, "heads of algorithm=ppo are not registered"),
+        (PlainTensor, "weight of algorithm=ppo are not registered"),
+        (NoMetrics, r"prepare of algorithm=ppo must return its metrics \(got None\)"),
+        (TextMetric, r"The metric mine/phase must be a number \(got 'warmup'\)"),
+        (OneTensor, r"must be recurrl.algorithms.Losses \(got a Tensor\)"),
+    ],
+)
+def test_what_would_not_be_learnt_or_logged_is_an_error_in_the_first_update(kind, message, small):
+    algorithm, batches = made(small, kind)
+    with pytest.raises(ConfigError, match=message):
+        algorithm.update(batches[0], 0.0)
+
+
 class OneTerm(Algorithm):
     """The least that an algorithm is."""
 
