@@ -38,8 +38,9 @@ class Configuration(NamedTuple):
 def configuration(hidden_size: int, precision: str) -> Configuration:
     """For up to ``LARGEST_HIDDEN`` features: one program has them all if its registers hold them, else 64."""
     units = max(16, 1 << (hidden_size - 1).bit_length())
-    # Full float32 products use no tensor cores, and other tiles than these more registers than there are.
-    if precision == "ieee" or units > 128:
+    # Full float32 products use no tensor cores. With other tiles, or a second block in flight, they spill registers.
+    ieee = precision == "ieee"
+    if ieee or units > 128:
         units = 64
     depth = 32 if units >= 64 and precision in ("tf32", "bf16") else 16
-    return Configuration(16, units, depth, warps=8 if units >= 64 else 4, stages=2)
+    return Configuration(16, units, depth, warps=8 if units >= 64 else 4, stages=1 if ieee else 2)
