@@ -191,9 +191,7 @@ def warm_start(config: TrainConfig, policy: Policy, explicit_keys: Collection[st
             logger.info(line)
     if config.pretrain.folder is None:
         return None
-    return pretrain(policy, config.env, config.pretrain, config.lr, config.slice_len, config.minibatch_slices)[
-        "log_likelihood"
-    ]
+    return pretrain(policy, config.env, config.pretrain, config.lr, config.slice_len, config.minibatch_slices)
 
 
 def make_algorithm(config: TrainConfig, policy: Policy) -> Algorithm:

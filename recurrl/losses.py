@@ -12,13 +12,13 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from tensordict.utils import NestedKey
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.objectives import LossModule
 from torchrl.objectives.llm import grpo
 
 from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS
-from recurrl.algorithms.grpo_loss import REF_LOG_PROB, GRPOTerms
-from recurrl.algorithms.importance import masked_mean, ratio_metrics
+from recurrl.algorithms.grpo import REF_LOG_PROB, grpo_loss
+from recurrl.algorithms.importance import log_range, masked_mean, ratio_metrics
 from recurrl.errors import require
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, LOSS_MASK
 
@@ -36,20 +36,23 @@ class GRPOLossOutput(grpo.GRPOLossOutput):
 
 
 class GRPOLoss(LossModule):
-    """:class:`recurrl.algorithms.grpo_loss.GRPOTerms` for a policy on TensorDicts ``[B, T]``.
+    """GRPO's loss, :func:`recurrl.algorithms.grpo.grpo_loss`, for a policy on TensorDicts ``[B, T]``.
 
     Takes the place of ``torchrl.objectives.llm.GRPOLoss``; docs/torchrl.md lists the differences. The network runs in
     recurrent mode, as in all loss modules, and its parameters are used in place.
 
     Args:
         actor_network: the policy: a TensorDict module with ``get_dist``.
-        clip_epsilon: as for ``GRPOTerms``, like ``entropy_bonus``, ``samples_mc_entropy`` and ``entropy_coeff``.
+        clip_epsilon: ε of the clip range, or the pair (ε_low, ε_high).
         kl_mask_threshold: must be None or 0: no step is masked by its ratio.
-        aggregation: as for ``GRPOTerms``; ``token_mean`` and None are ``step``.
+        aggregation: ``step`` or ``episode``; ``token_mean`` and None are ``step``.
+        entropy_bonus: add the entropy term.
+        samples_mc_entropy: samples for estimating an entropy without a closed form.
+        entropy_coeff: weight of the entropy.
         gamma: no effect, as in TorchRL.
         reduction: must be ``mean`` or None.
         clip_value: no effect, as in TorchRL: there is no value to clip.
-        kl_to_ref_coeff: as for ``GRPOTerms``; None for 0.
+        kl_to_ref_coeff: weight of the KL from the reference policy; None for 0.
         kl_to_inference_coeff: must be None or 0: the policy that collects is the one that learns.
         device: of the coefficients.
         advantage_key: key of the advantages ``[B, T, 1]``. ``set_keys`` sets this and the others: ``action``,
@@ -63,7 +66,7 @@ class GRPOLoss(LossModule):
 
     @dataclass
     class _AcceptedKeys:
-        """The entries that the loss reads. The defaults are their names in ``GRPOTerms``."""
+        """The entries that the loss reads. The defaults are their names in rollouts."""
 
         action: NestedKey = ACTION
         sample_log_prob: NestedKey = LOG_PROB
@@ -103,14 +106,16 @@ class GRPOLoss(LossModule):
         ):
             require(not value, f"{name} must be None (got {value}). Use torchrl.objectives.llm.GRPOLoss.")
         self.actor_network = actor_network
-        self.terms = GRPOTerms(
-            clip_epsilon=clip_epsilon,
-            aggregation="step" if aggregation in (None, "token_mean") else aggregation,
-            entropy_bonus=entropy_bonus,
-            samples_mc_entropy=samples_mc_entropy,
-            entropy_coeff=entropy_coeff,
-            kl_to_ref_coeff=kl_to_ref_coeff or 0.0,
-        ).to(device)
+        self.aggregation = "step" if aggregation in (None, "token_mean") else aggregation
+        require(
+            self.aggregation in ("step", "episode"),
+            f"aggregation must be one of step, episode (got {aggregation!r}).",
+        )
+        low, high = clip_epsilon if isinstance(clip_epsilon, tuple) else (clip_epsilon, clip_epsilon)
+        self.log_clip_range = log_range(low, high)
+        self.entropy_coeff = nn.Buffer(torch.tensor(entropy_coeff, device=device), persistent=False)
+        self.entropy_bonus, self.samples_mc_entropy = entropy_bonus, samples_mc_entropy
+        self.kl_to_ref_coeff = kl_to_ref_coeff or 0.0
         self.out_keys = ["loss_objective", "clip_fraction", "kl_approx", "kl", "ESS"]
         self.out_keys += ["loss_entropy", "entropy"] if entropy_bonus else []
         self.out_keys += ["loss_kl_to_ref", "kl_to_ref"] if kl_to_ref_coeff else []
@@ -123,8 +128,8 @@ class GRPOLoss(LossModule):
     def _required(self) -> dict[str, NestedKey]:
         """The entries that must be there, by their field in ``set_keys``."""
         fields = ["action", "sample_log_prob", "advantage"]
-        fields += ["ref_log_probs"] if self.terms.kl_to_ref_coeff else []
-        fields += ["episode_loss_steps"] if self.terms.aggregation == "episode" else []
+        fields += ["ref_log_probs"] if self.kl_to_ref_coeff else []
+        fields += ["episode_loss_steps"] if self.aggregation == "episode" else []
         return {field: getattr(self.tensor_keys, field) for field in fields}
 
     @dispatch  # type: ignore[untyped-decorator]
@@ -141,9 +146,19 @@ class GRPOLoss(LossModule):
         keys, names = asdict(self.tensor_keys), asdict(self.default_keys())
         found = {names[field]: tensordict.get(key, None) for field, key in keys.items()}
         data = {name: value for name, value in found.items() if value is not None}
-        losses = self.terms(self.actor_network.get_dist(tensordict.copy()), data)
+        losses = grpo_loss(
+            self.actor_network.get_dist(tensordict.copy()),
+            data,
+            self.log_clip_range,
+            self.entropy_coeff if self.entropy_bonus else None,
+            self.aggregation,
+            self.kl_to_ref_coeff,
+            self.samples_mc_entropy,
+        )
+        assert losses.log_ratio is not None
+        assert losses.mask is not None
         log_ratio, mask = losses.log_ratio.unsqueeze(0), losses.mask.unsqueeze(0)
-        ratios = ratio_metrics(log_ratio, mask, self.terms.surrogate.log_range)
+        ratios = ratio_metrics(log_ratio, mask, self.log_clip_range)
         metrics = {name.removeprefix("policy/"): value.squeeze(0) for name, value in ratios.items()}
         return GRPOLossOutput(
             **{f"loss_{name}": term for name, term in losses.terms.items()},

@@ -43,9 +43,7 @@ _UNREADABLE = (
 """What numpy and zipfile raise for files of other kinds; NotImplementedError and RecursionError are RuntimeErrors."""
 
 
-def pretrain(
-    policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float, slice_len: int, rows: int
-) -> dict[str, float]:
+def pretrain(policy: Policy, env: EnvConfig, options: PretrainConfig, lr: float, slice_len: int, rows: int) -> float:
     """Maximises the likelihood of recorded actions, and returns their mean in the last epoch, in nats per step.
 
     Episodes lie end to end in rows, which are learned slice by slice: gradients reach back to the beginning of a slice,
@@ -79,7 +77,7 @@ def pretrain(
         log_likelihood = _epoch(policy.actor(), rows_RT, slice_len, optimizer, learned)
         logger.info("pretraining: epoch %d of %d: log likelihood %.4g", epoch + 1, options.epochs, log_likelihood)
     policy.zero_grad()
-    return {"log_likelihood": log_likelihood}
+    return log_likelihood
 
 
 def _in_rows(episodes: Sequence[TensorDictBase], count: int, slice_len: int) -> TensorDictBase:
@@ -151,71 +149,48 @@ def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDi
         "recorded episodes, one .npz file each; see docs/pretraining.md.",
     )
     interface = Interface(env, policy.critic_only)
-    return [_Episode(file, interface).read() for file in files]
+    return [_episode(file, interface) for file in files]
 
 
-class _Episode:
-    """One file.
+def _episode(file: Path, interface: Interface) -> TensorDictBase:
+    """One file, in the form that the policy learns."""
+    arrays, what, page = _arrays(file), f"{file} is not an episode of {interface.env.id}", "See docs/pretraining.md."
+    first = arrays.get(_plural(interface.parts[0].entry.name, ACTION))
+    steps = 0 if first is None or first.ndim == 0 else len(first)
 
-    Args:
-        file: its path.
-        interface: turns what the environment returned into what the policy sees.
-    """
-
-    def __init__(self, file: Path, interface: Interface) -> None:
-        self._file, self._interface = file, interface
-        self._arrays = _arrays(file)
-
-    def read(self) -> TensorDictBase:
-        interface = self._interface
-        first = self._array(_plural(interface.parts[0].entry.name, ACTION))
-        steps = len(first) if first.ndim else 0
-        self._require(steps > 0, "the actions hold no steps")
-        inputs = {
-            entry.name: self._read(entry, _plural(entry.name, OBSERVATION), steps) for entry in interface.observed
-        }
-        inputs |= {part.entry.name: self._action(part.entry, steps) for part in interface.parts}
-        actions = interface.policy_actions(inputs)
-        action = actions[()] if () in actions else TensorDict(actions, [steps])
-        begins = torch.zeros(steps, dtype=torch.bool)
-        begins[0] = True
-        if ACTION_MASK in interface.added:
-            entry = Entry(ACTION_MASK, (), spaces.MultiBinary(spaces.flatdim(interface.action_space)))
-            inputs[ACTION_MASK] = self._read(entry, "action_masks", steps)
-        if PREVIOUS_REWARD in interface.added:
-            entry = Entry("reward", (), spaces.Box(-np.inf, np.inf, ()))
-            inputs[PREVIOUS_REWARD] = self._read(entry, "rewards", steps).reshape(steps, 1).roll(1, 0)
-        if PREVIOUS_ACTION in interface.added:
-            inputs[PREVIOUS_ACTION] = interface.previous_action(action).roll(1, 0)
-        observation = interface.policy_observation(inputs, begins)
-        entries = {OBSERVATION: observation, ACTION: action, IS_INIT: begins}
-        return TensorDict({**entries, RECORDED: torch.ones_like(begins)}, [steps])
-
-    def _read(self, entry: Entry, name: str, steps: int) -> Tensor:
+    def read(entry: Entry, name: str) -> Tensor:
         """An array, checked, as a tensor of ``steps`` steps; one after the last step is left out."""
-        array = self._array(name)
+        require(name in arrays, f"{what}: it holds {', '.join(arrays) or 'nothing'} and lacks {name}. {page}")
+        require(steps > 0, f"{what}: the actions hold no steps. {page}")
+        array = arrays[name]
         array = array[:steps] if array.ndim and len(array) == steps + 1 else array
-        advice = f"{self._file} is not an episode of {self._interface.env.id}; see docs/pretraining.md."
-        return entry.read(array, (steps,), advice, name=f"{self._file}: {name}")
+        return entry.read(array, (steps,), f"{what}. {page}", name=f"{file}: {name}")
 
-    def _action(self, entry: Entry, steps: int) -> Tensor:
-        name, space = _plural(entry.name, ACTION), entry.space
-        action = self._read(entry, name, steps)
+    inputs = {}
+    for part in interface.parts:
+        entry, name, space = part.entry, _plural(part.entry.name, ACTION), part.entry.space
+        inputs[entry.name] = read(entry, name)
         if isinstance(space, spaces.Box):
             width = np.where(np.isfinite(space.high - space.low), space.high - space.low, 0)
-            array, slack = action.numpy(), _ROUNDING * width
-            inside = ((array >= space.low - slack) & (array <= space.high + slack)).all()
-            self._require(bool(inside), f"{name} lies outside {space}: give actions as the environment takes them")
-        return action
-
-    def _array(self, name: str) -> Array:
-        self._require(name in self._arrays, f"it holds {', '.join(self._arrays) or 'nothing'} and lacks {name}")
-        return self._arrays[name]
-
-    def _require(self, condition: bool, wrong: str) -> None:
-        require(
-            condition, f"{self._file} is not an episode of {self._interface.env.id}: {wrong}. See docs/pretraining.md."
-        )
+            array, slack = inputs[entry.name].numpy(), _ROUNDING * width
+            require(
+                bool(((array >= space.low - slack) & (array <= space.high + slack)).all()),
+                f"{what}: {name} lies outside {space}: give actions as the environment takes them. {page}",
+            )
+    inputs |= {entry.name: read(entry, _plural(entry.name, OBSERVATION)) for entry in interface.observed}
+    actions = interface.policy_actions(inputs)
+    action = actions[()] if () in actions else TensorDict(actions, [steps])
+    if ACTION_MASK in interface.added:
+        entry = Entry(ACTION_MASK, (), spaces.MultiBinary(spaces.flatdim(interface.action_space)))
+        inputs[ACTION_MASK] = read(entry, "action_masks")
+    if PREVIOUS_REWARD in interface.added:
+        entry = Entry("reward", (), spaces.Box(-np.inf, np.inf, ()))
+        inputs[PREVIOUS_REWARD] = read(entry, "rewards").reshape(steps, 1).roll(1, 0)
+    if PREVIOUS_ACTION in interface.added:
+        inputs[PREVIOUS_ACTION] = interface.previous_action(action).roll(1, 0)
+    begins = torch.arange(steps) == 0
+    entries = {OBSERVATION: interface.policy_observation(inputs, begins), ACTION: action, IS_INIT: begins}
+    return TensorDict({**entries, RECORDED: torch.ones_like(begins)}, [steps])
 
 
 def _plural(name: str, root: str) -> str:
@@ -232,13 +207,12 @@ def _arrays(file: Path) -> Mapping[str, Array]:
     try:
         with zipfile.ZipFile(file) as members:
             size = sum(member.file_size for member in members.infolist())
-        require(size <= _MOST_BYTES, f"{file} would take {size} bytes of memory. Give one episode a file.")
-        with np.load(file, allow_pickle=False) as stored:
-            return {name: np.asarray(stored[name]) for name in stored}
-    except ConfigError:
-        raise
+        if size <= _MOST_BYTES:
+            with np.load(file, allow_pickle=False) as stored:
+                return {name: np.asarray(stored[name]) for name in stored}
     except _UNREADABLE as error:
         raise ConfigError(
             f"{file} cannot be read: {type(error).__name__}: {error}. Write it with numpy.savez or "
             "numpy.savez_compressed, from arrays of numbers."
         ) from error
+    raise ConfigError(f"{file} would take {size} bytes of memory. Give one episode a file.")

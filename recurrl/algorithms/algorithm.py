@@ -109,7 +109,7 @@ class Algorithm(nn.Module):
         self.progress = 0.0
         self.rows: TensorDictBase | None = None
         self.compile_time_s: float | None = None
-        self._names: set[str] | None = None
+        self._columns: set[str] | None = None
         self._checked_own = False
 
     def begin_iteration(self) -> None:
@@ -214,7 +214,7 @@ class Algorithm(nn.Module):
         losses, total = self.backward(slices_SK)
         parameters = self.optimizer.param_groups[0]["params"]
         if world().size > 1:
-            average_gradients(parameters, total, losses.weight)
+            average_gradients(parameters, total)
         norm = nn.utils.clip_grad_norm_(parameters, self.options.max_grad_norm or math.inf)
         # The sum is finite only if both are; a product with zero is NaN otherwise.
         skipped = ((total + norm) * 0.0).float().nan_to_num(nan=1.0)
@@ -228,6 +228,9 @@ class Algorithm(nn.Module):
         """The losses of a minibatch and their sum, whose gradient is then in the parameters' ``grad``."""
         began = time.perf_counter()
         losses = self._checked(self._losses(slices_SK))
+        if losses.weight is not None and world().size > 1:
+            share = share_of_ranks(losses.weight)
+            losses = losses._replace(terms={name: term * share for name, term in losses.terms.items()})
         total = losses.total
         if not total.requires_grad:
             raise RunError(self._no_gradient("does not require a gradient"))
@@ -261,34 +264,41 @@ class Algorithm(nn.Module):
         return compiled(losses) if self.config.compile else losses
 
     def _checked(self, losses: Losses) -> Losses:
-        """Rejects losses that could not be minimised and logged; each minibatch's must have the same names."""
+        """Rejects losses that could not be minimised and logged; each minibatch's must have the same names.
+
+        Raises:
+            ConfigError: there is no term, or a term or metric is not a scalar, or is missing in some minibatches.
+        """
+        what = f"The loss of algorithm={self.options.name}"
         require(
             isinstance(losses, Losses),
-            f"The loss of algorithm={self.options.name} must be recurrl.algorithms.Losses (got a "
-            f"{type(losses).__name__}). Return Losses({{'objective': loss}}).",
+            f"{what} must be recurrl.algorithms.Losses (got a {type(losses).__name__}). "
+            "Return Losses({'objective': loss}).",
         )
-        names = {*losses.terms, *losses.metrics}
-        if self._names is None:
-            check_losses(losses, self.options)
-            needs = [key for key, needed in self._following_kl().items() if needed]
+        columns = {**{f"loss/{name}": term for name, term in losses.terms.items()}, **losses.metrics}
+        if self._columns is None:
+            require(bool(losses.terms), f"{what} has no terms. Return at least one in Losses(terms, metrics).")
+            for name, value in columns.items():
+                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                advice = "Return a scalar tensor, for example its mean()."
+                require(shape == (), f"{what} returns {name} of shape {shape}. {advice}")
+            follows = {
+                "lr_schedule=adaptive": self.config.lr_schedule == "adaptive",
+                "algorithm.target_kl": self.options.target_kl is not None,
+            }
+            needs = " and ".join(key for key, needed in follows.items() if needed)
             require(
                 losses.log_ratio is not None or not needs,
-                f"{' and '.join(needs)} needs the KL, but the loss of algorithm={self.options.name} has no log_ratio. "
+                f"{needs} needs the KL, but the loss of algorithm={self.options.name} has no log_ratio. "
                 "Return it in Losses, or leave the key out.",
             )
-            self._names = names
+            self._columns = set(columns)
         require(
-            names == self._names,
-            f"The loss of algorithm={self.options.name} returns {sorted(names ^ self._names)} for some minibatches "
-            "only. Return the same terms and metrics for each.",
+            set(columns) == self._columns,
+            f"{what} returns {sorted(set(columns) ^ self._columns)} for some minibatches only. Return the same terms "
+            "and metrics for each.",
         )
         return losses
-
-    def _following_kl(self) -> dict[str, bool]:
-        return {
-            "lr_schedule=adaptive": self.config.lr_schedule == "adaptive",
-            "algorithm.target_kl": self.options.target_kl is not None,
-        }
 
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -315,10 +325,11 @@ class Algorithm(nn.Module):
         metrics = {name: torch.stack([each.metrics[name] for each in losses]) for name in losses[0].metrics}
         log_ratio_MSK, mask_MSK = _stacked(each.log_ratio for each in losses), _stacked(each.mask for each in losses)
         if log_ratio_MSK is not None:
-            metrics = merged(metrics, ratio_metrics(log_ratio_MSK, mask_MSK, self.log_clip_range))
-        if world().size > 1:
-            metrics = weighted(metrics, None if mask_MSK is None else mask_MSK.flatten(1).sum(1))
-            terms = weighted(terms, _stacked(each.weight for each in losses))
+            counted_MSK = torch.ones_like(log_ratio_MSK, dtype=torch.bool) if mask_MSK is None else mask_MSK
+            metrics = merged(metrics, ratio_metrics(log_ratio_MSK, counted_MSK, self.log_clip_range))
+        if mask_MSK is not None and world().size > 1:
+            share_M = share_of_ranks(mask_MSK.flatten(1).sum(1).double())
+            metrics = {name: column * share_M for name, column in metrics.items()}
         columns = merged(terms, metrics, norms)
         table = torch.stack([column.to(skipped_M.dtype) for column in columns.values()], 1)
         kept_M1 = (skipped_M == 0).unsqueeze(1)
@@ -384,19 +395,15 @@ class OwnState:
         self._algorithm.load_state_dict({**self._algorithm.state_dict(), **state})
 
 
-def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor, weight: Tensor | None) -> None:
+def average_gradients(parameters: Sequence[nn.Parameter], total: Tensor) -> None:
     """Replaces gradients by their mean over ranks.
 
     Args:
         parameters: the optimized ones.
         total: the loss. If it is not finite, neither is the mean, so that all ranks skip the step.
-        weight: of this rank's gradient in the mean; None for equal ones.
     """
-    fraction: Tensor | float = 1 / world().size
-    if weight is not None:
-        fraction = weight / world().gathered(weight).sum().clamp(min=torch.finfo(weight.dtype).tiny)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) * fraction + total * 0.0)
+    mean = world().sum_(torch.cat([gradient.flatten() for gradient in gradients]) / world().size + total * 0.0)
     for gradient, part in zip(gradients, mean.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -428,13 +435,9 @@ def _stacked(values: Iterable[Tensor | None]) -> Tensor | None:
     return torch.stack(found) if found else None
 
 
-def weighted(columns: Mapping[str, Tensor], weight_M: Tensor | None) -> dict[str, Tensor]:
-    """Metrics of minibatches ``[M]`` such that their plain mean over ranks is the one weighted by ``weight_M``."""
-    if weight_M is None:
-        return dict(columns)
-    weight_M = weight_M.double()
-    factor_M = weight_M * world().size / world().gathered(weight_M).sum(0).clamp(min=torch.finfo(torch.double).tiny)
-    return {name: column * factor_M for name, column in columns.items()}
+def share_of_ranks(weight: Tensor) -> Tensor:
+    """What to multiply by, so that the plain mean over ranks is the one weighted by ``weight``."""
+    return weight * world().size / world().gathered(weight).sum(0).clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
@@ -448,18 +451,3 @@ def merged(*parts: Mapping[str, Value]) -> dict[str, Value]:
         twice = sorted(name for name, count in Counter(name for part in parts for name in part).items() if count > 1)
         raise ConfigError(f"The metric {', '.join(twice)} is logged by two parts of the run. Rename one of them.")
     return together
-
-
-def check_losses(losses: Losses, options: AlgorithmConfig) -> None:
-    """Rejects losses that could not be minimised and logged as a whole.
-
-    Raises:
-        ConfigError: there is no term, or a term or metric is not a scalar.
-    """
-    name = f"The loss of algorithm={options.name}"
-    require(bool(losses.terms), f"{name} has no terms. Return at least one in Losses(terms, metrics).")
-    for column, value in [*((f"loss/{term}", value) for term, value in losses.terms.items()), *losses.metrics.items()]:
-        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        require(
-            shape == (), f"{name} returns {column} of shape {shape}. Return a scalar tensor, for example its mean()."
-        )

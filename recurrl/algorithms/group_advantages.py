@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrl.algorithms.advantages import to_go
+from recurrl.config import GRPOConfig
 from recurrl.keys import ADVANTAGE, LOSS_MASK
 from recurrl.recurrent.module.keys import IS_INIT
 from recurrl.runtime.ranks import world
@@ -21,15 +22,7 @@ EPISODE_LOSS_STEPS = "episode_loss_steps"
 
 
 @torch.no_grad()
-def add_group_advantages(
-    rows_NT: TensorDictBase,
-    reward_NT: Tensor,
-    group_size: int,
-    gamma: float,
-    kind: str,
-    divide_by_std: bool,
-    drop_flat_groups: bool,
-) -> dict[str, float]:
+def add_group_advantages(rows_NT: TensorDictBase, reward_NT: Tensor, options: GRPOConfig) -> dict[str, float]:
     """Writes advantages relative to a group, and the loss mask, into rows ``[N, T]`` that all begin with a reset.
 
     Shao et al. 2024, https://arxiv.org/abs/2402.03300, for control. The j-th episodes of a group's members start from
@@ -41,12 +34,9 @@ def add_group_advantages(
     Args:
         rows_NT: a rollout; environments i·M to (i + 1)·M − 1 are group i.
         reward_NT: the scaled rewards.
-        group_size: M.
-        gamma: discount per step.
-        kind: ``outcome`` or ``process``.
-        divide_by_std: also divide by the group's (unbiased) standard deviation.
-        drop_flat_groups: mask the episodes of groups whose advantages are all zero (dynamic sampling, Yu et al. 2025,
-            https://arxiv.org/abs/2503.14476).
+        options: ``group_size`` M, ``gamma``, ``advantage`` (``outcome`` or ``process``); ``divide_by_std`` also divides
+            by the group's (unbiased) standard deviation; ``drop_flat_groups`` masks the episodes of groups whose
+            advantages are all zero (dynamic sampling, Yu et al. 2025, https://arxiv.org/abs/2503.14476).
 
     Returns:
         Metrics of the groups.
@@ -60,17 +50,17 @@ def add_group_advantages(
             "Group-relative advantages need rows that begin with a reset, but some begin mid-episode. Have the "
             "collector reset all environments before each batch."
         )
-    compared = _comparisons(is_init_NT, group_size)
-    to_go_NT = _rewards_to_go(torch.where(compared.mask_NT, reward_NT, 0.0), is_init_NT, gamma)
+    compared = _comparisons(is_init_NT, options.group_size)
+    to_go_NT = _rewards_to_go(torch.where(compared.mask_NT, reward_NT, 0.0), is_init_NT, options.gamma)
     sampled_NT, place_NT = compared.mask_NT, compared.offset_NT
-    if kind == "outcome":
+    if options.advantage == "outcome":
         sampled_NT, place_NT = sampled_NT & is_init_NT, torch.zeros_like(place_NT)
     peers_NT = compared.episode_id_NT * is_init_NT.shape[1] + place_NT
     advantage_NT = torch.zeros_like(to_go_NT)
-    advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], divide_by_std)
-    if kind == "outcome":
+    advantage_NT[sampled_NT] = _relative(to_go_NT[sampled_NT], peers_NT[sampled_NT], options.divide_by_std)
+    if options.advantage == "outcome":
         advantage_NT = advantage_NT.gather(1, compared.start_NT)
-    mask_NT, metrics = _mask(compared, advantage_NT, to_go_NT, is_init_NT, drop_flat_groups)
+    mask_NT, metrics = _mask(compared, advantage_NT, to_go_NT, is_init_NT, options.drop_flat_groups)
     rows_NT.set(ADVANTAGE, torch.where(mask_NT, advantage_NT, 0.0).to(reward_NT.dtype).unsqueeze(-1))
     rows_NT.set(LOSS_MASK, mask_NT.unsqueeze(-1))
     rows_NT.set(EPISODE_LOSS_STEPS, _steps_in_loss(mask_NT, is_init_NT).unsqueeze(-1))

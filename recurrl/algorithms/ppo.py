@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from recurrl.algorithms.advantages import advantage_metrics, next_values, reevaluate, standardized, vtrace
 from recurrl.algorithms.algorithm import Algorithm, Losses
-from recurrl.algorithms.importance import ClippedSurrogate, check_one_a_step
+from recurrl.algorithms.importance import clipped_surrogate, log_range
 from recurrl.config import PPOConfig, TrainConfig
 from recurrl.keys import ACTION, ADVANTAGE, LOG_PROB, VALUE, VALUE_TARGET
 from recurrl.policy import Policy
@@ -35,12 +35,12 @@ class PPO(Algorithm):
     """
 
     options: PPOConfig
+    log_clip_range: tuple[float, float]
 
     def __init__(self, options: PPOConfig, policy: Policy, config: TrainConfig) -> None:
         super().__init__(options, policy, config)
         dtype = next(policy.parameters()).dtype
-        self.surrogate = ClippedSurrogate(*options.clip_range)
-        self.log_clip_range = self.surrogate.log_range
+        self.log_clip_range = log_range(*options.clip_range)
         self.advantage_scale = RunningScale()
         # A tensor, because a compiled loss is compiled for the numbers in it.
         self.entropy_coeff = nn.Buffer(torch.tensor(options.entropy_coeff, dtype=dtype), persistent=False)
@@ -77,7 +77,6 @@ class PPO(Algorithm):
         if self.options.normalize_advantage == "minibatch":
             advantage = standardized(advantage)
         log_ratio = distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]
-        check_one_a_step(log_ratio, advantage)
         # With weight zero the entropy is only logged, and needs no backward pass.
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.options.entropy_coeff > 0):
             entropy = distribution.entropy().mean()
@@ -85,7 +84,7 @@ class PPO(Algorithm):
         critic, value_metrics = self._critic_loss(value, slices_SK)
         return Losses(
             {
-                "objective": -self.surrogate(log_ratio, advantage).mean(),
+                "objective": -clipped_surrogate(log_ratio, advantage, self.log_clip_range).mean(),
                 "critic": self.options.critic_coeff * critic,
                 "entropy": -self.entropy_coeff * entropy,
             },

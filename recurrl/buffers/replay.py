@@ -105,20 +105,16 @@ class ReplayRing:
         """
         rows, steps = rows_NT.batch_size
         if self._buffer is None:
-            self._buffer = self._made(rows)
+            frames, folder = self.steps * rows, self._folder
+            storage = LazyTensorStorage(frames, ndim=2) if folder is None else _UnlinkedFiles(frames, folder)
+            # Without the last two keys the sampler changes no entry.
+            sampler = SliceSampler(
+                slice_len=self.slice_len, traj_key=_STREAM, truncated_key=None, init_key=None, cache_values=True
+            )
+            self._buffer = Storage(storage=storage, sampler=sampler, dim_extend=0)
         stream_TN = torch.arange(rows, device=rows_NT.device).expand(steps, rows)
         self._buffer.extend(rows_NT.transpose(0, 1).clone().set(_STREAM, stream_TN))
         self._written += steps
-
-    def _made(self, rows: int) -> Storage:
-        frames = self.steps * rows
-        folder = self._folder
-        storage = LazyTensorStorage(frames, ndim=2) if folder is None else _UnlinkedFiles(frames, folder)
-        # Without the last two keys the sampler changes no entry.
-        sampler = SliceSampler(
-            slice_len=self.slice_len, traj_key=_STREAM, truncated_key=None, init_key=None, cache_values=True
-        )
-        return Storage(storage=storage, sampler=sampler, dim_extend=0)
 
     def sample(self, slices: int) -> TensorDictBase:
         """Slices ``[slices, slice_len]``, copies.

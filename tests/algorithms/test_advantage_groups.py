@@ -2,6 +2,7 @@
 
 import math
 from statistics import fmean, stdev
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from tensordict import TensorDict
 
 from recurrl.algorithms.group_advantages import EPISODE_LOSS_STEPS, add_group_advantages
 from recurrl.keys import ADVANTAGE, LOSS_MASK
+
+
+def options(size=2, gamma=1.0, advantage="outcome", std=True, drop=True):
+    return SimpleNamespace(group_size=size, gamma=gamma, advantage=advantage, divide_by_std=std, drop_flat_groups=drop)
 
 
 def rows_of(starts, steps):
@@ -88,7 +93,7 @@ def test_group_advantages_equal_the_definition(data, groups, size, steps, gamma,
     ]
     rewards = [[float(data.draw(st.integers(-2, 2))) for _ in range(steps)] for _ in range(rows)]
     batch = rows_of(starts, steps)
-    add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), size, gamma, kind, std, drop)
+    add_group_advantages(batch, torch.tensor(rewards, dtype=torch.float64), options(size, gamma, kind, std, drop))
     advantages, counted = plain(starts, rewards, size, gamma, kind, std, drop)
     assert batch[LOSS_MASK].squeeze(-1).tolist() == counted
     torch.testing.assert_close(
@@ -100,7 +105,7 @@ def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_d
     batch = rows_of([[0], [0], [0], [0]], steps=3)
     reward = torch.tensor([[0.1, 0.2, 0.3]] * 2 + [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     for drop in (False, True):
-        metrics = add_group_advantages(batch, reward, 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=drop)
+        metrics = add_group_advantages(batch, reward, options(drop=drop))
         assert (metrics["group/groups"], metrics["group/without_spread"], metrics["group/dropped"]) == (2, 1, drop)
         assert batch[ADVANTAGE][:2].abs().max() == 0
         assert batch[LOSS_MASK].flatten(1)[:, 0].tolist() == [not drop, not drop, True, True]
@@ -111,7 +116,7 @@ def test_a_group_without_spread_has_no_advantage_and_is_dropped_and_counted_as_d
 def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others_had_too():
     """The second episodes begin at 2 and 6 of 8 steps: both count for two steps, the first one's others do not."""
     batch = rows_of([[0, 2], [0, 6]], steps=8)
-    add_group_advantages(batch, torch.ones(2, 8), 2, 1.0, "outcome", divide_by_std=False, drop_flat_groups=False)
+    add_group_advantages(batch, torch.ones(2, 8), options(std=False, drop=False))
     assert batch[LOSS_MASK].flatten(1).int().tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
     assert batch[ADVANTAGE].flatten(1).tolist() == [[-2.0, -2.0] + [0.0] * 6, [2.0] * 6 + [0.0] * 2]
     assert batch[EPISODE_LOSS_STEPS].flatten(1).tolist() == [[2] * 8, [6] * 6 + [2] * 2]
@@ -120,12 +125,12 @@ def test_an_episode_that_outlives_its_row_is_compared_over_the_steps_that_others
 def test_rows_that_continue_an_episode_are_refused():
     batch = rows_of([[0], [1]], steps=3)
     with pytest.raises(ValueError, match="rows that begin with a reset"):
-        add_group_advantages(batch, torch.ones(2, 3), 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)
+        add_group_advantages(batch, torch.ones(2, 3), options())
 
 
 def test_rewards_that_differ_in_their_last_digits_alone_are_no_spread():
     batch = rows_of([[0], [0]], steps=3)
     reward = torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], dtype=torch.float64)
-    metrics = add_group_advantages(batch, reward, 2, 1.0, "outcome", divide_by_std=True, drop_flat_groups=True)
+    metrics = add_group_advantages(batch, reward, options())
     assert metrics["group/dropped"] == 1
     assert not batch[LOSS_MASK].any()

@@ -237,7 +237,7 @@ ERRORS = {
     "a metric named as a term": (plus_metrics({"loss/critic": ZERO}), "The metric loss/critic is logged by two parts"),
     "a metric of the optimizer": (plus_metrics({"optim/lr": ZERO}), "The metric optim/lr is logged by two parts"),
     "a metric of the rollout": (plus_metrics({"advantage/mean": ZERO}), "The metric advantage/mean is logged by two"),
-    "terms of some minibatches only": (sometimes, r"returns \['rare'\] for some minibatches only"),
+    "terms of some minibatches only": (sometimes, r"returns \['loss/rare'\] for some minibatches only"),
 }
 
 
