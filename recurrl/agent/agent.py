@@ -17,7 +17,7 @@ from torch import Tensor
 from recurrl.agent.interface import Entry, Interface, Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.config import EnvConfig
-from recurrl.envs.observations import starts_of_choices
+from recurrl.envs.checks import starts_of_choices
 from recurrl.envs.source import source_of
 from recurrl.envs.wrappers import without_names
 from recurrl.errors import ConfigError, require

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrl.config import EnvConfig
-from recurrl.envs.checks import Array, as_array
-from recurrl.envs.observations import is_castable, limit_of
+from recurrl.envs.checks import Array, as_array, is_castable, limit_of
 from recurrl.envs.source import source_of
 from recurrl.envs.spaces import Space, dtype_of, leaves, named
 from recurrl.envs.wrappers import added_entries, half_range, seen_entries

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from torchrl.envs import EnvBase
 
-from recurrl.config.env import EnvConfig, wrapper_and_arguments
+from recurrl.config.env import wrapper_and_arguments
 from recurrl.config.plugins import load
 from recurrl.envs.arguments import check_arguments
 from recurrl.envs.checks import making
@@ -69,9 +69,11 @@ class GymnasiumSource(Source):
             return self.create(**given)
 
     def wrapped(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """A single environment within the time limit and the wrappers of the configuration."""
+        """A single environment within the time limit and the wrappers of the configuration, the last one outermost."""
         options = self.options
-        env = _wrapped(env, options)
+        for name, wrapper, arguments in _load_wrappers(options.wrappers):
+            with making(f"env.wrappers={name} around env.id={options.id}"):
+                env = wrapper(env, **arguments)
         if options.max_episode_steps is not None:
             env = TimeLimit(env, options.max_episode_steps)
         for name in ("observation_space", "action_space"):
@@ -100,16 +102,3 @@ def _load_wrappers(
         check_arguments(wrapper, ["env", *arguments], asked)
         found.append((name, wrapper, arguments))
     return found
-
-
-def _wrapped(env: gymnasium.Env[Any, Any], config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    """The environment within the wrappers of ``env.wrappers``, the last one outermost.
-
-    Raises:
-        ConfigError: a wrapper needs a package that is not installed.
-        EnvError: a wrapper's constructor raised.
-    """
-    for name, wrapper, arguments in _load_wrappers(config.wrappers):
-        with making(f"env.wrappers={name} around env.id={config.id}"):
-            env = wrapper(env, **arguments)
-    return env

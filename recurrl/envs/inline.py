@@ -13,8 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.checks import Array, EnvChecks, unpacked
-from recurrl.envs.observations import Observations
+from recurrl.envs.checks import Array, EnvChecks, Observations, unpacked
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import spec_of
 from recurrl.keys import OBSERVATION

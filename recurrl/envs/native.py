@@ -13,15 +13,13 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.checks import EnvChecks, UnnamedEnvError, unpacked
-from recurrl.envs.observations import Observations
+from recurrl.envs.checks import Array, EnvChecks, Observations, UnnamedEnvError, unpacked
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import spec_of, supported_spaces
 from recurrl.envs.wrappers import normalised_actions, shown, without_names
 from recurrl.errors import ConfigError
 from recurrl.keys import OBSERVATION
 
-Array = np.ndarray[Any, Any]
 Observed = dict[NestedKey, Array]
 Vector = VectorEnv[Any, Any, Any]
 

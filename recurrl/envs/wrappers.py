@@ -145,11 +145,11 @@ def _part(space: Space, seen: Space, value: Any) -> Any:
     elif not isinstance(value, Mapping):
         raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a dict.")
     parts, kept = parts_of(space), parts_of(seen)
-    return {
-        key: _part(parts[key], kept[key], part) if key in parts else part
-        for key, part in value.items()
-        if key in kept or key not in parts
-    }
+    if value.keys() - parts.keys():
+        raise UnnamedEnvError(
+            "returned an observation with entries missing from its observation_space. Declare them there."
+        )
+    return {key: _part(parts[key], kept[key], part) for key, part in value.items() if key in kept}
 
 
 def seen_entries(space: Space, mask: Sequence[int | str]) -> tuple[Space, Array]:

@@ -149,12 +149,8 @@ class MemoryTask(BatchedEnv):
         reward, terminated = self.move(action)
         late = torch.zeros_like(terminated) if self.max_steps is None else self.time >= self.max_steps
         truncated = late & ~terminated
-        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
-        return {
-            **self._observed(),
-            "reward": reward.unsqueeze(-1),
-            **{name: flag.unsqueeze(-1) for name, flag in flags.items()},
-        }
+        results = {"reward": reward, "terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        return {**self._observed(), **{name: values.unsqueeze(-1) for name, values in results.items()}}
 
     def episodes(self) -> dict[str, Any]:
         """All tensors, and the generator."""
