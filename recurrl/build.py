@@ -80,7 +80,7 @@ def make_trainer(
     if world().rank == 0 and start is None:
         # Before the algorithm is made, which may copy the first policy.
         report.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
-    algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_fault)
+    algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_env_error)
     logger.info(describe(config, policy))
     report.has_begun = start is None
     if world().rank > 0:
@@ -219,13 +219,13 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
         config: the rank's :func:`share_of` the run.
         policy: it acts.
         frames: frames of the run so far.
-        restarts: counts restarts after faults.
+        restarts: counts restarts after errors.
 
     Raises:
         ConfigError: the environment cannot be made, or would not carry the policy's states.
     """
     make = factory("collector", config.collector.name)
-    restarts = restarts or Restarts(config.collector.on_fault)
+    restarts = restarts or Restarts(config.collector.on_env_error)
     rollouts = make_rollouts(config, policy, frames)
 
     def seed_after(restarts: int) -> int:

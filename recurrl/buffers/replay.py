@@ -125,7 +125,7 @@ class ReplayRing:
         if self._buffer is None or len(self) < self.slice_len:
             raise ValueError(f"A slice of {self.slice_len} steps cannot be drawn from {len(self)} steps. Add more.")
         drawn = self._buffer.sample(slices * self.slice_len).reshape(slices, self.slice_len)
-        # An episode abandoned after a fault or on resume ends like a truncated one.
+        # An episode abandoned after an error or on resume ends like a truncated one.
         drawn["next", "done"][:, :-1] |= drawn[IS_INIT][:, 1:]
         return drawn.exclude(_STREAM)
 

@@ -23,7 +23,7 @@ from recurrl.tracking import Resumed
 
 NOT_OF_EPISODES = (
     *("env.reward_scale", "env.normalize_observation", "env.normalize_reward"),
-    *("collector.timeout_s", "collector.on_fault"),
+    *("collector.timeout_s", "collector.on_env_error"),
     *("collector.address", "collector.cpus_per_worker", "collector.gpus_per_worker"),
 )
 """Settings of environments and collectors that unfinished episodes do not depend on."""

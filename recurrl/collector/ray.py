@@ -26,7 +26,7 @@ from torch import nn
 
 from recurrl.collector.processes import empty
 from recurrl.collector.rollout import Rollouts
-from recurrl.collector.worker_errors import Failure
+from recurrl.collector.worker_errors import CONTINUES, Failure
 from recurrl.collector.workers import Arrays, Layout, Worker, WorkerCollector
 from recurrl.config.collector import RayConfig
 from recurrl.errors import ConfigError
@@ -146,8 +146,7 @@ class Actors:
         reason = " ".join(str(error).split()).partition(" Some common causes")[0].rstrip(".")
         return Failure(
             None,
-            f"was lost after {self.frames} of its frames. Ray says: {reason}. With collector.on_fault=restart the run "
-            "continues with a new one.",
+            f"was lost after {self.frames} of its frames. Ray says: {reason}. {CONTINUES}",
         )
 
     def _end(self, worker: int) -> None:

@@ -62,14 +62,14 @@ class Restarts:
     """Counts restarts.
 
     Args:
-        on_fault: ``restart``, or ``raise`` to allow none.
+        on_env_error: ``restart``, or ``raise`` to allow none.
 
     Attributes:
         count: restarts so far, including those before a resume.
     """
 
-    def __init__(self, on_fault: str) -> None:
-        self.allowed, self.count = on_fault == "restart", 0
+    def __init__(self, on_env_error: str) -> None:
+        self.allowed, self.count = on_env_error == "restart", 0
 
     def after(self, error: RunError, in_a_row: int, expected: str) -> None:
         """Counts and logs a restart after an error.
@@ -143,7 +143,7 @@ class RestartingCollector:
         Raises:
             UnsavableError: the environments are constructed differently from the saved ones.
         """
-        # Missing in checkpoints of runs with on_fault=raise.
+        # Missing in checkpoints of runs with on_env_error=raise.
         self._restarts.count = state.get("restarts", 0)
         with self._error_stored():
             self.collector.load_state_dict(state)

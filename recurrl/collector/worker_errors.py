@@ -14,7 +14,7 @@ _ADVICE = {
     signal.SIGBUS: "Shared memory may have run out: in a container, give more with docker run --ipc=host or "
     "--shm-size.",
 }
-_CONTINUES = "With collector.on_fault=restart the run continues with a new one."
+CONTINUES = "With collector.on_env_error=restart the run continues with a new one."
 _ELSEWHERE = "PYTHONFAULTHANDLER=1 shows where."
 
 
@@ -76,7 +76,7 @@ def hung(seconds: float, frames: int) -> Failure:
     return Failure(
         None,
         f"hangs in native code after {frames} of its frames: no response within collector.timeout_s={seconds:g} s. If "
-        f"its steps may take longer, give a larger limit, or null for none. {_CONTINUES}",
+        f"its steps may take longer, give a larger limit, or null for none. {CONTINUES}",
     )
 
 
@@ -91,4 +91,4 @@ def ended(exitcode: int, frames: int) -> Failure:
     if exitcode >= 0:
         return Failure(None, f"exited with code {exitcode} {after}. Its output says why.")
     number = signal.Signals(-exitcode)
-    return Failure(None, f"was killed by {number.name} {after}. {_ADVICE.get(number, _ELSEWHERE)} {_CONTINUES}")
+    return Failure(None, f"was killed by {number.name} {after}. {_ADVICE.get(number, _ELSEWHERE)} {CONTINUES}")

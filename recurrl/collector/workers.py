@@ -204,7 +204,7 @@ class WorkerCollector:
             errors.append(results.pop(worker).exception(self._name(worker)))
         for other in errors[1:]:
             logger.warning("%s", other)
-        if errors and self._options.on_fault != "restart":
+        if errors and self._options.on_env_error != "restart":
             self.shutdown(raise_on_error=False)
         return results, errors[0] if errors else None
 

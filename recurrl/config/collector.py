@@ -11,7 +11,7 @@ class CollectorConfig:
 
     name: str = option("where environments run: in this process, in workers, or on a Ray cluster")
     timeout_s: float | None = option("seconds after which a step or reset has failed; null: no limit", SECONDS)
-    on_fault: str = option(
+    on_env_error: str = option(
         "when environments or a worker fail: raise, or restart with new ones", choices=("raise", "restart")
     )
 

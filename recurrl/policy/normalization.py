@@ -147,7 +147,7 @@ class RewardScaler(nn.Module):
 
         Args:
             reward_NT: the environments' rewards.
-            is_init_NT: true at episode starts, also where the previous episode was abandoned: after a fault or on
+            is_init_NT: true at episode starts, also where the previous episode was abandoned: after an error or on
                 resume.
         """
         if self.moments is None:

@@ -47,7 +47,7 @@ class Report:
         train_return_mean: mean return of the last 100 episodes.
         evaluation: the metrics of the last evaluation.
         best_eval_return_mean: the best of all evaluations, including those before a resume.
-        restarts: restarts of environments after faults.
+        restarts: restarts of environments after errors.
         backend: the recurrent backend that ran.
         checkpoint: the last one written, relative to the run directory.
         warnings: of a run that does not learn, by title.

@@ -108,7 +108,7 @@ class Unsavable(Paying):
 
 
 STARTS_OVER = {
-    "after a fault": "collector.on_fault=restart",
+    "after an environment error": "collector.on_env_error=restart",
     "in a resumed run that begins new episodes": "env.max_episode_steps=null",
     "with each batch of groups": "algorithm=grpo",
 }
@@ -118,7 +118,7 @@ STARTS_OVER = {
 def test_the_return_behind_the_rewards_scale_is_that_of_the_new_episode_where_collection_starts_over(
     override, small, register, monkeypatch
 ):
-    monkeypatch.setattr(Paying, "fails_at", 20 if "on_fault" in override else None)
+    monkeypatch.setattr(Paying, "fails_at", 20 if "on_env_error" in override else None)
     config = small(
         *(*OPTIONS, "env=gym", f"env.id={register(Unsavable)}", "env.normalize_reward=true", override),
         *(["algorithm.group_size=2"] if "grpo" in override else []),

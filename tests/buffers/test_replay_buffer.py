@@ -30,7 +30,7 @@ class Simulated:
         self.frames = {}
 
     def rows(self, steps=STEPS):
-        """The next rows ``[N, T]``; at times an episode is abandoned between two of them, as after a fault."""
+        """The next rows ``[N, T]``; at times an episode is abandoned between two of them, as after an error."""
         if torch.rand((), generator=self.random) < 0.2:
             self.starts[1] = True
         columns = []

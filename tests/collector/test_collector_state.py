@@ -29,7 +29,7 @@ CASES = {
 OF_WORKERS = {
     "workers": ("collector=multi_sync",),
     "asynchronous workers": ("collector=multi_async",),
-    "workers that are restarted": ("collector=multi_sync", "collector.on_fault=restart"),
+    "workers that are restarted": ("collector=multi_sync", "collector.on_env_error=restart"),
 }
 
 
@@ -159,7 +159,7 @@ def test_a_worker_that_was_killed_is_named_when_its_state_is_asked_for(small):
 
 @pytest.mark.slow
 def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues_in_new_environments(small, caplog):
-    parts = Parts(small(*OPTIONS, "collector=multi_sync", "collector.on_fault=restart"))
+    parts = Parts(small(*OPTIONS, "collector=multi_sync", "collector.on_env_error=restart"))
     with parts.collector() as collector:
         parts.frames += collector.collect().numel()
         os.kill(collector.collector.host.processes[1].pid, signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_after_a_worker_was_killed_a_checkpoint_says_so_and_collection_continues
 
 
 def test_restarts_before_a_resume_count(small):
-    parts = Parts(small(*OPTIONS, "collector.on_fault=restart"))
+    parts = Parts(small(*OPTIONS, "collector.on_env_error=restart"))
     with parts.collector() as collector:
         parts.frames += collector.collect().numel()
         collector._restarts.count = 2

@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster: their batches, their faults, machines that are lost, and what is left behind."""
+"""Actors of a Ray cluster: their batches, their errors, machines that are lost, and what is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDictBase
 from test_collector_state import Parts, assert_identical
 from test_processes import value_everything
-from test_worker_faults import failing
+from test_worker_errors import failing
 
 from recurrl.build import make_collector, make_policy_for, set_process_state
 from recurrl.config import TrainConfig
@@ -109,7 +109,7 @@ def cluster() -> Iterator[Any]:
 
 
 def test_the_loss_of_a_machine_costs_the_rows_of_its_workers_only(small: Compose, cluster: Any) -> None:
-    there = (*RAY, f"collector.address={cluster.address}", "collector.on_fault=restart")
+    there = (*RAY, f"collector.address={cluster.address}", "collector.on_env_error=restart")
     expected = batches(small(*there), 4)
     config = small(*there)
     set_process_state(config)
@@ -162,7 +162,7 @@ def start(tiny: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_run_continues_after_the_loss_of_a_machine(ahead: int, cluster: Any, start: Make, tmp_path: Path) -> None:
     there = (f"collector.address={cluster.address}", f"collector.ahead={ahead}")
-    run = start(*there, "collector.on_fault=restart", "total_frames=8_000")
+    run = start(*there, "collector.on_env_error=restart", "total_frames=8_000")
     cluster.remove_node(cluster.other, allow_graceful=False)
     _, said = run.communicate(timeout=200)
     assert run.returncode == 0, said
@@ -259,7 +259,7 @@ def test_the_staleness_of_a_batch_is_that_of_all_its_rows_also_of_those_kept_thr
     small: Compose, cluster: Any
 ) -> None:
     before = of_ray("ray::ActorWorker")
-    there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_fault=restart")
+    there = (f"collector.address={cluster.address}", "collector.ahead=2", "collector.on_env_error=restart")
     config = small(*RAY, *there)
     set_process_state(config)
     policy = make_policy_for(config)
@@ -292,7 +292,7 @@ def test_an_environment_that_fails_is_named_and_replaced_if_asked(
     assert "in _observe" in str(caught.value.__cause__)
     collector.shutdown()
     marker = str(tmp_path / "failed")
-    config, policy = failing(small, *there, "collector.on_fault=restart", at=30, by=by, marker=marker)
+    config, policy = failing(small, *there, "collector.on_env_error=restart", at=30, by=by, marker=marker)
     collector = make_collector(config, policy)
     starts = [collector.collect()["is_init"][:, 0].view(2, 2).all(1).sum().item() for _ in range(4)]
     assert collector.metrics() == {"collect/restarts": 1.0}

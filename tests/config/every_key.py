@@ -64,7 +64,7 @@ EVENTS = {
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
-    "collector.on_fault": {"env.kwargs": {"fault": "raise"}},
+    "collector.on_env_error": {"env.kwargs": {"fault": "raise"}},
 }
 """What has to happen for a key to matter."""
 

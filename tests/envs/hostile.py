@@ -71,7 +71,7 @@ class Case(NamedTuple):
     action: str
     fault: str
     place: str
-    on_fault: str
+    on_env_error: str
 
 
 def faults_of(observation, place):
@@ -103,8 +103,8 @@ def cases(count, seed=0):
         action = draw.choice(["discrete", "multi_discrete"] if observation == "mask" else [*ACTIONS])
         family = draw.choice(sorted({fault.split()[0] for fault in faults_of(observation, place)}))
         fault = draw.choice([name for name in faults_of(observation, place) if name.startswith(family)])
-        on_fault = draw.choice(["raise", "restart"])
-        found.append(Case(observation, action, fault, place, on_fault))
+        on_env_error = draw.choice(["raise", "restart"])
+        found.append(Case(observation, action, fault, place, on_env_error))
     return found
 
 

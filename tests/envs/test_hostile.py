@@ -18,12 +18,12 @@ def assert_ends_as_it_must(case, recurrl_train, tiny, folder):
         *FAST,
         *("env=gym", "env.packages=[hostile]", "env.id=Hostile-v0", "hydra.run.dir=run", "collector.timeout_s=2"),
         *(f"+env.kwargs.{key}='{getattr(case, key)}'" for key in ("observation", "action", "fault", "place")),
-        f"collector.on_fault={case.on_fault}",
+        f"collector.on_env_error={case.on_env_error}",
         cwd=folder,
     )
     assert "Traceback" not in outcome.err, outcome.err
     found = summary(folder / "run")
-    if case.on_fault == "restart":
+    if case.on_env_error == "restart":
         assert outcome.code == 0, outcome.err
         assert found["restarts"] == 1
         return

@@ -19,9 +19,9 @@ def test_a_buffer_trains_and_resumes_and_its_option_counts(train, tiny):
     train(BUFFER, f"resume={runs[1]}", "total_frames=96", run="again")
 
 
-@pytest.mark.parametrize("on_fault", ["raise", "restart"])
-def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on_fault):
-    given = [*tiny, COLLECTOR, "collector.reset_every=3", f"collector.on_fault={on_fault}", "backend=scan"]
+@pytest.mark.parametrize("on_env_error", ["raise", "restart"])
+def test_a_run_with_a_collector_resumes_as_if_it_had_not_stopped(train, tiny, on_env_error):
+    given = [*tiny, COLLECTOR, "collector.reset_every=3", f"collector.on_env_error={on_env_error}", "backend=scan"]
     whole, half = (train(*given, "schedule_frames=160", f"total_frames={n}", run=str(n)) for n in (160, 64))
     # Only its name: collector=... would also take the defaults of its options.
     named = COLLECTOR.replace("collector", "collector.name", 1)

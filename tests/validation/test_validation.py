@@ -16,7 +16,7 @@ ONE_FRAME_A_BATCH = {**ONE_FRAME, "env.num_envs": 1, "frames_per_batch": 1}
 NORMALIZE = "algorithm.normalize_advantage"
 HUGE = {"frames_per_batch": 10**12, "total_frames": 10**12, "env.num_envs": 1, "slice_len": 7}
 ELMAN = ElmanConfig(name="my_package.elman_cell:Elman", hidden_size=8, num_layers=1)
-WORKERS = {"timeout_s": None, "on_fault": "raise"}
+WORKERS = {"timeout_s": None, "on_env_error": "raise"}
 
 
 def workers(number):

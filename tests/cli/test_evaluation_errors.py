@@ -109,7 +109,7 @@ def test_an_environment_that_fails_in_the_last_evaluation_costs_no_policy(failin
 def test_an_evaluation_is_repeated_in_new_environments_where_that_is_asked_for(
     failing, train, tmp_path, by, every_frames
 ):
-    restart = ("collector.on_fault=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")
+    restart = ("collector.on_env_error=restart", "collector.timeout_s=0.5", f"evaluation.every_frames={every_frames}")
     outcome = failing(f"by: {by}, marker: {tmp_path / 'failed'}", *restart).succeeded()
     first = 32 if every_frames == 32 else 64
     assert f"New environments (restart 1): In the evaluation after {first} frames: Environment " in outcome.out
@@ -121,7 +121,7 @@ def test_an_evaluation_is_repeated_in_new_environments_where_that_is_asked_for(
 
 
 def test_an_evaluation_that_always_fails_ends_the_run(failing, tmp_path):
-    outcome = failing("by: raising", "collector.on_fault=restart").failed()
+    outcome = failing("by: raising", "collector.on_env_error=restart").failed()
     assert outcome.error.startswith(
         "After 3 restarts in a row without an evaluation: In the evaluation after 64 frames: Environment 0 of 2 "
     )

@@ -11,7 +11,7 @@ from recurrl.runtime.time_limit import time_limit
 
 OPTIONS = ("frames_per_batch=80", "slice_len=20", "minibatch_slices=2")
 FAILING = ("env=gym", "env.id=recurrl-test/Failing-v0", "env.packages=[failing_env]")
-FAULTS = [
+FAILURES = [
     ("single", "raising"),
     ("single", "hanging"),
     *(
@@ -54,10 +54,10 @@ def test_time_in_which_the_process_was_stopped_does_not_count(small, monkeypatch
     assert not times
 
 
-@pytest.mark.parametrize(("collector", "by"), FAULTS)
-def test_collection_continues_after_a_fault_in_new_environments(collector, by, small, tmp_path):
+@pytest.mark.parametrize(("collector", "by"), FAILURES)
+def test_collection_continues_after_an_error_in_new_environments(collector, by, small, tmp_path):
     seconds = 1.0 if collector == "single" else 3.0
-    choices = (f"collector={collector}", "collector.on_fault=restart", f"collector.timeout_s={seconds}")
+    choices = (f"collector={collector}", "collector.on_env_error=restart", f"collector.timeout_s={seconds}")
     config, policy = failing(small, *choices, at=30, by=by, marker=str(tmp_path / "failed"))
     with time_limit(seconds):
         found = make_collector(config, policy)
@@ -79,7 +79,7 @@ def test_collection_continues_after_a_fault_in_new_environments(collector, by, s
 
 
 def test_environments_that_always_fail_end_the_run(small, caplog):
-    config, policy = failing(small, "collector.on_fault=restart", at=10, by="raising")
+    config, policy = failing(small, "collector.on_env_error=restart", at=10, by="raising")
     with pytest.raises(RunError, match=r"After 3 restarts in a row without a rollout: Environment 0 of 4 .*ArmError"):
         make_collector(config, policy).collect()
     assert caplog.text.count("New environments") == 3
