@@ -68,7 +68,7 @@ def _parts(rollout: Rollout, algorithm: Algorithm) -> list[tuple[Any, str, str]]
         (rollout.env, "reset_tensors", "collect/environment resets"),
         (rollout.policy, "step", "collect/policy"),
         (rollout.policy, "reset", "collect/resets of states"),
-        (collection, "_stack_into", "collect/writing the rows"),
+        (collection, "_rows", "collect/writing the rows"),
         (algorithm, "prepare", "learn/advantages"),
         (algorithm.buffer, "extend", "learn/buffer"),
         (algorithm.states, "enter", "learn/initial states of slices"),

@@ -1,7 +1,7 @@
 """Builds the parts of a run from its configuration. Each part gets what it needs, not the whole configuration."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -106,8 +106,9 @@ def make_callbacks(
 
     A run that is interrupted during an evaluation so has a checkpoint, from which a resumed run repeats it.
     """
-    share = share_of(config, world())
-    check = [ConsistencyCheck(make_consistency_check(share))] if config.consistency_check else []
+    check = []
+    if config.consistency_check:
+        check.append(ConsistencyCheck(partial(check_consistency, config=share_of(config, world()))))
     if world().rank > 0:
         return Callbacks([*check, EpisodeStatistics(), SaveCheckpoint(config, settings, {}, None, restarts)])
     trackers = make_trackers(config.logger, run_dir, settings, None if start is None else start.resumed)
@@ -235,18 +236,6 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
 
     collector: Collector = make(config.collector, replace(rollouts, seed=seed_after(0)))
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
-
-
-def make_consistency_check(config: TrainConfig) -> Callable[..., str]:
-    """:func:`check_consistency` of a run; it takes the policy, a rollout of it, and ``resumed``."""
-    return partial(
-        check_consistency,
-        env=config.env,
-        seed=config.seed,
-        slice_len=config.slice_len,
-        minibatch_slices=config.minibatch_slices,
-        precision_name=config.precision,
-    )
 
 
 def describe(config: TrainConfig, policy: Policy) -> str:

@@ -16,7 +16,7 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 
 from recurrl.algorithms.advantages import segment_ends
-from recurrl.config import EnvConfig
+from recurrl.config import TrainConfig
 from recurrl.envs import make_env
 from recurrl.errors import ConsistencyError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, OBSERVATION, VALUE
@@ -40,17 +40,7 @@ COINCIDENCE = 1e-6
 """Below this probability, equal observations around all resets are not a coincidence."""
 
 
-def check_consistency(
-    policy: Policy,
-    batch_NT: TensorDictBase,
-    *,
-    env: EnvConfig,
-    seed: int,
-    slice_len: int,
-    minibatch_slices: int,
-    precision_name: str,
-    resumed: bool = False,
-) -> str:
+def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainConfig, resumed: bool = False) -> str:
     """Replays the first batch of a run, and returns a line with the largest differences from the recorded entries.
 
     Log-probabilities and values are replayed as in the update: in sequence mode, in minibatches of slices, from the
@@ -62,11 +52,7 @@ def check_consistency(
     Args:
         policy: the policy that collected the batch, with unchanged weights.
         batch_NT: the first rollout.
-        env: the environment, for resets if the batch has too few.
-        seed: of these environments.
-        slice_len: steps per slice.
-        minibatch_slices: slices per minibatch.
-        precision_name: of the recurrent layer's matrix products.
+        config: of the run, or of a rank's share of it.
         resumed: rows may continue episodes of an earlier run; otherwise each must begin with an episode.
 
     Raises:
@@ -80,9 +66,9 @@ def check_consistency(
     # The CPU's generator is always saved; a GPU's must be named.
     with torch.random.fork_rng([policy.device] if policy.device.type == "cuda" else []):
         observed = [key for key in keys if key not in policy.state_keys]
-        resets = _check_resets(env, seed, batch_NT, observed)
-        tolerance = TOLERANCE[precision.resolve(precision_name, policy.device)]
-        differences = check_network(policy, batch_NT, slice_len, minibatch_slices, tolerance)
+        resets = _check_resets(config, batch_NT, observed)
+        tolerance = TOLERANCE[precision.resolve(config.precision, policy.device)]
+        differences = check_network(policy, batch_NT, config.slice_len, config.minibatch_slices, tolerance)
     figures = ", ".join(f"{name} {value:.1e}" for name, value in differences.items())
     return (
         f"consistency check: {batch_NT.numel()} frames with {resets} resets give in the update what they gave in the "
@@ -160,14 +146,14 @@ def _check_chain(batch_NT: TensorDictBase, keys: Sequence[Any], state_keys: Sequ
             )
 
 
-def _check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
+def _check_resets(config: TrainConfig, batch_NT: TensorDictBase, keys: Sequence[Any]) -> int:
     """Checks that episodes do not begin with the last observation of the one before; returns the number of resets."""
     keys = [key for key in keys if batch_NT["next"].get(key) is not None]
     ended_NT = batch_NT["next", "done"].squeeze(-1)[:, :-1]
     last_P, first_P = batch_NT["next"].select(*keys)[:, :-1][ended_NT], batch_NT.select(*keys)[:, 1:][ended_NT]
     resets = last_P.shape[0]
     if resets < ENOUGH_RESETS:
-        last_P, first_P = _forced_resets(env, seed, keys)
+        last_P, first_P = _forced_resets(config, keys)
     if _is_not_reset(last_P, first_P):
         raise ConsistencyError(
             f"{NOT_SEEN} after each of {last_P.shape[0]} resets the observation {keys} equals the last one of the "
@@ -178,9 +164,9 @@ def _check_resets(env: EnvConfig, seed: int, batch_NT: TensorDictBase, keys: Seq
     return resets
 
 
-def _forced_resets(config: EnvConfig, seed: int, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
+def _forced_resets(config: TrainConfig, keys: Sequence[Any]) -> tuple[TensorDictBase, TensorDictBase]:
     """The observations before and after resets of two new copies of the environment, with random actions."""
-    with closing(make_env(config, 2, seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
+    with closing(make_env(config.env, 2, config.seed, privileged=(OBSERVATION, HIDDEN) in keys)) as env:
         rollouts = [env.rollout(3, break_when_any_done=False) for _ in range(ENOUGH_RESETS)]
     before = [rollout["next"].select(*keys)[:, -1] for rollout in rollouts[:-1]]
     after = [rollout.select(*keys)[:, 0] for rollout in rollouts[1:]]
@@ -227,14 +213,12 @@ class _Comparison(NamedTuple):
         name: of the quantity, for the line that is printed.
         key: of the recorded entry.
         replayed_NT: ``[N, T, ...]``.
-        recorded_NT: likewise.
         cause: the likely cause of a difference, and what to do.
     """
 
     name: str
     key: Any
     replayed_NT: Tensor
-    recorded_NT: Tensor
     cause: str
 
 
@@ -247,7 +231,7 @@ def check_network(
     largest: dict[str, float] = {}
     wrong: list[tuple[int, int, _Comparison]] = []
     for entry in _comparisons(policy, batch_NT, replayed_NT, slice_len):
-        difference_NT = _difference(entry.replayed_NT, entry.recorded_NT)
+        difference_NT = _difference(entry.replayed_NT, batch_NT[entry.key])
         largest[entry.name] = max(float(difference_NT.max()), largest.get(entry.name, 0.0))
         at = _first(difference_NT > tolerance)
         if at is not None:
@@ -255,7 +239,13 @@ def check_network(
     if wrong:
         # Report the earliest step, and the cause of the first comparison, from which the others follow.
         n, t, entry = min(wrong, key=lambda found: found[1])
-        raise ConsistencyError(f"{_described(entry, n, t, tolerance)} {wrong[0][2].cause}")
+        replayed, recorded = entry.replayed_NT[n, t].flatten(), batch_NT[entry.key][n, t].flatten()
+        worst = int(_difference(replayed, recorded).argmax())
+        raise ConsistencyError(
+            f"{NOT_SEEN} {entry.key!r} of {_place(n, t)} was {float(recorded[worst]):.6g} when collected but is "
+            f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|). "
+            f"{wrong[0][2].cause}"
+        )
     return largest
 
 
@@ -307,28 +297,19 @@ def _comparisons(
             "Repeating the single step does not reproduce it: something changed the state after the policy wrote it "
             "(zeroed it, for example), or changed the weights. Leave both alone during collection."
         )
-        yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], recorded_NT, step)
+        yield _Comparison("state", ("next", key), replayed_NT["step", "next", key], step)
         # In sequence mode states are known at the ends of segments only; elsewhere they are zero.
         ends = expand_as_right(segment_ends(batch_NT, slice_len), recorded_NT)
         at_ends_NT = torch.where(ends, sequence_NT["next", key], recorded_NT)
         sequence = "The cell computes different results in sequence mode and step by step. Choose another backend."
-        yield _Comparison("state", ("next", key), at_ends_NT, recorded_NT, sequence)
+        yield _Comparison("state", ("next", key), at_ends_NT, sequence)
     network = (
         "The states are correct, so the network around the cell has changed since, or depends on more than one step: "
         "batch normalisation, for example, or running statistics updated by each call."
     )
-    yield _Comparison("log-probability", LOG_PROB, sequence_NT[LOG_PROB], batch_NT[LOG_PROB], network)
+    yield _Comparison("log-probability", LOG_PROB, sequence_NT[LOG_PROB], network)
     if batch_NT.get(VALUE) is not None:
-        yield _Comparison("value", VALUE, sequence_NT[VALUE], batch_NT[VALUE], network)
-
-
-def _described(entry: _Comparison, n: int, t: int, tolerance: float) -> str:
-    replayed, recorded = entry.replayed_NT[n, t].flatten(), entry.recorded_NT[n, t].flatten()
-    worst = int(_difference(replayed, recorded).argmax())
-    return (
-        f"{NOT_SEEN} {entry.key!r} of {_place(n, t)} was {float(recorded[worst]):.6g} when collected but is "
-        f"{float(replayed[worst]):.6g} when replayed (tolerance {tolerance:.0e} relative to 1 + |recorded|)."
-    )
+        yield _Comparison("value", VALUE, sequence_NT[VALUE], network)
 
 
 def _difference(replayed: Tensor, recorded: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -93,7 +92,7 @@ def evaluate(
     copies = max(episodes, 2) if states == SHUFFLED else episodes
     privileged = policy is not None and HIDDEN in policy.critic_only
     with closing(make_batched_env(config, copies, seed + SEED_OFFSET, privileged=privileged)) as env:
-        act: Act = partial(_act_at_random, env)
+        act: Act = lambda observation, _: random_action(env, observation)  # noqa: E731
         if policy is not None:
             act = _acting(env, policy, states, seed, deterministic, watch)
         returns = torch.zeros(copies, 1, dtype=torch.float64, device=env.device)
@@ -152,10 +151,6 @@ def evaluate_many(
             seen_by = watch if first == 0 else None
             returns += evaluate(config, policy, count, began, states, deterministic=deterministic, watch=seen_by)
     return returns
-
-
-def _act_at_random(env: BatchedEnv, observation: Tensors, is_init: Tensor) -> Any:
-    return random_action(env, observation)
 
 
 def _acting(env: BatchedEnv, policy: Policy, states: str, seed: int, deterministic: bool, watch: Watch | None) -> Act:

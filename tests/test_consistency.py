@@ -13,8 +13,7 @@ from torch import nn
 from torchrl.envs import InitTracker, TransformedEnv
 from wrong_environments import Stale
 
-from recurrl.build import make_consistency_check
-from recurrl.consistency import TOLERANCE, check_network
+from recurrl.consistency import TOLERANCE, check_consistency, check_network
 from recurrl.envs.sources import gymnasium as gymnasium_source
 from recurrl.errors import ConsistencyError
 from recurrl.policy import PolicyModule
@@ -30,7 +29,7 @@ def config(small):
 
 def complaint(config, policy, batch):
     with pytest.raises(ConsistencyError) as caught:
-        make_consistency_check(config)(policy, batch)
+        check_consistency(policy, batch, config)
     return str(caught.value)
 
 
@@ -44,7 +43,7 @@ def complaint(config, policy, batch):
 def test_a_batch_that_is_right_gives_one_line(small, env, cell):
     config = small(*OPTIONS, f"env={env}", f"cell={cell}", "cell.num_layers=2", "backend=scan")
     policy, batch = collected(config, std=0.5)
-    line = make_consistency_check(config)(policy, batch)
+    line = check_consistency(policy, batch, config)
     assert line.startswith("consistency check: 128 frames with ")
     assert "log-probability" in line
     assert "value" in line
@@ -58,7 +57,7 @@ def test_the_check_changes_neither_batch_nor_policy_nor_the_random_numbers_to_co
     policy, batch = collected(config, std=0.5)
     before, weights = batch.clone(), {name: value.clone() for name, value in policy.state_dict().items()}
     torch.manual_seed(7)
-    make_consistency_check(config)(policy, batch)
+    check_consistency(policy, batch, config)
     drawn = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(torch.rand(3), drawn)
@@ -194,7 +193,7 @@ def test_observations_that_are_equal_by_chance_or_always_are_fine(small, registe
     config = small(*OF_ONE, f"env.id={register(lambda: Coin(fair))}")
     policy, batch = collected(config, std=0.5)
     assert int(batch["next", "done"].sum()) > 5
-    assert make_consistency_check(config)(policy, batch).startswith("consistency check: ")
+    assert check_consistency(policy, batch, config).startswith("consistency check: ")
 
 
 # The network
@@ -210,7 +209,7 @@ def test_dropout_that_is_on_is_caught(small, where):
         policy.trunk.core.layers.dropout = 0.5
     assert "dropout or another source of noise is active" in complaint(config, policy, batch)
     policy.eval()
-    make_consistency_check(config)(policy, batch)
+    check_consistency(policy, batch, config)
 
 
 class Noisy(nn.Module):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from itertools import chain
 from operator import itemgetter
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from recurrl.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-_WINDOWS = ("returns", "lengths", "truncated")
 
 
 class ConsistencyCheck(Callback):
@@ -76,50 +76,35 @@ class EpisodeStatistics(Callback):
     """Returns, unscaled and undiscounted, lengths and truncations of the last episodes; on rank 0 of all ranks."""
 
     def __init__(self) -> None:
-        self.returns: deque[float] = deque(maxlen=WINDOW)
-        self.lengths: deque[float] = deque(maxlen=WINDOW)
-        self.truncated: deque[float] = deque(maxlen=WINDOW)
+        self.episodes: deque[list[float]] = deque(maxlen=WINDOW)
+        """Return, length, and 1 if truncated."""
         self.count = 0
 
     def on_rollout(self, trainer: Trainer, rollout: TensorDictBase) -> None:
-        """Adds the episodes that ended within the rollout."""
-        self.update(rollout)
-
-    def update(self, batch_NT: TensorDictBase) -> None:
-        """Adds the episodes that ended within a batch, in order of time."""
-        ended = [each for rows in world().gather(_ended_in(batch_NT)) for each in rows]
+        """Adds the episodes that ended within the rollout, in order of time."""
         # A stable sort: within a step they are in the order of the environments, as in a run of one process.
-        ended.sort(key=itemgetter(0))
-        _, returns, lengths, truncated = zip(*ended, strict=True) if ended else ((), (), (), ())
-        self.returns.extend(returns)
-        self.lengths.extend(lengths)
-        self.truncated.extend(truncated)
-        self.count += len(returns)
-
-    @property
-    def return_mean(self) -> float:
-        """Mean return, NaN while no episode has ended."""
-        return _mean(self.returns)
+        ended = sorted(chain.from_iterable(world().gather(_ended_in(rollout))), key=itemgetter(0))
+        self.episodes.extend(episode for _, *episode in ended)
+        self.count += len(ended)
 
     def metrics(self) -> dict[str, float]:
         """Means and deviations over the last episodes."""
-        mean = self.return_mean
+        returns, lengths, truncated = zip(*self.episodes or [[math.nan] * 3], strict=True)
         return {
-            "train/return_mean": mean,
-            "train/episode_length_mean": _mean(self.lengths),
+            "train/return_mean": fmean(returns),
+            "train/episode_length_mean": fmean(lengths),
             "train/episodes": float(self.count),
-            "train/return_std": math.sqrt(_mean([(each - mean) ** 2 for each in self.returns])),
-            "train/truncated_fraction": _mean(self.truncated),
+            "train/return_std": pstdev(returns) if self.episodes else math.nan,
+            "train/truncated_fraction": fmean(truncated),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """The last episodes and their number, for checkpoints."""
-        return {**{name: list(getattr(self, name)) for name in _WINDOWS}, "count": self.count}
+        return {"episodes": list(self.episodes), "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores them."""
-        self.returns, self.lengths, self.truncated = (deque(state[name], maxlen=WINDOW) for name in _WINDOWS)
-        self.count = state["count"]
+        self.episodes, self.count = deque(state["episodes"], maxlen=WINDOW), state["count"]
 
 
 def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
@@ -131,10 +116,6 @@ def _ended_in(batch_NT: TensorDictBase) -> list[list[float]]:
     # As one table, so that a device is waited for once.
     table_TN4 = torch.cat((step_TN1, after[EPISODE_RETURN], after[EPISODE_LENGTH], truncated), -1)
     return table_TN4[done_TN1.squeeze(-1)].tolist()
-
-
-def _mean(values: Collection[float]) -> float:
-    return fmean(values) if values else math.nan
 
 
 class SaveCheckpoint(Callback):

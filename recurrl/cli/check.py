@@ -38,8 +38,9 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     if config.resume is not None:
         raise ConfigError("recurrl-check checks new runs; a resumed run checks itself. Leave resume out.")
     # With torch, which typos need not wait for.
-    from recurrl.build import make_collector, make_consistency_check, make_policy_for, set_process_state, warm_start
+    from recurrl.build import make_collector, make_policy_for, set_process_state, warm_start
     from recurrl.collector.restarts import why_not_resumable
+    from recurrl.consistency import check_consistency
     from recurrl.runtime.resources import resource_errors_as_messages
     from recurrl.runtime.time_limit import time_limit
     from recurrl.validation import check_config
@@ -55,7 +56,7 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
         warm_start(replace(config, pretrain=replace(config.pretrain, epochs=1)), policy, explicit)
         collector = make_collector(config, policy)
         try:
-            line = make_consistency_check(config)(policy, collector.collect())
+            line = check_consistency(policy, collector.collect(), config)
             why_not = why_not_resumable(collector)
             lost = f"\nCheckpoints cannot hold unfinished episodes; a resumed run starts new ones. {why_not}."
             return line if why_not is None else line + lost

@@ -1,6 +1,6 @@
-"""Workers in processes of this machine, with rows and weights in shared memory.
+"""Workers in processes of this machine, with weights in shared memory.
 
-Shape legend: N environments, T steps, W workers.
+Shape legend: W workers.
 """
 
 import time
@@ -16,12 +16,11 @@ from typing import Any
 
 import cloudpickle
 import torch
-from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, multiprocessing, nn
 
 from recurrl.collector.rollout import Rollouts
 from recurrl.collector.worker_errors import Failure, ended, hung, reported
-from recurrl.collector.workers import Arrays, Layout, Worker
+from recurrl.collector.workers import Arrays, Worker
 from recurrl.config import WorkersConfig
 from recurrl.errors import ConfigError
 from recurrl.policy import Policy
@@ -39,22 +38,22 @@ Weights = dict[str, Tensor]
 
 
 class ProcessWorker(Worker):
-    """The rollout within a process; it writes rows into shared memory."""
+    """The rollout within a process.
 
-    def begin(self, pickled: bytes, seed: int) -> Layout:
+    Args:
+        weights: slots in shared memory.
+    """
+
+    def __init__(self, weights: list[Weights]) -> None:
+        self._weights = weights
+
+    def begin(self, pickled: bytes, seed: int) -> None:
         """Makes the environments of pickled rollouts."""
-        return self.start(cloudpickle.loads(pickled), seed)
+        self.start(cloudpickle.loads(pickled), seed)
 
-    def connect(self, weights: list[Weights], rows: list[TensorDictBase]) -> None:
-        """Takes shared memory: slots for the weights, and for this worker's rows."""
-        self._weights, self._slots = weights, rows
-
-    def collect(self, weights: int, slot: int) -> Arrays:
-        """Collects rows with the weights in a slot into another one; returns nothing else."""
-        self.rollout.policy.load_state_dict(self._weights[weights])
-        self.rollout.memory = self._slots[slot]
-        self.rollout.collect()
-        return {}
+    def collect(self, weights: Any) -> Arrays:
+        """Collects rows with the weights in a slot."""
+        return super().collect(self._weights[weights])
 
 
 class Processes:
@@ -77,7 +76,6 @@ class Processes:
         self._policy = deepcopy(policy).cpu()
         self._weights: list[Weights] = [_shared_copy(self._policy.state_dict()) for _ in range(slots)]
         self._due_W = torch.full((options.num_workers,), torch.inf, dtype=torch.float64).share_memory_()
-        self._memory: list[TensorDictBase] = []
 
     def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
         """Starts a process; all start in parallel."""
@@ -85,7 +83,9 @@ class Processes:
             self._end(worker)
         mine, its = self._context.Pipe()
         due = self._due_W[worker : worker + 1].fill_(torch.inf)
-        process = self._context.Process(target=_work, args=(its, due, self._options.timeout_s), daemon=True)
+        process = self._context.Process(
+            target=_work, args=(its, due, self._options.timeout_s, self._weights), daemon=True
+        )
         process.start()
         its.close()
         self.processes[worker], self._pipes[worker] = process, mine
@@ -98,16 +98,6 @@ class Processes:
                 f"({type(error).__name__}: {error}). Choose collector=single, or have it hold nothing of this process."
             ) from error
         self.call(worker, "begin", pickled, seed)
-
-    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[TensorDictBase]:
-        """Shared memory."""
-        self._memory = [empty(layout, num_envs, steps).share_memory_() for _ in range(slots)]
-        return self._memory
-
-    def connect(self, worker: int) -> None:
-        """Sends the shared memory to a worker."""
-        rows = [slot.chunk(self._options.num_workers)[worker] for slot in self._memory]
-        self.call(worker, "connect", self._weights, rows)
 
     def publish(self, policy: nn.Module, slot: int) -> int:
         """Writes the weights into a slot that no worker reads."""
@@ -164,11 +154,11 @@ class Processes:
             self._end(worker)
 
 
-def _work(pipe: Any, due: Tensor, timeout_s: float | None) -> None:
+def _work(pipe: Any, due: Tensor, timeout_s: float | None, weights: list[Weights]) -> None:
     """Does what the main process calls for until it closes the pipe, or ends."""
     ignore_signals()
     torch.set_num_threads(1)
-    worker = ProcessWorker()
+    worker = ProcessWorker(weights)
     with time_limit(timeout_s, due.numpy()):
         with suppress(EOFError, OSError):
             while True:
@@ -179,14 +169,6 @@ def _work(pipe: Any, due: Tensor, timeout_s: float | None) -> None:
                     result = reported(error)
                 pipe.send(result)
         worker.close()
-
-
-def empty(layout: Layout, num_envs: int, steps: int) -> TensorDictBase:
-    """Rows ``[N, T]``."""
-    rows = TensorDict(batch_size=[num_envs, steps])
-    for key, (shape, dtype) in layout.items():
-        rows.set(key, torch.zeros(num_envs, steps, *shape, dtype=dtype))
-    return rows
 
 
 def _shared_copy(weights: Weights) -> Weights:

@@ -1,7 +1,4 @@
-"""Workers as actors of a Ray cluster, on any of its machines, that collect in turns with learning or ahead of it.
-
-Shape legend: N environments, T steps, W workers.
-"""
+"""Workers as actors of a Ray cluster, on any of its machines, that collect in turns with learning or ahead of it."""
 
 import logging
 import signal
@@ -21,13 +18,11 @@ import ray
 import torch
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from tensordict import TensorDictBase
 from torch import nn
 
-from recurrl.collector.processes import empty
 from recurrl.collector.rollout import Rollouts
 from recurrl.collector.worker_errors import CONTINUES, Failure
-from recurrl.collector.workers import Arrays, Layout, Worker, WorkerCollector
+from recurrl.collector.workers import Arrays, Worker, WorkerCollector
 from recurrl.config.collector import RayConfig
 from recurrl.errors import ConfigError
 from recurrl.runtime.in_bytes import read, written
@@ -47,7 +42,7 @@ _NOT_STARTED = (RayError, OSError, RuntimeError, ValueError)
 class ActorWorker(Worker):
     """The rollout within an actor, which returns rows."""
 
-    def begin(self, path: list[str], pickled: bytes, seed: int) -> Layout:
+    def begin(self, path: list[str], pickled: bytes, seed: int) -> None:
         """Makes the environments.
 
         Args:
@@ -59,21 +54,16 @@ class ActorWorker(Worker):
         self._options, rollouts = cloudpickle.loads(pickled)
         torch.set_num_threads(max(1, int(self._options.cpus_per_worker)))
         rollouts.policy.to("cuda" if self._options.gpus_per_worker else "cpu")
-        return self.call("start", rollouts, seed)
+        self.call("start", rollouts, seed)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Calls another method, whose environments have the time limit."""
         with time_limit(self._options.timeout_s):
             return getattr(self, method)(*arguments)
 
-    def connect(self) -> None:
-        """Actors share no memory."""
-
-    def collect(self, weights: bytes, slot: int) -> Arrays:
-        """Collects rows with these weights."""
-        self.rollout.policy.load_state_dict(read(weights))
-        # As arrays: Ray reads them from its shared memory without a copy, unlike tensors.
-        return {key: value.cpu().numpy() for key, value in self.rollout.collect().items(True, True)}
+    def collect(self, weights: Any) -> Arrays:
+        """Collects rows with these weights, in bytes."""
+        return super().collect(read(weights))
 
 
 class Actors:
@@ -103,14 +93,6 @@ class Actors:
         pickled = cloudpickle.dumps((self._options, replace(rollouts, policy=deepcopy(rollouts.policy).cpu())))
         self._calls[worker].append(self._actors[worker].begin.remote(sys.path, pickled, seed))
         self._starting.add(worker)
-
-    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[TensorDictBase]:
-        """Memory of this process, into which rows are copied."""
-        return [empty(layout, num_envs, steps) for _ in range(slots)]
-
-    def connect(self, worker: int) -> None:
-        """Actors share no memory."""
-        self.call(worker, "connect")
 
     def publish(self, policy: nn.Module, slot: int) -> Any:
         """Ray's reference to the weights: each machine gets them once, whatever the number of its actors."""

@@ -25,7 +25,7 @@ class Collector(Protocol):
     """Collects rollouts; each choice of ``collector`` is a module with a factory ``make(options, rollouts)``."""
 
     def collect(self) -> TensorDictBase:
-        """The next rollout ``[N, T]``, in memory that the next call may overwrite.
+        """The next rollout ``[N, T]``.
 
         Raises:
             RunError: environments or workers failed.
@@ -89,9 +89,9 @@ class Restarts:
         self.count += 1
         logger.warning("New environments (restart %d): %s", self.count, error)
 
-    def metrics(self, others: float = 0.0) -> dict[str, float]:
-        """Their number, if they are allowed, with those of the other ranks."""
-        return {RESTARTS: self.count + others} if self.allowed else {}
+    def metrics(self) -> dict[str, float]:
+        """Their number, if they are allowed."""
+        return {RESTARTS: float(self.count)} if self.allowed else {}
 
 
 class RestartingCollector:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recurrl.config import EnvConfig
 from recurrl.envs import EPISODE_LENGTH, EPISODE_RETURN, make_batched_env
-from recurrl.envs.batched import BatchedEnv, Tensors, observation_in
+from recurrl.envs.batched import Tensors, observation_in
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import NonFiniteError
 from recurrl.keys import ACTION, HIDDEN, LOG_PROB, VALUE, path_of
@@ -54,15 +54,14 @@ class Rollout:
         rollouts: what to collect.
 
     Attributes:
-        memory: the rows, ``[N, T]``, that :meth:`collect` writes into.
         begins_with_reset: every row begins with a reset of all environments.
     """
 
     def __init__(self, rollouts: Rollouts) -> None:
         self.rollouts, self.policy = rollouts, rollouts.policy
         self.begins_with_reset = rollouts.group_size is not None
+        self._steps = rollouts.frames // rollouts.env.num_envs
         self._start()
-        self.memory = _rows(self.env, self.policy, rollouts.frames // rollouts.env.num_envs)
 
     def _start(self) -> None:
         options, privileged = self.rollouts, HIDDEN in self.policy.critic_only
@@ -82,7 +81,7 @@ class Rollout:
     # Not inference_mode: buffers that a custom module updates as it acts must stay usable in training.
     @torch.no_grad()
     def collect(self) -> TensorDictBase:
-        """The next rollout ``[N, T]``, in memory that the next call overwrites.
+        """The next rollout ``[N, T]``, on the policy's device.
 
         Raises:
             EnvError: an environment failed.
@@ -94,7 +93,7 @@ class Rollout:
         policy, env, device, current = self.policy, self.env, self.policy.device, self._current
         state_keys, observation_keys = policy.carried_keys, list(env.observation_spec.keys(True, True))
         steps: list[Tensors] = []
-        for noise_NZ in torch.randn(self.memory.shape[1], *env.batch_size, policy.noise_size, device=device):
+        for noise_NZ in torch.randn(self._steps, *env.batch_size, policy.noise_size, device=device):
             is_init = current[IS_INIT].to(device)
             state = policy.reset({key: current[key] for key in state_keys}, is_init.squeeze(-1))
             observation = {key: current[key].to(device) for key in observation_keys}
@@ -102,6 +101,7 @@ class Rollout:
             after = env.step_tensors(action.to(env.device))
             after[EPISODE_LENGTH] = current[EPISODE_LENGTH] + 1
             after[EPISODE_RETURN] = current[EPISODE_RETURN] + after["reward"]
+            after["reward"] = after["reward"].float()
             steps.append(
                 {**observation, **state, **_leaves(ACTION, action), IS_INIT: is_init, LOG_PROB: log_prob}
                 | ({} if value is None else {VALUE: value})
@@ -116,14 +116,13 @@ class Rollout:
                 EPISODE_RETURN: after[EPISODE_RETURN].masked_fill(done, 0.0),
             }
         self._current = current
-        for key, out_NT in self.memory.items(True, True):
-            _stack_into(out_NT, [step[key] for step in steps])
-        if not self.memory[LOG_PROB].isfinite().all():
+        rows_NT = _rows(steps, device)
+        if not rows_NT[LOG_PROB].isfinite().all():
             raise NonFiniteError(
                 "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "
                 "help; so may normalised or clipped observations."
             )
-        return self.memory.copy()
+        return rows_NT
 
     def metrics(self) -> dict[str, float]:
         """No metrics."""
@@ -168,32 +167,10 @@ class Rollout:
                 self.env.close()
 
 
-def _rows(env: BatchedEnv, policy: Policy, steps: int) -> TensorDictBase:
-    """Zeros ``[N, T]`` of each entry that a rollout has, on the policy's device."""
-    state, batch = _initial_state(policy, env.batch_size[0]), env.batch_size
-    column = torch.zeros(*batch, 1)
-    observation = dict(env.observation_spec.zero().items(True, True))
-    after: Tensors = {
-        **observation,
-        **env.full_reward_spec.zero(),
-        **env.full_done_spec.zero(),
-        EPISODE_LENGTH: column.long(),
-        EPISODE_RETURN: column.double(),
-        **state,
-    }
-    entries: Tensors = {
-        **observation,
-        **dict(env.full_action_spec.zero().items(True, True)),
-        **state,
-        IS_INIT: column.bool(),
-        LOG_PROB: column.squeeze(-1),
-        **({} if policy.critic_head is None else {VALUE: column}),
-        **{_next(key): value for key, value in after.items()},
-    }
-    rows = TensorDict({}, [*batch, steps], device=policy.device)
-    for key, value in entries.items():
-        rows.set(key, value.new_zeros(*batch, steps, *value.shape[1:], device=policy.device))
-    return rows
+def _rows(steps: list[Tensors], device: torch.device) -> TensorDictBase:
+    """The entries of T steps ``[N, ...]`` as rows ``[N, T]``."""
+    entries = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
+    return TensorDict(entries, entries[LOG_PROB].shape)
 
 
 def _initial_state(policy: Policy, batch: int) -> Tensors:
@@ -212,10 +189,3 @@ def _leaves(name: str, value: Any) -> Tensors:
 @cache
 def _next(key: NestedKey) -> tuple[str, ...]:
     return ("next", *path_of(key))
-
-
-def _stack_into(out_NT: Tensor, tensors_N: list[Tensor]) -> None:
-    if tensors_N[0].device == out_NT.device:
-        torch.stack(tensors_N, 1, out=out_NT)
-    else:
-        out_NT.copy_(torch.stack(tensors_N, 1))

@@ -7,6 +7,7 @@ Shape legend: N environments, T steps, W workers.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from statistics import fmean
@@ -26,8 +27,7 @@ from recurrl.runtime.in_bytes import read, written
 from recurrl.runtime.seeds import seed_process, seeds
 
 Arrays = dict[NestedKey, np.ndarray[Any, Any]]
-Layout = dict[NestedKey, tuple[tuple[int, ...], torch.dtype]]
-"""The shape of each entry of a row at one step, and its dtype."""
+"""The entries of rows ``[N, T]``."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Worker:
 
     rollout: Rollout
 
-    def start(self, rollouts: Rollouts, seed: int) -> Layout:
+    def start(self, rollouts: Rollouts, seed: int) -> None:
         """Makes the environments.
 
         Args:
@@ -46,7 +46,12 @@ class Worker:
         """
         seed_process(seed)
         self.rollout = Rollout(rollouts)
-        return {key: (tuple(rows.shape[2:]), rows.dtype) for key, rows in self.rollout.memory.items(True, True)}
+
+    def collect(self, weights: Mapping[str, Any]) -> Arrays:
+        """Collects rows with these weights."""
+        self.rollout.policy.load_state_dict(weights)
+        # As arrays: tensors would be sent through files, one each.
+        return {key: value.cpu().numpy() for key, value in self.rollout.collect().items(True, True)}
 
     def saved(self) -> bytes:
         """The unfinished episodes and the random numbers of this process."""
@@ -77,12 +82,6 @@ class Host(Protocol):
 
     def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
         """Starts a worker and calls its :meth:`Worker.start`."""
-
-    def memory(self, layout: Layout, num_envs: int, steps: int, slots: int) -> list[TensorDictBase]:
-        """Memory for ``slots`` rollouts ``[N, T]``, which workers write into if they can reach it."""
-
-    def connect(self, worker: int) -> None:
-        """Makes what workers share accessible to a new one."""
 
     def publish(self, policy: nn.Module, slot: int) -> Any:
         """Makes a policy's weights accessible to workers: the argument of ``collect`` that stands for them."""
@@ -117,12 +116,10 @@ class WorkerCollector:
         self._options, self._rollouts, self._ahead = options, rollouts, ahead
         self._workers, self._size = range(options.num_workers), rollouts.env.num_envs // options.num_workers
         self._running: set[int] = set()
-        # Rollouts of this collector, of which number k is in the memory k modulo ahead + 1.
-        self._returned = 0
-        self._called, self._arrived = [0] * len(self._workers), [0] * len(self._workers)
-        self._updates: list[list[int]] = [[0] * len(self._workers) for _ in range(ahead + 1)]
-        self._staleness = 0.0
-        self._memory: list[TensorDictBase] = []
+        self._returned, self._staleness = 0, 0.0
+        # By worker: the rollouts that it is called for, by the update of their weights, and rows that have arrived.
+        self._called: list[deque[int]] = [deque() for _ in self._workers]
+        self._rows: list[deque[tuple[TensorDict, int]]] = [deque() for _ in self._workers]
         self.host = host()
         try:
             self.restart(rollouts.seed)
@@ -139,7 +136,7 @@ class WorkerCollector:
         Raises:
             RunError: a new worker failed.
         """
-        options, rollouts, num_envs = self._options, self._rollouts, self._rollouts.env.num_envs
+        options, rollouts = self._options, self._rollouts
         share = replace(
             rollouts,
             env=replace(rollouts.env, num_envs=self._size),
@@ -149,44 +146,37 @@ class WorkerCollector:
         for worker in new:
             first = seeds(seed, worker * self._size + 1)[-1]
             self.host.start(worker, replace(share, seed=first), seed + worker)
-        layout = self._receive(new)[new[0]]
-        if not self._memory:
-            self._memory = self.host.memory(layout, num_envs, rollouts.frames // num_envs, self._ahead + 1)
-        for worker in new:
-            self._called[worker] = self._arrived[worker]
-            self.host.connect(worker)
         self._receive(new)
         self._running.update(new)
 
     def collect(self) -> TensorDictBase:
         """The next rollout. After an error, only the rows of workers that failed are collected again."""
-        slots, number = self._ahead + 1, self._returned
-        weights = self.host.publish(self._rollouts.policy, number % slots)
-        for worker in self._workers:
-            while self._called[worker] <= number + self._ahead:
-                slot = self._called[worker] % slots
-                self.host.call(worker, "collect", weights, slot)
-                self._updates[slot][worker] = number
-                self._called[worker] += 1
-        self._arrive(number + 1)
-        self._staleness = number - fmean(self._updates[number % slots])
+        weights = self.host.publish(self._rollouts.policy, self._returned % (self._ahead + 1))
+        for worker, (called, rows) in enumerate(zip(self._called, self._rows, strict=True)):
+            while len(called) + len(rows) <= self._ahead:
+                self.host.call(worker, "collect", weights)
+                called.append(self._returned)
+        self._arrive(1)
+        parts, updates = zip(*(rows.popleft() for rows in self._rows), strict=True)
+        self._staleness = self._returned - fmean(updates)
         self._returned += 1
         self.host.frames += self._rollouts.frames // len(self._workers)
-        return self._memory[number % slots].to(self._rollouts.policy.device).copy()
+        return torch.cat(parts).to(self._rollouts.policy.device)
 
     def _arrive(self, count: int) -> None:
         """Waits until each worker has delivered ``count`` rollouts, or all that it was called for."""
         while missing := [
-            worker for worker in self._workers if self._arrived[worker] < min(count, self._called[worker])
+            worker for worker in self._workers if self._called[worker] and len(self._rows[worker]) < count
         ]:
             results, error = self._results(missing)
             for worker, arrays in results.items():
-                rows = slice(worker * self._size, (worker + 1) * self._size)
-                for key, array in arrays.items():
-                    self._memory[self._arrived[worker] % (self._ahead + 1)][key].numpy()[rows] = array
-                self._arrived[worker] += 1
+                rows = self._as_rows({key: torch.tensor(array) for key, array in arrays.items()})
+                self._rows[worker].append((rows, self._called[worker].popleft()))
             if error is not None:
                 raise error from error.__cause__
+
+    def _as_rows(self, entries: Mapping[NestedKey, torch.Tensor]) -> TensorDict:
+        return TensorDict(dict(entries), [self._size, self._rollouts.frames // self._rollouts.env.num_envs])
 
     def _receive(self, workers: Collection[int]) -> dict[int, Any]:
         results, error = self._results(workers)
@@ -200,7 +190,7 @@ class WorkerCollector:
         results = self.host.receive(workers)
         for worker in [worker for worker in workers if isinstance(results[worker], Failure)]:
             self._running.discard(worker)
-            self._called[worker] = self._arrived[worker]
+            self._called[worker].clear()
             errors.append(results.pop(worker).exception(self._name(worker)))
         for other in errors[1:]:
             logger.warning("%s", other)
@@ -223,22 +213,18 @@ class WorkerCollector:
         Raises:
             RunError: a worker failed.
         """
-        self._arrive(max(self._called))
+        self._arrive(self._ahead + 1)
         for worker in self._workers:
             self.host.call(worker, "saved")
         saved = self._receive(self._workers)
         states = [read(saved[worker]) for worker in self._workers]
         state = {"why_not": next((each["why_not"] for each in states if each["why_not"]), None), "workers": states}
         if self._ahead:
-            state["ahead"] = [self._rows(number) for number in range(self._returned, max(self._called))]
+            state["ahead"] = [
+                [(dict(part.items(True, True)), self._returned - update) for part, update in rows]
+                for rows in self._rows
+            ]
         return state
-
-    def _rows(self, number: int) -> list[tuple[dict[NestedKey, torch.Tensor], int]]:
-        """The rows of each worker of a rollout, and the age of their weights."""
-        slot = number % (self._ahead + 1)
-        parts = self._memory[slot].split(self._size)
-        ages = [self._returned - update for update in self._updates[slot]]
-        return [(dict(part.clone().items(True, True)), age) for part, age in zip(parts, ages, strict=True)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores it. Episodes that could not be saved are restarted, and the log says why.
@@ -249,19 +235,14 @@ class WorkerCollector:
         """
         if state["why_not"] is not None:
             logger.warning("Unfinished episodes are restarted: %s.", state["why_not"])
-        self._arrive(max(self._called))
+        self._arrive(self._ahead + 1)
         # None of a collector that had failed.
         for worker, each in enumerate(state.get("workers", ())):
             self.host.call(worker, "restore", written(each))
         self._receive(range(len(state.get("workers", ()))))
-        ahead = state.get("ahead", ())
-        for number, parts in enumerate(ahead, start=self._returned):
-            slot = number % (self._ahead + 1)
-            for worker, (rows, age) in enumerate(parts):
-                self._memory[slot].split(self._size)[worker].update_(TensorDict(rows))
-                self._updates[slot][worker] = self._returned - age
-        self._called = [self._returned + len(ahead)] * len(self._workers)
-        self._arrived = list(self._called)
+        for rows, parts in zip(self._rows, state.get("ahead", [()] * len(self._rows)), strict=True):
+            rows.clear()
+            rows.extend((self._as_rows(entries), self._returned - age) for entries, age in parts)
 
     def shutdown(self, *, raise_on_error: bool = True) -> None:
         """Ends the workers."""

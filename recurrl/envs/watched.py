@@ -1,7 +1,7 @@
 """Pictures of what happens in an environment, and its observations before anything is hidden."""
 
 import io
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -22,61 +22,49 @@ MOST_STEPS = 3000
 """Of an episode that are kept."""
 
 
-@dataclass
-class Shown:
-    """The first steps of an episode in an environment: one picture and observation more than actions and rewards.
-
-    Attributes:
-        pictures: as PNG, because thousands of them would fill the memory otherwise.
-        observations: as the environment returned them.
-        actions: as the environment received them.
-        rewards: after each action.
-    """
-
-    pictures: list[bytes] = field(default_factory=list)
-    observations: list[Any] = field(default_factory=list)
-    actions: list[Any] = field(default_factory=list)
-    rewards: list[Any] = field(default_factory=list)
-
-
 class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Keeps what an environment shows, from :meth:`begin` to the end of the episode.
 
     Attributes:
-        shown: None before :meth:`begin`.
+        pictures: as PNG, because thousands of them would fill the memory otherwise; one more than actions.
+        observations: as the environment returned them; as many as pictures.
+        actions: as the environment received them.
+        rewards: after each action.
         is_over: the episode has ended, or has had :data:`MOST_STEPS`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self.shown: Shown | None = None
+        self.pictures: list[bytes] = []
+        self.observations: list[Any] = []
+        self.actions: list[Any] = []
+        self.rewards: list[Any] = []
         self.is_over = False
         self._observation: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment."""
         self._observation, info = unpacked("reset", self.env.reset(seed=seed, options=options))
-        self.is_over = self.shown is not None
+        self.is_over = bool(self.pictures)
         return self._observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the environment."""
         returned = unpacked("step", self.env.step(action))
-        if self.shown is not None and not self.is_over:
-            self.shown.actions.append(action)
-            self.shown.rewards.append(returned[1])
-            self._show(self.shown, returned[0])
-            self.is_over = len(self.shown.actions) == MOST_STEPS
+        if self.pictures and not self.is_over:
+            self.actions.append(action)
+            self.rewards.append(returned[1])
+            self._show(returned[0])
+            self.is_over = len(self.actions) == MOST_STEPS
         return returned
 
     def begin(self) -> None:
         """Keeps what happens from now on, an episode's first step."""
-        self.shown = Shown()
-        self._show(self.shown, self._observation)
+        self._show(self._observation)
 
-    def _show(self, shown: Shown, observation: Any) -> None:
-        shown.observations.append(observation)
-        shown.pictures.append(_as_png(self._picture()))
+    def _show(self, observation: Any) -> None:
+        self.observations.append(observation)
+        self.pictures.append(_as_png(self._picture()))
 
     def _picture(self) -> Any:
         try:

@@ -47,12 +47,9 @@ class CsvTracker(Tracker):
     def log(self, frames: int, metrics: Mapping[str, float]) -> None:
         """Appends a row, and columns for new metrics."""
         row = {FRAMES: frames, **metrics}
-        if self._file is None:
-            self._columns, rows = _read(self._path)
-            self._file = self._rewrite(row, [earlier for earlier in rows if earlier[FRAMES] < frames])
-        elif any(name not in self._columns for name in row):
-            self._file.close()
-            self._file = self._rewrite(row, _read(self._path)[1])
+        if self._file is None or not row.keys() <= set(self._columns):
+            self.close()
+            self._file = self._rewrite(row)
         self._write(self._file, [row])
         self._file.flush()
 
@@ -61,12 +58,13 @@ class CsvTracker(Tracker):
         if self._file is not None:
             self._file.close()
 
-    def _rewrite(self, row: Row, rows: Iterable[Row]) -> TextIO:
-        """Writes rows with a column for each metric of ``row`` too, and opens the file to append."""
-        self._columns += [name for name in row if name not in self._columns]
+    def _rewrite(self, row: Row) -> TextIO:
+        """Opens the file to append ``row``: with a column for each of its metrics, and earlier rows only."""
+        columns, rows = _read(self._path)
+        self._columns = list(dict.fromkeys([*columns, *row]))
         with atomic_write(self._path) as file:
             csv.writer(file, lineterminator="\n").writerow(self._columns)
-            self._write(file, rows)
+            self._write(file, [earlier for earlier in rows if earlier[FRAMES] < row[FRAMES]])
         return self._path.open("a", encoding="utf-8", newline="")
 
     def _write(self, file: TextIO, rows: Iterable[Row]) -> None:

@@ -72,8 +72,7 @@ class Recorder:
 
     def episode(self) -> Episode:
         """The episode, once the evaluation has ended."""
-        assert self._watched is not None
-        shown = self._watched.shown
+        shown = self._watched
         assert shown is not None
         steps = len(shown.actions)
         states = [np.stack(each) for each in zip(*self._states[:steps], strict=True)]
@@ -86,7 +85,7 @@ class Recorder:
             {place: values for key in self._mask for place, values in _curves(key, shown.observations[:steps])},
             {path_of(key)[-1]: values for key, values in zip(self._keys, states, strict=True)},
             np.array(self._values[:steps]) if self._values else None,
-            float(self._watched.metadata.get("render_fps") or 30),
+            float(shown.metadata.get("render_fps") or 30),
         )
 
 

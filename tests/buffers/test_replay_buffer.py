@@ -13,8 +13,8 @@ from tensordict import TensorDict
 
 import recurrl
 from recurrl.buffers.replay import ReplayBuffer
-from recurrl.build import make_consistency_check
 from recurrl.config.collector import ReplayConfig
+from recurrl.consistency import check_consistency
 from recurrl.errors import ConfigError, ConsistencyError
 
 ENVS, STEPS, SLICE = 3, 8, 8
@@ -206,11 +206,11 @@ def test_with_unchanged_weights_drawn_rows_replay_as_collected(cell, compose):
         ring.extend(batch)
     drawn = ring.sample(64)
     assert not drawn["is_init"][:, 0].all()
-    line = make_consistency_check(config)(policy, drawn, resumed=True)
+    line = check_consistency(policy, drawn, config, resumed=True)
     assert "1024 frames" in line
     drawn[policy.state_keys[0]][3, 0] += 1.0
     with pytest.raises(ConsistencyError):
-        make_consistency_check(config)(policy, drawn, resumed=True)
+        check_consistency(policy, drawn, config, resumed=True)
 
 
 def test_a_slice_longer_than_the_ring_or_than_what_is_in_it_is_refused():

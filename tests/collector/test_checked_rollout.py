@@ -2,7 +2,6 @@
 
 from collections import defaultdict, deque
 from copy import deepcopy
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ from test_processes import OPTIONS, make_policy, value_everything
 
 from recurrl.build import make_rollouts
 from recurrl.callbacks.builtin import ConsistencyCheck
-from recurrl.collector.processes import empty
 from recurrl.collector.rollout import Rollout
 from recurrl.collector.workers import Worker, WorkerCollector
 from recurrl.policy import VALUE
@@ -25,25 +23,14 @@ class InProcess:
         self.results = defaultdict[int, deque[Any]](deque)
 
     def start(self, worker, rollouts, seed):
-        self.call(worker, "start", replace(rollouts, policy=deepcopy(rollouts.policy)), seed)
-
-    def memory(self, layout, num_envs, steps, slots):
-        return [empty(layout, num_envs, steps) for _ in range(slots)]
-
-    def connect(self, worker):
-        self.results[worker].append(None)
+        self.call(worker, "start", deepcopy(rollouts), seed)
 
     def publish(self, policy, slot):
         return deepcopy(policy.state_dict())
 
     def call(self, worker, method, *arguments):
-        if method == "collect":
-            rollout = self.workers[worker].rollout
-            rollout.policy.load_state_dict(arguments[0])
-            rows = rollout.collect().items(True, True)
-            self.results[worker].append({key: value.numpy().copy() for key, value in rows})
-        else:
-            self.results[worker].append(getattr(self.workers[worker], method)(*arguments))
+        # Copies, because the next rollout is collected before these rows are received.
+        self.results[worker].append(deepcopy(getattr(self.workers[worker], method)(*arguments)))
 
     def receive(self, workers):
         return {worker: self.results[worker].popleft() for worker in workers}

@@ -26,9 +26,8 @@ def batch(terminated_NT, truncated_NT):
 
 def test_ended_episodes_count_in_order_of_time_and_a_terminated_one_is_not_truncated():
     episodes = EpisodeStatistics()
-    episodes.update(batch([[0, 0, 0], [1, 0, 0]], [[0, 1, 0], [1, 0, 1]]))
-    assert list(episodes.returns) == [4.0, 2.0, 6.0]
-    assert list(episodes.lengths) == [7.0, 8.0, 9.0]
+    episodes.on_rollout(None, batch([[0, 0, 0], [1, 0, 0]], [[0, 1, 0], [1, 0, 1]]))
+    assert list(episodes.episodes) == [[4.0, 7.0, 0.0], [2.0, 8.0, 1.0], [6.0, 9.0, 1.0]]
     assert episodes.metrics() == {
         "train/return_mean": 4.0,
         "train/episode_length_mean": 8.0,
@@ -40,7 +39,7 @@ def test_ended_episodes_count_in_order_of_time_and_a_terminated_one_is_not_trunc
 
 def test_without_an_ended_episode_there_are_no_means():
     episodes = EpisodeStatistics()
-    episodes.update(batch([[0] * 3] * 2, [[0] * 3] * 2))
+    episodes.on_rollout(None, batch([[0] * 3] * 2, [[0] * 3] * 2))
     metrics = episodes.metrics()
     assert metrics.pop("train/episodes") == 0
     assert all(math.isnan(value) for value in metrics.values())
@@ -48,9 +47,9 @@ def test_without_an_ended_episode_there_are_no_means():
 
 def test_a_restored_state_continues_as_the_saved_one():
     episodes, restored = EpisodeStatistics(), EpisodeStatistics()
-    episodes.update(batch([[0, 1, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]))
+    episodes.on_rollout(None, batch([[0, 1, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]))
     restored.load_state_dict(episodes.state_dict())
     for each in (episodes, restored):
-        each.update(batch([[0, 1, 1], [0, 1, 0]], [[1, 0, 0], [0, 0, 1]]))
+        each.on_rollout(None, batch([[0, 1, 1], [0, 1, 0]], [[1, 0, 0], [0, 0, 1]]))
     assert restored.metrics() == episodes.metrics()
-    assert restored.returns.maxlen == 100
+    assert restored.episodes.maxlen == 100

@@ -15,7 +15,8 @@ from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
 import recurrl
-from recurrl.build import make_algorithm, make_consistency_check, make_policy_for
+from recurrl.build import make_algorithm, make_policy_for
+from recurrl.consistency import check_consistency
 from recurrl.envs import make_env
 from recurrl.evaluation import evaluate
 from recurrl.policy import Policy, PolicyModule, Trunk, make_policy
@@ -167,7 +168,7 @@ def test_an_ordinary_module_collects_learns_is_checked_and_is_evaluated(where, k
     made, own = fresh_policy(config), kind()
     policy = Policy(own if where == "trunk" else Trunk(own, made.trunk.core), made.actor_head, made.critic_head)
     (batch,) = rollouts(config, policy)
-    assert "log-probability" in make_consistency_check(config)(policy, batch)
+    assert "log-probability" in check_consistency(policy, batch, config)
     before = [parameter.clone() for parameter in policy.parameters()]
     make_algorithm(config, policy).update(batch, progress=0.0)
     assert not any(map(torch.equal, before, policy.parameters()))
