@@ -6,7 +6,7 @@
 #         recurrl device=cuda env=gym env.id=...
 #
 # - Arguments after the image go to `recurrl-train`. For another command: --entrypoint recurrl-evaluate.
-# - --ipc=host (or --shm-size=8g): worker processes pass frames through /dev/shm. Docker's default of 64 MB fills up, which
+# - --ipc=host (or --shm-size=8g): worker processes share weights in /dev/shm. Docker's default of 64 MB may fill up, which
 #   kills them with a bus error. A run in a single process needs neither.
 # - --init: forwards signals and reaps dead workers, as a container's first process must.
 # - --user: any id works, and owns what the run writes. The default is UID, below.

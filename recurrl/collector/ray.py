@@ -35,9 +35,6 @@ _OBJECT_STORE_BYTES = 2**29
 """Time that environments get to close."""
 _START = " Start a cluster with ray start --head, or leave collector.address out to use this machine alone."
 
-_NOT_STARTED = (RayError, OSError, RuntimeError, ValueError)
-"""What Ray raises where it cannot start or connect."""
-
 
 class ActorWorker(Worker):
     """The rollout within an actor, which returns rows."""
@@ -172,10 +169,7 @@ def _connected(options: RayConfig) -> Iterator[None]:
         handlers = {number: signal.getsignal(number) for number in SIGNALS}
         try:
             ray.init(**arguments, logging_level=logging.ERROR)
-        except Exception as error:
-            # Ray raises Exception itself, of no subclass, for a node that does not start in time.
-            if not (isinstance(error, _NOT_STARTED) or type(error) is Exception):
-                raise
+        except Exception as error:  # Ray raises Exception itself for a node that does not start in time
             advice = "" if options.address is None else _START
             raise ConfigError(
                 f"collector=ray cannot connect to collector.address={options.address or 'null'}: "

@@ -69,10 +69,12 @@ class Rollout:
         self._begin_episodes()
 
     def _begin_episodes(self) -> None:
-        batch, device = self.env.batch_size[0], self.env.device
+        batch, device, policy = self.env.batch_size[0], self.env.device, self.policy
+        noise = {NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)}
         self._current: Tensors = {
             **self.env.reset_tensors(None),
-            **_initial_state(self.policy, batch),
+            **policy.initial_state(batch),
+            **(noise if NOISE in policy.carried_keys else {}),
             IS_INIT: torch.ones(batch, 1, dtype=torch.bool, device=device),
             EPISODE_LENGTH: torch.zeros(batch, 1, dtype=torch.int64, device=device),
             EPISODE_RETURN: torch.zeros(batch, 1, dtype=torch.float64, device=device),
@@ -171,12 +173,6 @@ def _rows(steps: list[Tensors], device: torch.device) -> TensorDictBase:
     """The entries of T steps ``[N, ...]`` as rows ``[N, T]``."""
     entries = {key: torch.stack([step[key] for step in steps], 1).to(device) for key in steps[0]}
     return TensorDict(entries, entries[LOG_PROB].shape)
-
-
-def _initial_state(policy: Policy, batch: int) -> Tensors:
-    """The zero state that episodes start from, with the noise of actions if it is correlated."""
-    noise = {NOISE: torch.zeros(batch, policy.noise_size, device=policy.device)}
-    return policy.initial_state(batch) | (noise if NOISE in policy.carried_keys else {})
 
 
 def _leaves(name: str, value: Any) -> Tensors:

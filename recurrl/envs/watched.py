@@ -69,15 +69,11 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _picture(self) -> Any:
         try:
             return self.env.render()
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(
-                f"The environment cannot be drawn without another package: {error}. pip install 'recurrl[video]' "
-                "installs that of Gymnasium's classic control."
-            ) from error
         except Exception as error:  # the environment's code
             raise ConfigError(
                 f"The environment cannot be drawn: its render raised {type(error).__name__}: {error}. Leave out "
-                "--video, or install what its rendering needs (without a screen, MuJoCo needs MUJOCO_GL=egl)."
+                "--video, or install what its rendering needs: pip install 'recurrl[video]' for Gymnasium's classic "
+                "control; without a screen, MuJoCo needs MUJOCO_GL=egl."
             ) from error
 
 

@@ -8,21 +8,11 @@ import torch
 
 from recurrl.errors import RunError
 
-_KEYS = "hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay buffer.folder=..."
-"""Those of the directories that a run writes to."""
-_FULL = (
-    "The disk is full",
-    "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir.",
+_DIRECTORY = (
+    "Give a writable directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay "
+    "buffer.folder=..."
 )
-_FORBIDDEN = ("Permission denied by the operating system", f"Give a writable directory with {_KEYS}")
-_IMPOSSIBLE = ("The operating system cannot make or find a file", f"Give another directory with {_KEYS}")
-_IN_THE_WAY = ("Something is in the way", f"Move it away, or give another directory with {_KEYS}")
-_ADVICE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), _FORBIDDEN),
-    **dict.fromkeys((errno.ENOENT, errno.ENAMETOOLONG, errno.EINVAL), _IMPOSSIBLE),
-    **dict.fromkeys((errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTEMPTY), _IN_THE_WAY),
-}
+_FREE = "Earlier checkpoints are intact. Free some space, then continue with resume=auto in the same hydra.run.dir."
 _OUT_OF_MEMORY = "DefaultCPUAllocator: "
 """The beginning of torch's plain RuntimeError when memory runs out on the CPU."""
 
@@ -48,8 +38,9 @@ def resource_errors_as_messages() -> Iterator[None]:
 
 def os_error_message(error: OSError) -> str:
     """The operating system's error, and what to do."""
-    unknown = f"The operating system reports {type(error).__name__}", "HYDRA_FULL_ERROR=1 shows where."
-    what, advice = _ADVICE.get(error.errno or 0, unknown)
+    what, advice = "The operating system says", _DIRECTORY if error.filename else "HYDRA_FULL_ERROR=1 shows where."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what, advice = "The disk is full", _FREE
     where = f" for {error.filename}" if error.filename else ""
     return f"{what}: {error.strerror or error}{where}. {advice}"
 

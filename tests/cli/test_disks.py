@@ -112,7 +112,7 @@ def test_a_run_directory_that_cannot_be_made_is_refused_with_an_error_message(tr
     (tmp_path / "file").touch()
     outcome = train(*tiny, f"hydra.run.dir={tmp_path}/file/run").failed()
     assert outcome.error == (
-        f"Permission denied by the operating system: Not a directory for {tmp_path}/file/run. Give a writable "
+        f"The operating system says: Not a directory for {tmp_path}/file/run. Give a writable "
         "directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay buffer.folder=..."
     )
     assert "Traceback" not in outcome.err
