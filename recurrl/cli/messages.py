@@ -36,7 +36,8 @@ def message(error: Exception) -> str:
         from recurrl.runtime.resources import os_error_message  # imports torch, which typos need not wait for
 
         return os_error_message(error)
-    return str(error)
+    # OmegaConf adds lines about its types.
+    return str(error).partition("\n    full_key: ")[0]
 
 
 def _missing_choice(choice: str, found: list[str]) -> str:

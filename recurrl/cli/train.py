@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from recurrl import __version__
 from recurrl.cli.directories import run_directory
@@ -40,7 +41,7 @@ def main() -> None:
     logging.raiseExceptions = full_error
     try:
         _command()
-    except (ConfigError, RunError, HydraException, OSError) as error:
+    except (ConfigError, RunError, HydraException, OmegaConfBaseException, OSError) as error:
         if full_error:
             raise
         sys.exit(f"error: {message(error)}")

@@ -22,7 +22,7 @@ from recurrl.cli.directories import run_directory
 from recurrl.cli.job import run as run_job
 from recurrl.cli.load_run import load
 from recurrl.cli.overrides import compose, overridden_keys, parsed, text_of
-from recurrl.config.composed import as_schema
+from recurrl.config.composed import as_schema, value_of
 from recurrl.config.keys import flat
 from recurrl.config.plugins import GROUPS, PRESETS, is_custom, yaml_names
 from recurrl.envs.passed import id_of
@@ -95,7 +95,7 @@ def train(
         with read_write(composed), open_dict(composed):
             if run_dir is not None:
                 composed.hydra.run.dir = str(run_dir)
-            directory = Path(composed.hydra.run.dir).absolute()
+            directory = Path(value_of(composed, "hydra.run.dir")).absolute()
             HydraConfig.instance().set_config(composed)
             del composed["hydra"]
         directory.mkdir(parents=True, exist_ok=True)
