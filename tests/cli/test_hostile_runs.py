@@ -23,7 +23,7 @@ def stranger(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("first", "count"),
-    [(5, 3), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
+    [(6, 4), *(pytest.param(first, 100, marks=pytest.mark.slow) for first in range(1_000, 2_000, 100))],
 )
 def test_a_hostile_run_directory_is_a_run_or_is_refused_and_nothing_foreign_in_it_is_touched(
     first, count, recurrl_train, recurrl_evaluate, tiny, finished_run, stranger, tmp_path

@@ -58,7 +58,7 @@ def test_an_image_is_the_same_with_its_channels_first_or_last_and_as_bytes_or_nu
 def test_the_network_is_chosen_by_the_size(spec, kind):
     assert kind_of_network("auto", spec) == kind
     assert kind_of_network("nature", spec) == "nature"
-    options = MLPConfig(name="mlp", sizes=[16], layer_norm=False, images="auto")
+    options = MLPConfig(name="mlp", sizes=[16], layer_norm=False, activation="tanh", images="auto")
     layers = [type(module) for module in make(options, spec).modules()]
     assert (Bits in layers) == (kind == "bits")
     assert (nn.Conv2d in layers) == (kind != "bits")
@@ -70,7 +70,7 @@ def test_bits_are_those_of_each_byte_in_order():
     assert torch.equal((bits * 2 ** torch.arange(8)).sum(-1).byte(), pixels.flatten(1))
     with pytest.raises(ConfigError, match=r"encoder.images must be nature or impala for torch.float32 \(got bits\)"):
         make(
-            MLPConfig(name="mlp", sizes=[], layer_norm=False, images="bits"),
+            MLPConfig(name="mlp", sizes=[], layer_norm=False, activation="tanh", images="bits"),
             Bounded(0, 1, (7, 7, 3), dtype=torch.float32),
         )
 
