@@ -15,9 +15,9 @@ class Policy:
     """An exported policy for ``batch`` environments."""
 
     def __init__(self, folder, batch=1):
-        self.told = json.loads((Path(folder) / "policy.json").read_text())
+        self.description = json.loads((Path(folder) / "policy.json").read_text())
         self.session = onnxruntime.InferenceSession(str(Path(folder) / "policy.onnx"))
-        shapes = {name: (batch, *self.told["inputs"][name]["shape"][1:]) for name in self.told["states"]}
+        shapes = {name: (batch, *self.description["inputs"][name]["shape"][1:]) for name in self.description["states"]}
         self.state = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
     def act(self, is_init, observation, **inputs):
@@ -27,7 +27,7 @@ class Policy:
         """
         inputs = {"is_init": is_init, **flat("observation", observation), **inputs, **self.state}
         outputs = [output.name for output in self.session.get_outputs()]
-        takes = {name: value for name, value in inputs.items() if name in self.told["inputs"]}
+        takes = {name: value for name, value in inputs.items() if name in self.description["inputs"]}
         found = dict(zip(outputs, self.session.run(None, takes), strict=True))
         self.state = {name: found["next." + name] for name in self.state}
         return nested({name: value for name, value in found.items() if name.split(".")[0] == "action"})["action"]
@@ -54,7 +54,7 @@ def nested(arrays):
 
 if __name__ == "__main__":
     policy = Policy(sys.argv[1])
-    inputs = {name: np.zeros((1, *of["shape"][1:]), of["dtype"]) for name, of in policy.told["inputs"].items()}
+    inputs = {name: np.zeros((1, *of["shape"][1:]), of["dtype"]) for name, of in policy.description["inputs"].items()}
     inputs = nested({name: zeros for name, zeros in inputs.items() if name not in ("is_init", *policy.state)})
     for step in range(5):  # in your program: what the sensors say
         sys.stdout.write(f"{policy.act(np.array([step == 0]), **inputs)}\n")

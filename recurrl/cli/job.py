@@ -82,7 +82,8 @@ def run(
                     report.status = "completed"
                     return
             settings = plain(composed)
-            if start is None or not start.is_in(run_dir):
+            in_place = start is not None and start.is_in(run_dir)
+            if not in_place:
                 record(settings, run_dir)
             if start is not None:
                 _copy_history(start, run_dir)
@@ -94,8 +95,8 @@ def run(
                 world().connect(_backend(config), config.ranks.timeout_s)
             with stop_request() as request, time_limit(config.collector.timeout_s):
                 trainer = make_trainer(config, run_dir, settings, report, request, start, explicit, callbacks)
-                # Before, its configuration stays as it was: what does not fit the checkpoint is an error.
-                trainer.fit(on_accepted=lambda: record(settings, run_dir))
+                # Until then its configuration stays as it was: what does not fit the checkpoint is an error.
+                trainer.fit(on_accepted=(lambda: record(settings, run_dir)) if in_place else (lambda: None))
     except KeyboardInterrupt as stop:
         report.status = "interrupted"
         logger.info(_stopped_line(stop, report, run_dir))

@@ -252,11 +252,9 @@ def options_class(group: str, name: str) -> type:
 def joined(classes: Sequence[type]) -> type:
     """The dataclass with the options of several."""
     last = [cls for cls in dict.fromkeys(classes) if not any(cls in other.__mro__[1:] for other in classes)]
-    return (
-        last[0]
-        if len(last) == 1
-        else make_dataclass("_and_".join(each.__name__ for each in last), (), bases=tuple(last))
-    )
+    if len(last) == 1:
+        return last[0]
+    return make_dataclass("_and_".join(each.__name__ for each in last), (), bases=tuple(last))
 
 
 def packaged(group: str) -> Mapping[str, type]:
