@@ -50,7 +50,7 @@ def check_consistency(policy: Policy, batch_NT: TensorDictBase, config: TrainCon
     generators stay as they are.
 
     Args:
-        policy: the policy that collected the batch, with unchanged weights.
+        policy: the behaviour policy of the batch, with unchanged weights.
         batch_NT: the first rollout.
         config: of the run, or of a rank's share of it.
         resumed: rows may continue episodes of an earlier run; otherwise each must begin with an episode.
@@ -104,7 +104,7 @@ def _check_finite(batch_NT: TensorDictBase, keys: Sequence[Any]) -> None:
 
 
 def _check_marks(batch_NT: TensorDictBase, resumed: bool) -> None:
-    """Checks that episode starts are marked exactly at the start of collection and after each episode's end.
+    """Checks that episode starts are marked exactly where collecting began and after each episode's end.
 
     In a resumed run, which may continue episodes, a row's first step may be marked or not.
     """

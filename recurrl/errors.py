@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
-    """A request that cannot be honoured. The message says what was asked, why it cannot be, and what to do instead.
+    """A request that cannot be honoured. The message says what was requested, why it cannot be, and what to do instead.
 
     The command line prints only the message, without a traceback.
     """

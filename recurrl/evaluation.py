@@ -44,7 +44,7 @@ KEPT, ZEROED, SHUFFLED = "kept", "zeroed", "shuffled"
 
 
 class StoppedError(Exception):
-    """The evaluation was asked to end."""
+    """The evaluation is to stop early."""
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def evaluate_many(
         episodes: for each seed.
         all_seeds: of the environments.
         states: as for :func:`evaluate`.
-        deterministic: likewise.
+        deterministic: as for :func:`evaluate`.
         watching: one for each seed, for its first environments; or none.
     """
     returns = []

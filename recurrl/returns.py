@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 WINDOW = 100
-"""The number of episodes that the means and deviations of returns and lengths of training are taken over."""
+"""The number of episodes that the means and deviations of returns and lengths of training are about."""
 STATISTICS = ("mean", "std", "95% interval", "interquartile mean", "min", "max")
 """The heads of tables of statistics."""
 FEWEST = 3

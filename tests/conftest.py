@@ -37,6 +37,7 @@ from recurrl.build import make_policy_for, set_process_state
 from recurrl.cli import check as check_command
 from recurrl.cli import compare as compare_command
 from recurrl.cli import evaluate as evaluate_command
+from recurrl.cli import export as export_command
 from recurrl.cli import train as train_command
 from recurrl.cli import upload as upload_command
 from recurrl.cli.overrides import prepared
@@ -104,6 +105,14 @@ def _cache_of_the_session(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECURRL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_drawing():
+    """Runs in this process write an empty learning curve, whose drawing would take a quarter of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recurrl.callbacks.builtin.plot_learning_curve", lambda _, png: png.touch())
         yield
 
 
@@ -182,6 +191,7 @@ def _command(program, main):
 recurrl_train = _command("recurrl-train", train_command.main)
 recurrl_evaluate = _command("recurrl-evaluate", evaluate_command.evaluate_main)
 recurrl_check = _command("recurrl-check", check_command.check_main)
+recurrl_export = _command("recurrl-export", export_command.export_main)
 recurrl_upload = _command("recurrl-upload", upload_command.upload_main)
 recurrl_compare = _command("recurrl-compare", compare_command.compare_main)
 

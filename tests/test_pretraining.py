@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import Code
 from collected import fresh_policy
 from run_files import metrics, summary, without_times
 from tasks import ACTIONS, CUE, MASKED, OBSERVATIONS
@@ -255,16 +256,6 @@ def test_actions_in_units_of_the_policy_are_not_those_of_the_environment(small, 
     np.savez(tmp_path / "one.npz", observations=seen, actions=np.full((STEPS, 1), 2.1, np.float32))
     with pytest.raises(ConfigError, match=r"actions lies outside .* give actions as the environment takes them"):
         read_episodes(tmp_path, policy, config.env)
-
-
-class Code:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
 
 
 def test_hostile_files_are_rejected_and_run_no_code(small, tmp_path):

@@ -43,7 +43,7 @@ class ConsistencyCheck(Callback):
     """Checks once that the update sees what the rollout saw: on the first rollout of the weights that are known here.
 
     Workers may collect ahead of learning, and rows that a resumed run finds collected are of older weights, so they
-    cannot be replayed. Those that follow are, with a copy of the policy that collected them.
+    cannot be replayed. Those that follow are, with a copy of their behaviour policy.
 
     Args:
         check: takes the policy, its rollout and ``resumed``, and returns a line for the log.

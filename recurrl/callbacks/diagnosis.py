@@ -43,7 +43,7 @@ MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
 
 FEWEST_ITERATIONS = 20
-"""A condition is plain once it has held for this many iterations in a row, and for half of the run.
+"""A condition is plain once it is met for this many iterations in a row, and for half of the run.
 
 At its end a quarter is enough. During the run a reward that is hard to find may still be found.
 """
@@ -129,7 +129,7 @@ class Diagnosis(Callback):
         return {title: f"{title}: {figure}. Try {WARNINGS[title]}." for title, figure in found.items()}
 
     def _plain(self, metrics: Metrics) -> dict[str, str]:
-        """The conditions that have held for long enough, with their figures."""
+        """The conditions that are met for long enough, with their figures."""
         needed = max(FEWEST_ITERATIONS, self._of_run // (4 if RANDOM_MEAN in metrics else 2))
         first = self._first or {MEAN: math.nan, STD: math.nan}
         returns = f"with returns of {_spread(metrics[MEAN], metrics[STD])}, at first {_spread(first[MEAN], first[STD])}"

@@ -174,7 +174,7 @@ class Checkpoint:
         return self.path.resolve().parent == (run_dir / CHECKPOINTS).resolve()
 
     def copied_to(self, run_dir: Path) -> "Checkpoint":
-        """A copy with which another run begins, which has ids of its own at destinations of metrics."""
+        """A copy with which another run begins, which gets new ids at destinations of metrics."""
         path = run_dir / CHECKPOINTS / f"{files.PREFIX}{self.frames:012d}"
         files.copy(self.path, path, {"tracker_ids": {}})
         return Checkpoint(path)

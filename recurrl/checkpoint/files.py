@@ -125,7 +125,7 @@ def _save(state: Any, path: Path) -> None:
 
 
 def load(path: Path, components: Mapping[str, Stateful], changes: Mapping[str, tuple[Any, Any]] | None = None) -> None:
-    """Restores the given components from an intact checkpoint, and ignores its others.
+    """Restores components from an intact checkpoint, and ignores its others.
 
     Args:
         path: the checkpoint.

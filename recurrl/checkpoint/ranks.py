@@ -31,7 +31,7 @@ State = dict[str, Any]
 
 
 def gathered_states(components: Mapping[str, Stateful]) -> dict[str, Any]:
-    """On rank 0, the states that the other ranks have of their own, as one component; empty for one rank. Collective.
+    """On rank 0, the states of the other ranks that differ, as one component; empty for one rank. Collective.
 
     Raises:
         RunError: the policies of the ranks are no longer the same.
@@ -67,8 +67,8 @@ def share(components: Mapping[str, Stateful], own: Sequence[State] = (), seeds: 
         return
     common = [name for name in components if name not in (*OWN, *OF_RANK_0)]
     message = (written(_states(components, common)), [written(each) for each in own], list(seeds))
-    states, own_states, seeds = world().broadcast(message if world().rank == 0 else None)
-    restored = read(own_states[world().rank]) if own_states else {}
+    states, states_of_ranks, seeds = world().broadcast(message if world().rank == 0 else None)
+    restored = read(states_of_ranks[world().rank]) if states_of_ranks else {}
     if world().rank > 0:
         restored |= read(states)
     if seeds:

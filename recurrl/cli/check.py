@@ -24,11 +24,10 @@ def check_main() -> None:
     parser.add_argument("--config-dir", type=Path, help="a folder of your yamls, as for recurrl-train")
     arguments = parser.parse_args()
     with errors_as_messages():
-        line = check_run(arguments.overrides, arguments.config_dir)
-    sys.stdout.write(line + "\n")
+        sys.stdout.write(_checked(arguments.overrides, arguments.config_dir) + "\n")
 
 
-def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
+def _checked(overrides: Sequence[str], config_dir: Path | None) -> str:
     """The result of the start-up check for the run that ``recurrl-train`` would start with these overrides.
 
     Raises:
@@ -41,14 +40,13 @@ def check_run(overrides: Sequence[str], config_dir: Path | None = None) -> str:
     from recurrl.build import make_collector, make_policy_for, set_process_state, warm_start
     from recurrl.collector.restarts import why_not_resumable
     from recurrl.consistency import check_consistency
-    from recurrl.runtime.resources import resource_errors_as_messages
     from recurrl.runtime.time_limit import time_limit
     from recurrl.validation import check_config
 
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     # Nothing is trained, so that any number of frames will do.
     config.total_frames = max(config.total_frames, config.frames_per_batch)
-    with resource_errors_as_messages(), time_limit(config.collector.timeout_s):
+    with time_limit(config.collector.timeout_s):
         check_config(resolved(config), explicit)
         set_process_state(config)
         policy = make_policy_for(config, explicit)

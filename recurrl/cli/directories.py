@@ -26,7 +26,7 @@ from recurrl.runtime.run_directory import (
 
 
 def _directory(resume: object, new: str) -> str:
-    """``hydra.run.dir`` unless it is given: a run is resumed in its own directory, all others are in a new one."""
+    """``hydra.run.dir`` unless it is explicit: a run is resumed in its own directory, all others are in a new one."""
     try:
         return new if resume in (None, "auto") else str(run_directory_of(Path(str(resume))))
     except ConfigError:  # a checkpoint alone; or no run, which is reported where it is opened

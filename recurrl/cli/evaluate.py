@@ -83,32 +83,30 @@ def evaluate_run(
     from recurrl.cli.load_run import open_run
     from recurrl.envs.watched import watched
     from recurrl.evaluation import KEPT, evaluate_many
-    from recurrl.runtime.resources import resource_errors_as_messages
     from recurrl.runtime.time_limit import time_limit
     from recurrl.video.episode import Recorder
     from recurrl.video.writing import write
 
-    with resource_errors_as_messages():
-        opened = open_run(path, which, device, trust_packages, overrides)
-        config = opened.config
-        set_process_state(config)
-        episodes = config.evaluation.episodes if episodes is None else episodes
-        require(episodes >= 1, f"--episodes must be at least 1 (got {episodes}).")
-        seeds = [config.seed] if seed is None else [seed] if isinstance(seed, int) else seed
-        with time_limit(config.collector.timeout_s):
-            policy = opened.make_policy()
-            if set(states) != {KEPT} and not policy.state_keys:
-                raise ConfigError(f"--memory needs recurrent states, but the policy of {path} has none. Leave it out.")
-            env = watched(config.env) if video else config.env
-            recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
-            seen_by = {KEPT: recorders}
-            returns = {
-                each: evaluate_many(env, policy, episodes, seeds, each, deterministic, seen_by.get(each, ()))
-                for each in states
-            }
-        if video:
-            write([each.episode() for each in recorders], video)
-        return returns
+    opened = open_run(path, which, device, trust_packages, overrides)
+    config = opened.config
+    set_process_state(config)
+    episodes = config.evaluation.episodes if episodes is None else episodes
+    require(episodes >= 1, f"--episodes must be at least 1 (got {episodes}).")
+    seeds = [config.seed] if seed is None else [seed] if isinstance(seed, int) else seed
+    with time_limit(config.collector.timeout_s):
+        policy = opened.make_policy()
+        if set(states) != {KEPT} and not policy.state_keys:
+            raise ConfigError(f"--memory needs recurrent states, but the policy of {path} has none. Leave it out.")
+        env = watched(config.env) if video else config.env
+        recorders = [Recorder(policy, env.mask, f"{env.id}, seed {each}") for each in seeds] if video else []
+        seen_by = {KEPT: recorders}
+        returns = {
+            each: evaluate_many(env, policy, episodes, seeds, each, deterministic, seen_by.get(each, ()))
+            for each in states
+        }
+    if video:
+        write([each.episode() for each in recorders], video)
+    return returns
 
 
 def video_files(runs: Sequence[Path], path: Path | None) -> list[Path]:

@@ -2,9 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
@@ -41,14 +39,15 @@ def export_main() -> None:
 
 def _exported(arguments: argparse.Namespace) -> str:
     require(arguments.license is None, "--license belongs to a model card. Add --hub-folder DIR.")
-    folder, written = export_run(
-        arguments.run,
-        arguments.output,
-        arguments.which,
-        arguments.sampled,
-        arguments.format,
-        arguments.trust_packages,
-    )
+    # With torch, which help and typos do not wait for.
+    from recurrl.agent import Agent
+    from recurrl.cli.load_run import open_run
+    from recurrl.export.export import FORMATS, export
+
+    opened = open_run(arguments.run, arguments.which, "cpu", arguments.trust_packages)
+    folder = arguments.output or run_directory_of(arguments.run) / EXPORTS
+    agent, facts = Agent(opened.make_policy(), opened.config.env), opened.described(str(arguments.run))
+    written = export(agent, folder, facts, arguments.sampled, arguments.format or FORMATS)
     return "".join(
         f"{folder / name}: at most {file['largest_difference']:.1e} of the scale off the policy\n"
         for name, file in written["files"].items()
@@ -64,31 +63,3 @@ def _hub_folder(arguments: argparse.Namespace) -> str:
     files, reason = write_hub_folder(arguments.run, arguments.hub_folder, *options)
     without = f"no video: {reason}\n" if reason else ""
     return f"{arguments.hub_folder}: {', '.join(files)} and the checkpoint\n{without}"
-
-
-def export_run(
-    run: Path,
-    folder: Path | None = None,
-    which: str = "best",
-    sampled: bool = False,
-    formats: Collection[str] | None = None,
-    trust_packages: bool = False,
-) -> tuple[Path, dict[str, Any]]:
-    """Writes a run's policy into a folder, ``export`` in the run by default; see :func:`recurrl.export.export.export`.
-
-    Returns the folder, and what ``policy.json`` says.
-
-    Raises:
-        ConfigError: the run has no such checkpoint, a package is missing, or the export is not exact.
-    """
-    # With torch, which help and typos do not wait for.
-    from recurrl.agent import Agent
-    from recurrl.cli.load_run import open_run
-    from recurrl.export.export import FORMATS, export
-    from recurrl.runtime.resources import resource_errors_as_messages
-
-    with resource_errors_as_messages():
-        opened = open_run(run, which, "cpu", trust_packages)
-        agent = Agent(opened.make_policy(), opened.config.env)
-        folder = folder or run_directory_of(run) / EXPORTS
-        return folder, export(agent, folder, opened.described(str(run)), sampled, formats or FORMATS)

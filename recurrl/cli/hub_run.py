@@ -21,14 +21,12 @@ from recurrl.export.card import model_card
 from recurrl.export.export import FORMATS, export
 from recurrl.returns import summarized
 from recurrl.runtime.atomic import unfinished
-from recurrl.runtime.resources import resource_errors_as_messages
 from recurrl.runtime.run_directory import CONFIG_FILE
 from recurrl.video.writing import files_of
 
 _IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
-@resource_errors_as_messages()
 def write_hub_folder(
     run: Path,
     folder: Path,
@@ -53,7 +51,7 @@ def write_hub_folder(
         license: an identifier such as ``mit``.
 
     Raises:
-        ConfigError: the folder is not empty, the license is none, or as :func:`recurrl.cli.export.export_run`.
+        ConfigError: the folder is not empty, the license is none, a package is missing, or an export is not exact.
     """
     require(
         not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),

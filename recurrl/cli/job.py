@@ -136,7 +136,7 @@ def record(settings: Mapping[str, Any], run_dir: Path) -> None:
 
 
 def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
-    """Begins a run that continues another one in a directory of its own with that one's rows."""
+    """Begins a run that continues another one in another directory with that one's rows."""
     if start.is_in(run_dir):
         return
     if not start.is_alone:
@@ -147,7 +147,7 @@ def _copy_history(start: checkpoint.Checkpoint, run_dir: Path) -> None:
 
 
 def _to_resume(settings: DictConfig, run_dir: Path, callbacks: Sequence[Callback | IterationCallback]) -> str:
-    """What resumes the run: a whole command; or a call, if a command line cannot name all that the run was given."""
+    """What resumes the run: a whole command; or a call, if a command line cannot name all of its arguments."""
     code = code_named(settings, run_dir)
     unsigned = code if code and not signature_line(settings, run_dir) else ()
     overrides = [f"resume={text_of(run_dir)}", *as_overrides(settings, unsigned)]

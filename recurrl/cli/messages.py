@@ -10,15 +10,17 @@ from hydra.errors import HydraException, MissingConfigException
 from recurrl.config.keys import check_key
 from recurrl.config.plugins import GROUPS, is_custom, names, unknown_choice
 from recurrl.errors import ConfigError, RunError
+from recurrl.runtime.resources import os_error_message, resource_errors_as_messages
 
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Ends a command with the message of an error that is addressed to its user."""
+    """Ends a command with the message of an error that is addressed to its user, or of a missing resource."""
     try:
-        yield
-    except (ConfigError, RunError, OSError) as error:
-        sys.exit(f"error: {message(error)}")
+        with resource_errors_as_messages():
+            yield
+    except (ConfigError, RunError) as error:
+        sys.exit(f"error: {error}")
 
 
 def message(error: Exception) -> str:
@@ -33,8 +35,6 @@ def message(error: Exception) -> str:
             return str(unknown)
     # Hydra's error for a missing choice is an OSError too.
     if isinstance(error, OSError) and not isinstance(error, HydraException):
-        from recurrl.runtime.resources import os_error_message  # imports torch, which typos need not wait for
-
         return os_error_message(error)
     # OmegaConf adds lines about its types.
     return str(error).partition("\n    full_key: ")[0]

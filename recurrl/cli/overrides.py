@@ -18,7 +18,17 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from recurrl.cli.messages import message
 from recurrl.config.composed import plain, value_of
 from recurrl.config.keys import check_key, packaged_keys
-from recurrl.config.plugins import GROUPS, PRESETS, choice_for, custom_values, is_custom, is_of, key_of
+from recurrl.config.plugins import (
+    GROUPS,
+    PRESETS,
+    choice_for,
+    custom_values,
+    is_custom,
+    is_of,
+    key_of,
+    values,
+    yaml_names,
+)
 from recurrl.errors import ConfigError, require
 
 TRUST = "import the packages that the run's configuration names, which runs their code"
@@ -112,6 +122,11 @@ def _check(override: Override, known: Collection[str], only_packaged: bool) -> N
         raise ConfigError(
             f"{key} must be one of its choices (got a list). Give one; -m {key}={names} starts a run for each."
         )
+    if key == "hydra.searchpath":
+        for place in _names(value):
+            folder = place.removeprefix("file://")
+            fits = ":" in folder or Path(folder).is_dir()
+            require(fits, f"hydra.searchpath must hold folders that exist (got {place}). Correct it, or leave it out.")
     if key.startswith("hydra") or "/" in key:
         return
     if key in (*PRESETS, *GROUPS) and not override.is_delete() and value is None:
@@ -169,14 +184,21 @@ def check_choices(composed: DictConfig, of_hydra: Any) -> None:
         composed.logger.name = names
     choice, env_id = choices.get("env"), value_of(composed, "env.id")
     if choice and not is_custom(choice) and isinstance(env_id, str) and value_of(composed, "resume") is None:
-        search = [str(each.input_line) for each in overrides if each.key_or_group == "hydra.searchpath"]
-        declared, source = plain(hydra.compose(f"env/{choice}", search).env, resolve=False), composed.env.source
+        declared, source = _declared(choice, overrides), composed.env.source
         its_own = " or ".join([str(declared.get("id")), *declared.get("ids", ())])
-        require(
-            is_of(env_id, declared),
-            f"env.id must be {its_own} with env={choice} (got {env_id}): its other values are for that. Give "
-            f"env={choice_for(env_id)} {'' if source == 'gymnasium' else f'env.source={source} '}env.id={env_id}.",
-        )
+        if not is_of(env_id, declared):
+            raise ConfigError(
+                f"env.id must be {its_own} with env={choice} (got {env_id}): its other values are for that. Give "
+                f"env={choice_for(env_id)} {'' if source == 'gymnasium' else f'env.source={source} '}env.id={env_id}."
+            )
+
+
+def _declared(env: str, overrides: Sequence[Override]) -> dict[str, Any]:
+    """The values of a choice of the group env, whatever else the command line sets."""
+    if env in yaml_names("env"):
+        return values("env", env)
+    search = [str(each.input_line) for each in overrides if each.key_or_group == "hydra.searchpath"]
+    return plain(hydra.compose("train", [f"env={env}", *search]).env, resolve=False)
 
 
 def job_overrides() -> list[str]:

@@ -53,7 +53,7 @@ def _settings(run_dir: Path) -> dict[str, str]:
 
 
 def jobs_of(sweep_dir: Path) -> list[Result]:
-    """The jobs of a sweep that have begun, in folders of its own or in folders there, in the order of their numbers."""
+    """The jobs of a sweep that have begun, in its folder or in folders there, in the order of their numbers."""
     files = (file for pattern in ("*", "*/*") for file in sweep_dir.glob(f"{pattern}/{OVERRIDES}"))
     jobs = [job_in(file.parents[1], sweep_dir) for file in files]
     return sorted(jobs, key=lambda job: (len(job.name), job.name) if job.name.isdigit() else (sys.maxsize, job.name))

@@ -39,8 +39,8 @@ class BeforeSweep(Callback):
             config.hydra.launcher.n_jobs = jobs_at_once(config.num_threads)
         folder = Path(config.hydra.sweep.dir).absolute()
         _open.callback(_report, folder)
-        if not config.hydra.launcher._target_.endswith("BasicLauncher"):
-            _open.enter_context(env_override({SWITCH: "off"}))  # jobs at the same time would draw over each other
+        # Jobs in other processes, at the same time, would draw over each other.
+        _open.enter_context(env_override({SWITCH: str(os.getpid())}))
 
 
 def jobs_at_once(num_threads: int | None) -> int:

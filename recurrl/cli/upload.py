@@ -27,16 +27,11 @@ def upload_main() -> None:
     parser.add_argument("--trust-packages", action="store_true", help=TRUST)
     arguments = parser.parse_args()
     with errors_as_messages():
-        kinds, where = upload_run(arguments.run, arguments.trust_packages)
-    sys.stdout.write(f"{', '.join(kinds)}: artifacts of the run's wandb run. {where}\n")
+        sys.stdout.write(_uploaded(arguments.run, arguments.trust_packages))
 
 
-def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]:
+def _uploaded(run: Path, trust_packages: bool) -> str:
     """Makes files of a run artifacts of its wandb run, and returns their kinds and where they are.
-
-    Args:
-        run: a run directory.
-        trust_packages: import the packages that the run's configuration names.
 
     Raises:
         ConfigError: the run was not logged to wandb, or is running.
@@ -45,7 +40,6 @@ def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]
     # With torch, which help and typos need not wait for.
     from recurrl import checkpoint
     from recurrl.cli.load_run import settings_of, trusted
-    from recurrl.runtime.resources import resource_errors_as_messages
     from recurrl.tracking.wandb import CHECKPOINT, upload
 
     run_dir = run_directory_of(run)
@@ -54,10 +48,10 @@ def upload_run(run: Path, trust_packages: bool = False) -> tuple[list[str], str]
     options, run_id = trusted(settings, source, trust_packages).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
-    with resource_errors_as_messages(), locked(run_dir):
+    with locked(run_dir):
         artifacts: dict[str, tuple[Path, Mapping[str, Any]]] = {CHECKPOINT: checkpoint.best(run_dir)}
         artifacts |= {kind: (run_dir / kind, {}) for kind in (EXPORTS, VIDEOS) if (run_dir / kind).is_dir()}
         # The training run's, which wandb shows as the state of its run.
         exit_code = 0 if read_summary(run_dir).get("status") in ("completed", "stopped") else 1
         where = upload(options, run_id, run_dir, plain(settings), artifacts, exit_code)
-    return list(artifacts), where
+    return f"{', '.join(artifacts)}: artifacts of the run's wandb run. {where}\n"

@@ -82,7 +82,7 @@ class Actors:
         self._connection.enter_context(_connected(options))
 
     def start(self, worker: int, rollouts: Rollouts, seed: int) -> None:
-        """Starts an actor, if the cluster has room for it."""
+        """Starts an actor, if the cluster has resources for it."""
         if worker in self._actors:
             self._end(worker)
         resources = {"num_cpus": self._options.cpus_per_worker, "num_gpus": self._options.gpus_per_worker}

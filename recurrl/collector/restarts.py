@@ -1,4 +1,4 @@
-"""The interface of collectors, and restarts of collection after environments or workers have failed."""
+"""The interface of collectors, and restarts after environments or workers have failed."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

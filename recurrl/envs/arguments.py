@@ -8,13 +8,13 @@ from recurrl.errors import ConfigError
 
 
 def check_arguments(
-    make: Callable[..., Any], given: Collection[str], what: str, prefix: str = "", ours: Collection[str] = ()
+    make: Callable[..., Any], names: Collection[str], what: str, prefix: str = "", ours: Collection[str] = ()
 ) -> None:
     """Rejects arguments that a constructor does not take, and a lack of those it requires.
 
     Args:
         make: the constructor.
-        given: names of the arguments.
+        names: of the arguments.
         what: names the constructor in the error.
         prefix: of an argument's key in the configuration.
         ours: names of arguments that are passed anyway.
@@ -31,10 +31,10 @@ def check_arguments(
         if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and each.name not in ours
     }
     takes = f"It takes: {', '.join(named) or 'none'}."
-    unknown = [name for name in given if name not in named]
+    unknown = [name for name in names if name not in named]
     if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         raise ConfigError(f"{what} does not take {prefix}{unknown[0]}. {takes}")
-    missing = [name for name, each in named.items() if each.default is each.empty and name not in given]
+    missing = [name for name, each in named.items() if each.default is each.empty and name not in names]
     if missing:
         raise ConfigError(f"{what} requires {prefix}{missing[0]}, which is not given. {takes}")
 

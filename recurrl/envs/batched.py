@@ -78,8 +78,8 @@ class BatchedEnv(EnvBase):
     def start_in_groups(self, size: int, seed: int) -> None:
         """From now on, ``size`` neighbours start their episodes from the same states, for ``algorithm=grpo``.
 
-        The j-th episode after a reset of all environments starts alike in all members of a group, and differently in
-        every other group, and for every other j and reset of all.
+        The j-th episode after a reset of all environments starts from the same state in all members of a group, and
+        differently in every other group, and for every other j and reset of all.
 
         Raises:
             ConfigError: the environment cannot do that.

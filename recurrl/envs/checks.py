@@ -41,9 +41,9 @@ class EnvChecks:
         count: number of environments, N.
 
     Attributes:
-        env_id: likewise.
+        env_id: the environments' registered id.
         at: index of the environment being called; None if all are called at once.
-        steps: steps taken so far, by each.
+        steps: steps so far, of each.
     """
 
     def __init__(self, env_id: str, count: int) -> None:
@@ -59,8 +59,8 @@ class EnvChecks:
             yield
         except (ConfigError, EnvError):
             raise
-        except UnnamedEnvError as fault:
-            raise EnvError(f"{self.name(self.at)} {fault}") from fault.__cause__
+        except UnnamedEnvError as unnamed:
+            raise EnvError(f"{self.name(self.at)} {unnamed}") from unnamed.__cause__
         except (Exception, SystemExit) as error:
             raise EnvError(
                 f"{self.name(self.at)} raised {type(error).__name__} in {call}: {_message(error)}. "
@@ -122,9 +122,9 @@ class EnvChecks:
             )
         return one.item()
 
-    def error(self, i: int | None, fault: str) -> EnvError:
-        """A fault of one of them, or of all."""
-        return EnvError(f"{self.name(i)} {fault}")
+    def error(self, i: int | None, problem: str) -> EnvError:
+        """An error of one of them, or of all."""
+        return EnvError(f"{self.name(i)} {problem}")
 
     def name(self, i: int | None = None) -> str:
         """The beginning of a message about one environment, or about all."""
@@ -136,7 +136,7 @@ class Observations:
     """The entries of an observation, by the names that lead to each within it.
 
     Args:
-        checks: names the environment at fault.
+        checks: names the environment in errors.
         space: of an environment's observation.
         count: number of environments, N.
         action_space: the space that an action mask applies to.
@@ -243,21 +243,21 @@ def limit_of(space: Space) -> Any:
 
 
 @contextmanager
-def making(asked: str) -> Iterator[None]:
+def making(setting: str) -> Iterator[None]:
     """Attributes exceptions to an environment or wrapper that is being made.
 
     Args:
-        asked: the keys and values that name it.
+        setting: the keys and values that name it.
     """
     try:
         yield
     except (ConfigError, RunError):
         raise
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"{asked} needs another package: {error}.") from error
+        raise ConfigError(f"{setting} needs another package: {error}.") from error
     except Exception as error:
         raise EnvError(
-            f"{asked} cannot be made: it raised {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows where."
+            f"{setting} cannot be made: it raised {type(error).__name__}: {error}. HYDRA_FULL_ERROR=1 shows where."
         ) from error
 
 

@@ -21,9 +21,9 @@ from recurrl.errors import ConfigError
 
 
 class GymnasiumSource(Source):
-    """A source of single Gymnasium environments. One of your own needs only :meth:`create`.
+    """A source of single Gymnasium environments. A custom one needs only :meth:`create`.
 
-    The environments are stepped one after the other in this process, and everything they return is checked.
+    The environments are stepped in turn in this process, and everything they return is checked.
     """
 
     honours: Collection[str] = (
@@ -62,11 +62,11 @@ class GymnasiumSource(Source):
         """
         return self.wrapped(self.created())
 
-    def created(self, **given: Any) -> Any:
+    def created(self, **arguments: Any) -> Any:
         """What :meth:`create` makes; what it raises names the environment."""
         options = self.options
         with making(f"env.id={options.id}" + (f" with env.kwargs={options.kwargs}" if options.kwargs else "")):
-            return self.create(**given)
+            return self.create(**arguments)
 
     def wrapped(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """A single environment within the time limit and the wrappers of the configuration, the last one outermost."""
@@ -93,12 +93,12 @@ def _load_wrappers(
     found = []
     for entry in entries:
         name, arguments = wrapper_and_arguments(entry)
-        asked = f"env.wrappers={name}"
-        wrapper = load(name, asked)
+        setting = f"env.wrappers={name}"
+        wrapper = load(name, setting)
         if not (inspect.isclass(wrapper) and issubclass(wrapper, gymnasium.Wrapper)):
             raise ConfigError(
-                f"{asked} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."
+                f"{setting} is not a wrapper of single environments. Give a class derived from gymnasium.Wrapper."
             )
-        check_arguments(wrapper, ["env", *arguments], asked)
+        check_arguments(wrapper, ["env", *arguments], setting)
         found.append((name, wrapper, arguments))
     return found

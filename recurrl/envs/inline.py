@@ -21,7 +21,7 @@ from recurrl.runtime.seeds import seeds
 
 
 class InlineEnv(BatchedEnv):
-    """Gymnasium environments stepped one after the other in this process, as one environment of batch size ``[N]``.
+    """Gymnasium environments stepped in turn in this process, as one environment of batch size ``[N]``.
 
     Args:
         envs: the environments.

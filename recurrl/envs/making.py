@@ -57,7 +57,7 @@ def make_env(
 ) -> TransformedEnv:
     """:func:`make_batched_env` for TorchRL's collectors and ``env.rollout``.
 
-    Adds ``is_init``, the episode's running return and length, and, given a policy, a primer for each entry that it
+    Adds ``is_init``, the episode's running return and length, and, with a policy, a primer for each entry that it
     passes from step to step. A policy whose critic reads the entry ``hidden`` of observations gets it.
     """
     modules: list[Any] = [] if policy is None else list(policy.modules())

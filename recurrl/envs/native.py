@@ -92,9 +92,9 @@ class NativeVectorEnv(BatchedEnv):
         """Steps all in one call."""
         returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
         observation, rewards, terminated, truncated, info = returned
-        taken = self._taken(observation)
+        tensors = self._taken(observation)
         results = self.checks.results(rewards, terminated, truncated)
-        self._last.update(taken)
+        self._last.update(tensors)
         after = self._observed_after(results["done"].numpy()[:, 0], info)
         return {**_tensors(after), **results}
 

@@ -187,10 +187,10 @@ def _restore_attributes(owner: object, state: Mapping[str, Any], path: str) -> N
     for name, encoded in state.items():
         place = f"{path}.{name}"
         if encoded[0] == "object":
-            held = getattr(owner, name, None)
-            if type(held).__qualname__ != encoded[1]:
-                raise UnsavableError(f"{place} was a {encoded[1]}, and is a {type(held).__qualname__} here")
-            _restore_attributes(held, encoded[2], place)
+            value = getattr(owner, name, None)
+            if type(value).__qualname__ != encoded[1]:
+                raise UnsavableError(f"{place} was a {encoded[1]}, and is a {type(value).__qualname__} here")
+            _restore_attributes(value, encoded[2], place)
         else:
             # Bypasses __setattr__ and properties, so that exactly the saved value is set.
             vars(owner)[name] = _decoded(encoded)

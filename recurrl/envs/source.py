@@ -20,17 +20,17 @@ _ALWAYS = ("name", "source", "id", "ids", "num_envs", "reward_scale", "normalize
 
 
 class Source(ABC):
-    """Makes the environments of a run. One of your own needs only :meth:`make`.
+    """Makes the environments of a run. A custom one needs only :meth:`make`.
 
-    For options of its own, its constructor's first parameter is annotated with a dataclass derived from ``EnvConfig``.
+    For further options, its constructor's first parameter is annotated with a dataclass derived from ``EnvConfig``.
 
     Args:
         options: as configured.
 
     Attributes:
-        options: likewise.
+        options: the configured ones.
         honours: the options of every environment that this source honours. A run that uses another one is rejected.
-        scales_actions: policies act in units of half the range of bounded actions.
+        scales_actions: policies give bounded actions normalised, from −1 to 1.
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic. Set by
             :func:`recurrl.envs.make_batched_env`; a source that does not look at it cannot be used so.
     """
@@ -70,9 +70,9 @@ class Source(ABC):
         for name, unused in values("env", "gym").items():
             value = getattr(self.options, name)
             if name not in (*_ALWAYS, *self.honours) and value != unused:
-                given, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
+                shown, instead = (json.dumps(each, default=str).strip('"') for each in (value, unused))
                 raise ConfigError(
-                    f"env.source={self.options.source} does not support env.{name}={given}. Give env.{name}={instead}."
+                    f"env.source={self.options.source} does not support env.{name}={shown}. Give env.{name}={instead}."
                 )
 
     def episode_limit(self) -> int | None:

@@ -83,15 +83,15 @@ def watched(config: EnvConfig) -> EnvConfig:
     Raises:
         ConfigError: it cannot.
     """
-    asked, without = f"A video of env.id={config.id} was requested, but", "Leave out --video."
+    video, without = f"A video of env.id={config.id} was requested, but", "Leave out --video."
     source = source_of(config)
     require(
         isinstance(source, GymnasiumSource),
-        f"{asked} env.source={config.source} makes environments of tensors, which nothing draws. {without}",
+        f"{video} env.source={config.source} makes environments of tensors, which nothing draws. {without}",
     )
     require(
         config.vectorization != NATIVE,
-        f"{asked} single environments are drawn, not env.vectorization={NATIVE}. Add env.vectorization=inline.",
+        f"{video} single environments are drawn, not env.vectorization={NATIVE}. Add env.vectorization=inline.",
     )
     takes_mode = "kwargs" in source.honours
     env = source.plain()
@@ -99,12 +99,12 @@ def watched(config: EnvConfig) -> EnvConfig:
     env.close()
     require(
         PICTURES in modes,
-        f"{asked} it cannot be drawn: its render modes are {', '.join(map(str, modes)) or 'none'}, and {PICTURES} is "
+        f"{video} it cannot be drawn: its render modes are {', '.join(map(str, modes)) or 'none'}, and {PICTURES} is "
         f"needed. {without}",
     )
     require(
         takes_mode or mode == PICTURES,
-        f"{asked} env.source={config.source} makes it with render_mode={mode}. Have it give render_mode={PICTURES}.",
+        f"{video} env.source={config.source} makes it with render_mode={mode}. Have it give render_mode={PICTURES}.",
     )
     kwargs = {**config.kwargs, "render_mode": PICTURES} if takes_mode else config.kwargs
     return replace(config, kwargs=kwargs, wrappers=[*config.wrappers, f"{__name__}:{Watched.__name__}"])

@@ -1,7 +1,7 @@
 """The form in which policies see a Gymnasium environment.
 
 A plain observation stays one. An observation of several entries, be they the environment's own, a mask of actions, or
-the previous action and reward, becomes a dict; likewise actions of several parts.
+the previous action and reward, becomes a dict, and so do actions of several parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -231,12 +231,12 @@ def without_names(space: Space, value: Any) -> Any:
 
 def added_entries(options: EnvConfig) -> list[str]:
     """The entries that the options of an environment add to its observation."""
-    asked = {
+    settings = {
         ACTION_MASK: options.action_mask_from_info,
         PREVIOUS_ACTION: options.previous_action,
         PREVIOUS_REWARD: options.previous_reward,
     }
-    return [name for name, is_asked in asked.items() if is_asked]
+    return [name for name, is_added in settings.items() if is_added]
 
 
 def _mask_in(info: Any) -> Array:

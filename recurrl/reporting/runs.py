@@ -101,7 +101,7 @@ class Group:
     Attributes:
         settings: by which they differ from other runs.
         runs: all of them.
-        seeds: those that statistics are taken over: completed, evaluated, one for each seed.
+        seeds: those of the statistics: completed, evaluated, one for each seed.
         left_out: why each of the others is not among them, by its name.
     """
 

@@ -4,8 +4,6 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from recurrl.errors import RunError
 
 _DIRECTORY = (
@@ -28,10 +26,8 @@ def resource_errors_as_messages() -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(os_error_message(error)) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise RunError(_too_large(error)) from error
-    except RuntimeError as error:
-        if _OUT_OF_MEMORY not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
             raise
         raise RunError(_too_large(error)) from error
 
@@ -43,6 +39,12 @@ def os_error_message(error: OSError) -> str:
         what, advice = "The disk is full", _FREE
     where = f" for {error.filename}" if error.filename else ""
     return f"{what}: {error.strerror or error}{where}. {advice}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    import torch  # which a command without a run does not wait for
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _OUT_OF_MEMORY in str(error)
 
 
 def _too_large(error: Exception) -> str:

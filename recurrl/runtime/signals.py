@@ -15,7 +15,7 @@ one of them, passes its signal on to the ranks."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to end.
+    """A signal ends the run.
 
     Attributes:
         exit_code: 128 plus the signal's number, as in shells.

@@ -13,7 +13,7 @@ from recurrl.returns import return_format
 
 SECONDS_BETWEEN_DRAWS = 0.1
 SWITCH = "RECURRL_PROGRESS"
-"""The environment variable that turns the line off, for processes whose terminal another one draws on."""
+"""The environment variable with the id of the only process that draws; any other value turns the line off."""
 _CLEAR_LINE = "\x1b[2K"
 
 
@@ -28,7 +28,7 @@ class Progress:
         """The stream defaults to standard error."""
         self._total_frames = total_frames
         self._stream = sys.stderr if stream is None else stream
-        self._visible = self._stream.isatty() and os.environ.get(SWITCH) != "off"
+        self._visible = self._stream.isatty() and os.environ.get(SWITCH) in (None, str(os.getpid()))
         self._latest: dict[str, float] = {}
         self._began, self._drawn_at, self._text = time.monotonic(), -math.inf, ""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import resealed
+from checkpoint_files import Code, resealed
 
 from recurrl.checkpoint import files
 from recurrl.errors import ConfigError
@@ -266,17 +266,9 @@ def test_what_is_not_a_checkpoint_is_neither_replaced_nor_removed_nor_listed(wri
 # Strangers
 
 
-class Code:
-    """Runs a function when it is unpickled."""
-
-    def __reduce__(self):
-        return os.mkdir, ("run",)
-
-
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_a_strangers_checkpoint_runs_no_code(written, tmp_path, monkeypatch, protocol):
-    monkeypatch.chdir(tmp_path)
-    (written / "state-critic.pt").write_bytes(pickle.dumps(Code(), protocol=protocol))
+def test_a_strangers_checkpoint_runs_no_code(written, tmp_path, protocol):
+    (written / "state-critic.pt").write_bytes(pickle.dumps(Code(tmp_path / "run"), protocol=protocol))
     resealed(written)
     with pytest.raises(ConfigError, match="does not fit this configuration: critic: "):
         files.load(written, {"critic": module()})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from checkpoint_files import resealed
+from checkpoint_files import Code, resealed
 
 from recurrl.checkpoint import files
 from recurrl.runtime.atomic import UNFINISHED
@@ -42,16 +42,6 @@ class Hostile(NamedTuple):
 
     changes: list[str]
     foreign: list[Path]
-
-
-class Code:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
 
 
 class Drawn:

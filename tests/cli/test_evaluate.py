@@ -12,7 +12,6 @@ from run_files import summary
 from recurrl import evaluation
 from recurrl.checkpoint import files
 from recurrl.cli.evaluate import evaluate_run
-from recurrl.cli.export import export_run
 from recurrl.cli.load_run import load, open_run
 from recurrl.cli.train_run import Run
 from recurrl.returns import return_format
@@ -115,16 +114,16 @@ def test_several_runs_are_compared_in_a_table(evaluate, finished_run):
     assert second.split()[0] == str(checkpoint)
 
 
-def test_the_best_checkpoint_is_the_default_of_all_that_open_runs(evaluate, finished_run, tmp_path):
+def test_the_best_checkpoint_is_the_default_of_all_that_open_runs(evaluate, recurrl_export, finished_run, tmp_path):
     run = shutil.copytree(finished_run, tmp_path / "run")
     first, last = sorted(run.glob("checkpoints/frames_*"))
     files.add_evaluation(first, {"eval/return_mean": 1e9})
     assert [open_run(run, which).saved.path for which in ("best", "last")] == [first, last]
     default, of_first = (found_in(evaluate(path, "--json"))[0] for path in (run, first))
     assert default["returns"] == of_first["returns"]
-    export_run(run, formats=["pt2"])
+    recurrl_export(run, "--format", "pt2", cwd=tmp_path).succeeded()
     assert json.loads((run / "export" / "policy.json").read_text())["run"]["checkpoint"] == first.name
-    opening = (open_run, load, evaluate_run, export_run, Run.load)
+    opening = (open_run, load, evaluate_run, Run.load)
     assert {inspect.signature(each).parameters["which"].default for each in opening} == {"best"}
 
 

@@ -52,6 +52,13 @@ def test_a_foreign_id_is_an_error_wherever_it_comes_from(refused, yamls, tmp_pat
             recurrl.train(config, run_dir="run")
 
 
+def test_a_searched_folder_that_does_not_exist_is_an_error(refused, yamls):
+    yamls("env", "masked", defaults=["gym", "_self_"], id="CartPole-v1")
+    assert refused("hydra.searchpath=[file://mine]", "env=masked", "env.id=Acrobot-v1").endswith(ADVICE)
+    error = "hydra.searchpath must hold folders that exist (got file:///nope). Correct it, or leave it out."
+    assert refused("hydra.searchpath=[file:///nope]") == error
+
+
 def test_of_a_sweep_over_ids_only_those_of_the_choice_run(train, tiny):
     outcome = train("-m", *tiny, "env.id=CartPole-v1,Acrobot-v1")
     assert "1 of 2 jobs completed" in outcome.err

@@ -7,7 +7,10 @@ import sys
 import pytest
 import yaml
 from hostile_runs import PACKAGE
+from omegaconf import OmegaConf
 from run_files import settings
+
+from recurrl.config.plugins import GROUPS
 
 
 @pytest.fixture
@@ -103,9 +106,9 @@ def package(tmp_path, monkeypatch):
     return tmp_path / "ran"
 
 
-def name_packages(run, *packages, **env):
+def name_packages(run, *packages):
     values = settings(run)
-    values["env"] |= {"packages": list(packages), **env}
+    values["env"]["packages"] = list(packages)
     (run / "config.yaml").write_text(yaml.dump(values), encoding="utf-8")
 
 
@@ -141,34 +144,39 @@ def test_packages_that_are_named_again_are_imported(train, evaluate, run, packag
     assert train(f"resume={run}", "total_frames=128", f"env.packages=[{PACKAGE}]").code == 0
 
 
+NAMED = "names code that would be imported and executed: "
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"id": f"{PACKAGE}:Some-v0"}, f"names code that would be imported and executed: {PACKAGE}:Some-v0."),
-        ({"source": f"{PACKAGE}:Source"}, f"names code that would be imported and executed: {PACKAGE}:Source."),
+        ({"env.id": f"{PACKAGE}:Some-v0"}, f"{NAMED}{PACKAGE}:Some-v0."),
         (
-            {"wrappers": [f"{PACKAGE}:Outer", {"wrapper": f"{PACKAGE}:Inner", "size": 3}]},
-            f"names code that would be imported and executed: {PACKAGE}:Inner with {{'size': 3}}, {PACKAGE}:Outer.",
+            {"env.wrappers": [f"{PACKAGE}:Outer", {"wrapper": f"{PACKAGE}:Inner", "size": 3}]},
+            f"{NAMED}{PACKAGE}:Inner with {{'size': 3}}, {PACKAGE}:Outer.",
         ),
         (
-            {"wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
-            "names code that would be imported and executed: gymnasium.wrappers:RecordVideo with {'video_folder'",
+            {"env.wrappers": [{"wrapper": "gymnasium.wrappers:RecordVideo", "video_folder": "/home"}]},
+            f"{NAMED}gymnasium.wrappers:RecordVideo with {{'video_folder'",
         ),
-        ({"wrappers": [3]}, "config.yaml: env.wrappers must hold package.module:Wrapper or"),
-        (
-            {"wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]},
-            "config.yaml: env.wrappers must hold package.module:Wrapper or",
-        ),
-        ({"wrappers": f"{PACKAGE}:Outer"}, "The configuration key 'env.wrappers' must be a list."),
-        (
-            {"id": "GymV26Environment-v0", "kwargs": {"env_id": f"{PACKAGE}:Some-v0"}},
-            "names code that would be imported",
-        ),
-        ({"source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
+        ({"env.wrappers": [3]}, "config.yaml: env.wrappers must hold package.module:Wrapper or"),
+        ({"env.wrappers": [{"wrapper": [f"{PACKAGE}:Outer"]}]}, "config.yaml: env.wrappers must hold package.module:"),
+        ({"env.wrappers": f"{PACKAGE}:Outer"}, "The configuration key 'env.wrappers' must be a list."),
+        ({"env.id": "GymV26Environment-v0", "env.kwargs": {"env_id": f"{PACKAGE}:Some-v0"}}, NAMED),
+        ({"env.kwargs": {"wrapper": [{"entry": f"{PACKAGE}:Some"}]}}, f"{NAMED}{PACKAGE}:Some."),
+        ({"env.source": PACKAGE}, f"env.source={PACKAGE} does not exist"),
+        ({"logger.name": f"{PACKAGE}.sub:Notes.close:x"}, NAMED),
+        *(({f"{group}.name": f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for group in GROUPS if group != "env"),
+        *(({key: f"{PACKAGE}:Some"}, f"{NAMED}{PACKAGE}:Some.") for key in ("env.source", "logger.extra", "nonesuch")),
+        ({"env.mask": [f"{PACKAGE}:Some"]}, f"{NAMED}{PACKAGE}:Some."),
     ],
+    ids=str,
 )
-def test_other_ways_to_name_code_are_refused(run, said, package, change, told):
-    name_packages(run, **change)
+def test_code_is_found_wherever_a_saved_configuration_names_it(run, said, package, change, told):
+    config = OmegaConf.load(run / "config.yaml")
+    for key, value in change.items():
+        OmegaConf.update(config, key, value, merge=False)
+    OmegaConf.save(config, run / "config.yaml")
     for name, error in said(run).items():
         assert told in error, name
     assert not package.exists()
@@ -193,6 +201,3 @@ def test_wrappers_that_are_named_again_as_the_error_says_are_used(train, tiny, p
     error = train("resume=run", "total_frames=96").error
     advised = shlex.split(error.partition("too: ")[2].rstrip("."))
     assert train("resume=run", "total_frames=96", *advised).code == 0
-
-
-# Evaluating

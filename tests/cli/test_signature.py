@@ -138,21 +138,13 @@ def test_commands_take_a_run_of_this_user_without_further_permission(train, eval
 # Attacks
 
 
-def edited(run: Path) -> Path:
+def key_of_the_user() -> Path:
+    return Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key"
+
+
+def edited(run: Path, old: str, new: str) -> Path:
     text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("my_parts:my_cell", "my_parts:other_cell"))
-    return run
-
-
-def edited_elsewhere(run: Path) -> Path:
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("  kwargs: {}", "  kwargs: {command: rm}"))
-    return run
-
-
-def edited_after_the_signature(run: Path) -> Path:
-    with (run / "config.yaml").open("a") as file:
-        file.write("init_from_another: 1\n")
+    (run / "config.yaml").write_text(text.replace(old, new) if old else text + new)
     return run
 
 
@@ -160,12 +152,8 @@ def copied(run: Path) -> Path:
     return shutil.copytree(run, run.with_name("copy"))
 
 
-def moved(run: Path) -> Path:
-    return run.rename(run.with_name("moved"))
-
-
 def moved_and_linked(run: Path) -> Path:
-    run.symlink_to(moved(run))
+    run.symlink_to(run.rename(run.with_name("moved")))
     return run
 
 
@@ -176,62 +164,47 @@ def with_a_linked_configuration(run: Path) -> Path:
     return forged
 
 
-def with_the_signature_of_another_run(run: Path) -> Path:
-    forged = copied(run)
-    values = (forged / "config.yaml").read_text().replace("seed: 0", "seed: 1")
-    (forged / "config.yaml").write_text(values)
-    return forged
-
-
 def without_a_configuration(run: Path) -> Path:
     (run / "config.yaml").unlink()
-    return run / "checkpoints" / "frames_000000000064"
-
-
-def a_checkpoint_alone(run: Path) -> Path:
-    return shutil.copytree(run / "checkpoints" / "frames_000000000064", run.with_name("alone"))
+    return run / LAST
 
 
 def a_checkpoint_that_is_a_run(run: Path) -> Path:
     """In a signed run: a checkpoint, with a configuration of its own."""
-    within = run / "checkpoints" / "within"
-    shutil.copytree(run, within, ignore=shutil.ignore_patterns("within"))
-    return within
-
-
-def of_another_key(run: Path) -> Path:
-    key = Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key"
-    key.write_bytes(os.urandom(32))
-    return run
-
-
-def with_a_key_that_others_read(run: Path) -> Path:
-    (Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key").chmod(0o640)
-    return run
+    return shutil.copytree(run, run / "checkpoints" / "within", ignore=shutil.ignore_patterns("within"))
 
 
 def with_a_linked_key(run: Path) -> Path:
-    key = Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key"
-    key.symlink_to(key.rename(key.with_name("theirs")))
+    key_of_the_user().symlink_to(key_of_the_user().rename(key_of_the_user().with_name("theirs")))
     return run
 
 
-def without_a_key(run: Path) -> Path:
-    (Path(os.environ["XDG_STATE_HOME"]) / "recurrl" / "key").unlink()
-    return run
-
-
-UNSIGNED = (without_a_configuration, a_checkpoint_alone, edited_after_the_signature)
-ATTACKS = (
-    *(edited, edited_elsewhere, copied, moved, moved_and_linked, with_a_linked_configuration),
-    *(with_the_signature_of_another_run, a_checkpoint_that_is_a_run, of_another_key, with_a_key_that_others_read),
-    *(with_a_linked_key, without_a_key, *UNSIGNED),
-)
+LAST = "checkpoints/frames_000000000064"
+UNSIGNED: dict[str, Callable[[Path], Path]] = {
+    "without a configuration": without_a_configuration,
+    "a checkpoint alone": lambda run: shutil.copytree(run / LAST, run.with_name("alone")),
+    "edited after the signature": lambda run: edited(run, "", "init_from_another: 1\n"),
+}
+ATTACKS: dict[str, Callable[[Path], Path]] = {
+    **UNSIGNED,
+    "edited": lambda run: edited(run, "my_parts:my_cell", "my_parts:other_cell"),
+    "edited elsewhere": lambda run: edited(run, "  kwargs: {}", "  kwargs: {command: rm}"),
+    "copied": copied,
+    "moved": lambda run: run.rename(run.with_name("moved")),
+    "moved and linked": moved_and_linked,
+    "with a linked configuration": with_a_linked_configuration,
+    "with the signature of another run": lambda run: edited(copied(run), "seed: 0", "seed: 1"),
+    "a checkpoint that is a run": a_checkpoint_that_is_a_run,
+    "of another key": lambda run: (key_of_the_user().write_bytes(os.urandom(32)), run)[1],
+    "with a key that others read": lambda run: (key_of_the_user().chmod(0o640), run)[1],
+    "with a linked key": with_a_linked_key,
+    "without a key": lambda run: (key_of_the_user().unlink(), run)[1],
+}
 
 
 def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monkeypatch):
-    for attack in ATTACKS:
-        folder, state = tmp_path / attack.__name__, tmp_path / f"state of {attack.__name__}"
+    for attack, attacked_by in ATTACKS.items():
+        folder, state = tmp_path / attack, tmp_path / f"state of {attack}"
         folder.mkdir()
         shutil.copytree(tmp_path / "state", state)
         monkeypatch.setenv("XDG_STATE_HOME", str(state))
@@ -239,12 +212,12 @@ def test_no_attack_makes_a_run_trusted(own_run, train, imported, tmp_path, monke
         config = OmegaConf.create(settings(run))
         (run / "config.yaml").write_text(OmegaConf.to_yaml(config) + signature_line(config, run))
         assert is_signed(config, run / "config.yaml")
-        attacked = attack(run)
+        attacked = attacked_by(run)
         with pytest.raises(ConfigError, match="names code that would be imported") as refused:
             open_run(attacked)
         said = "It was edited, copied or moved after a run wrote it, or is another user's." in str(refused.value)
         assert said == (attack not in UNSIGNED), attack
-        outcome = train(f"resume={attacked}", "total_frames=96", f"hydra.run.dir={folder / 'out'}")
+        outcome = train(f"resume='{attacked}'", "total_frames=96", "hydra.run.dir=out")
         assert "names code that would be imported" in outcome.error, (attack, outcome)
         assert not imported.exists(), attack
 

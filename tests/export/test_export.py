@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import recurrl
 from recurrl.agent import Agent
-from recurrl.cli import export as export_command
 from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.export.checking import largest_difference, played
@@ -33,12 +32,10 @@ WITHOUT_TORCH = "import sys, runpy; sys.modules.update(torch=None, recurrl=None,
 
 
 @pytest.fixture(scope="session")
-def exported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(recurrl_export: Any, finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export of a run by the command."""
     folder = tmp_path_factory.mktemp("exported")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["recurrl-export", str(finished_run), "--output", str(folder / "made")])
-        export_command.export_main()
+    recurrl_export(finished_run, "--output", "made", cwd=folder).succeeded()
     return folder / "made"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from checkpoint_files import resealed
+from checkpoint_files import Code, resealed
 
 import recurrl
-from recurrl.cli import export as export_command
 from recurrl.cli.evaluate import evaluate_run
 from recurrl.cli.hub_run import write_hub_folder
 from recurrl.config import TrainConfig
@@ -25,24 +22,11 @@ from recurrl.export.card import model_card
 from recurrl.returns import summarized
 
 
-class Code:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.marker),)
-
-
 @pytest.fixture(scope="session")
-def written(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(recurrl_export: Any, finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run, by the command; read-only."""
     place = tmp_path_factory.mktemp("hub")
-    with pytest.MonkeyPatch.context() as patch:
-        given = [str(finished_run), "--hub-folder", str(place / "made"), "--license", "mit"]
-        patch.setattr(sys, "argv", ["recurrl-export", *given])
-        export_command.export_main()
+    recurrl_export(finished_run, "--hub-folder", "made", "--license", "mit", cwd=place).succeeded()
     return place / "made"
 
 
@@ -223,9 +207,6 @@ def test_a_card_of_any_environment_keeps_its_header(compose: Callable[..., Train
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
-    finished_run: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+    recurrl_export: Any, finished_run: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["recurrl-export", str(finished_run), *options])
-    with pytest.raises(SystemExit) as stopped:
-        export_command.export_main()
-    assert message in str(stopped.value)
+    assert recurrl_export(finished_run, *options, cwd=tmp_path).error.startswith(message)

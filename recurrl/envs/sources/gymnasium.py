@@ -1,6 +1,6 @@
 """Environments of Gymnasium's interface, or TorchRL's: by a registered id, or by the class or function that makes them.
 
-What is made decides how it is stepped: single environments one after the other, a vector environment in one call.
+What is made decides how it is stepped: single environments in turn, a vector environment in one call.
 """
 
 import logging
@@ -185,8 +185,8 @@ class Registered(_Environments):
             f"made. Give env.vectorization={NATIVE}.",
         )
         creator = self._creator(spec)
-        given = {**spec.kwargs, **self._arguments(creator)}
-        check_arguments(creator, given, f"env.id={options.id}", "env.kwargs.", ours=("num_envs",))
+        kwargs = {**spec.kwargs, **self._arguments(creator)}
+        check_arguments(creator, kwargs, f"env.id={options.id}", "env.kwargs.", ours=("num_envs",))
 
     def spec(self) -> EnvSpec:
         """The registered specification of the id.
@@ -212,7 +212,7 @@ class Registered(_Environments):
             return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
     def _arguments(self, creator: Callable[..., Any]) -> dict[str, Any]:
-        """The configured arguments. A vector environment is asked for the autoreset that we use."""
+        """The configured arguments. A vector environment gets the autoreset that we use."""
         resets = self.options.vectorization == NATIVE and "autoreset_mode" in (parameters_of(creator) or ())
         return ({"autoreset_mode": AutoresetMode.SAME_STEP} if resets else {}) | self.options.kwargs
 

@@ -26,7 +26,7 @@ from recurrl.keys import HIDDEN, OBSERVATION
 
 
 class Memory(Source):
-    """The tasks of this module, by their class's name in snake case, and ``module:Class`` of your own."""
+    """The tasks of this module, by their class's name in snake case, and ``module:Class`` for a custom one."""
 
     honours = ("kwargs", "max_episode_steps")
 
@@ -48,8 +48,8 @@ class Memory(Source):
     def check(self) -> None:
         """Rejects unknown tasks and arguments."""
         super().check()
-        given, ours = self.options.kwargs, ("num_envs", "max_steps")
-        check_arguments(self.task(), given, f"env.id={self.options.id}", "env.kwargs.", ours)
+        kwargs, ours = self.options.kwargs, ("num_envs", "max_steps")
+        check_arguments(self.task(), kwargs, f"env.id={self.options.id}", "env.kwargs.", ours)
 
     def make(self, num_envs: int) -> BatchedEnv:
         """The task, ``num_envs`` times."""
@@ -193,7 +193,7 @@ class TMaze(MemoryTask):
         length: steps from the sign to the junction.
         active: the agent has to look for the sign.
         max_steps: as for :class:`MemoryTask`.
-        device: likewise.
+        device: as for :class:`MemoryTask`.
     """
 
     def __init__(
@@ -235,10 +235,10 @@ class TMaze(MemoryTask):
 
 
 class MemoryChain(MemoryTask):
-    """Bits that are seen at the beginning, one of which is asked for ``length`` steps later.
+    """Bits that are seen at the beginning, one of which is queried ``length`` steps later.
 
     The task of bsuite (Osband et al. 2020, https://arxiv.org/abs/1908.03568), step for step: the observation is the
-    time left, the index of the bit asked for (seen before the last action, otherwise zero) and the bits as ±1 (seen
+    time left, the index of the queried bit (seen before the last action, otherwise zero) and the bits as ±1 (seen
     before the first two, otherwise zero). The last of ``length`` + 1 actions is to be the bit's value: reward 1 or −1.
 
     Args:
@@ -246,7 +246,7 @@ class MemoryChain(MemoryTask):
         length: bsuite's ``memory_length``.
         bits: how many.
         max_steps: as for :class:`MemoryTask`.
-        device: likewise.
+        device: as for :class:`MemoryTask`.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class MemoryChain(MemoryTask):
         self.query = torch.zeros(num_envs, dtype=torch.int64, device=device)
 
     def begin(self, chosen: Tensor) -> None:
-        """Draws the bits, and which is asked for."""
+        """Draws the bits, and the index of the queried one."""
         count = self.time.shape[0]
         self.context = torch.where(chosen.unsqueeze(-1), self.draw(2, count, self.bits), self.context)
         self.query = torch.where(chosen, self.draw(self.bits, count), self.query)
@@ -268,8 +268,8 @@ class MemoryChain(MemoryTask):
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
         """Counts at the last step."""
         ends = self.time == self.length + 1
-        asked = self.context.gather(1, self.query.unsqueeze(-1)).squeeze(-1)
-        return torch.where(ends, torch.where(action == asked, 1.0, -1.0), 0.0), ends
+        bit = self.context.gather(1, self.query.unsqueeze(-1)).squeeze(-1)
+        return torch.where(ends, torch.where(action == bit, 1.0, -1.0), 0.0), ends
 
     def observe(self) -> Tensor:
         """Time, query, bits."""
@@ -296,7 +296,7 @@ class RepeatPrevious(MemoryTask):
         k: 1 is the card that is seen now. POPGym's easy task has 4, medium 32, hard 64.
         decks: 1, 2 and 3 there.
         max_steps: as for :class:`MemoryTask`.
-        device: likewise.
+        device: as for :class:`MemoryTask`.
     """
 
     def __init__(
@@ -318,9 +318,9 @@ class RepeatPrevious(MemoryTask):
 
     def move(self, action: Tensor) -> tuple[Tensor, Tensor]:
         """Compares."""
-        asked = self.cards.gather(1, (self.time - self.k).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        suit = self.cards.gather(1, (self.time - self.k).clamp(min=0).unsqueeze(-1)).squeeze(-1)
         unit = 1 / (self.count - self.k)
-        reward = torch.where(self.time >= self.k, torch.where(action == asked, unit, -unit), 0.0)
+        reward = torch.where(self.time >= self.k, torch.where(action == suit, unit, -unit), 0.0)
         return reward, self.time == self.count - 1
 
     def observe(self) -> Tensor:
@@ -328,7 +328,7 @@ class RepeatPrevious(MemoryTask):
         return self.cards.gather(1, self.time.unsqueeze(-1)).squeeze(-1)
 
     def hidden(self) -> Tensor:
-        """The suit that is asked for next, as a one-hot vector; zeros before the first."""
-        asked = self.time + 1 - self.k
-        suit = self.cards.gather(1, asked.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return functional.one_hot(suit, 4).float() * (asked >= 0).unsqueeze(-1)
+        """The suit that is to be named next, as a one-hot vector; zeros before the first."""
+        place = self.time + 1 - self.k
+        suit = self.cards.gather(1, place.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return functional.one_hot(suit, 4).float() * (place >= 0).unsqueeze(-1)

@@ -31,7 +31,7 @@ class Configuration(NamedTuple):
         """The kernels' compile-time constants and options."""
         tiles = {"BM": self.lanes, "BH": self.units, "BK": self.depth}
         layer = {"H": hidden_size, "LSTM": cell == "lstm", "PRECISION": precision}
-        # Without a bound of its own ptxas prefers spilling some registers to running fewer programs at once.
+        # Without a bound ptxas prefers spilling some registers to running fewer programs at once.
         return {**layer, **tiles, "num_warps": self.warps, "num_stages": self.stages, "maxnreg": 255}
 
 
