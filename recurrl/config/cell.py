@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from recurrl.config.options import FEATURES, IMAGES, LAYERS, NO_IMAGES, Condition, option
+from recurrl.config.options import FEATURES, IMAGES, LAYERS, NO_IMAGES, Condition, Range, option
 
 NO_CELL = "none"
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
@@ -19,6 +19,49 @@ class CellConfig:
     name: str = option("the cell; none is the control without memory, a feed-forward layer of the same size")
     hidden_size: int = option("width of the cell", FEATURES)
     num_layers: int = option("number of stacked recurrent layers", LAYERS)
+
+
+@dataclass
+class MinGRUConfig(CellConfig):
+    """minGRU."""
+
+    highway: bool = option("let the input bypass each layer, by a gate; for several layers")
+
+
+@dataclass
+class LMUConfig(CellConfig):
+    """Legendre memory unit."""
+
+    signals: int = option("signals that the memory is of", FEATURES)
+    order: int = option("Legendre polynomials of each signal", FEATURES)
+    theta: float = option("steps that the memory reaches back", Range(1, 10**6))
+
+
+@dataclass
+class LRUConfig(CellConfig):
+    """Linear recurrent unit."""
+
+    state_size: int = option("complex numbers of the state", FEATURES)
+
+
+@dataclass
+class S5Config(LRUConfig):
+    """S5."""
+
+
+@dataclass
+class FFMConfig(CellConfig):
+    """Fast and forgetful memory."""
+
+    memory_size: int = option("traces, each with its rate of forgetting", FEATURES)
+    context_size: int = option("contexts, each with its frequency", FEATURES)
+
+
+@dataclass
+class StackConfig(CellConfig):
+    """The last inputs side by side."""
+
+    length: int = option("inputs that the output is computed from, the current one among them", Range(2, 2**16, True))
 
 
 @dataclass

@@ -5,10 +5,11 @@ Shape legend: B rows, T steps, I input size, X size of a projected input, O outp
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -25,8 +26,8 @@ class Cell(ABC):
     A cell declares its ``parameters`` and ``states`` and computes one ``step``. It may also have ``project`` (what a
     step computes from its input alone) and ``initialize``. Weights and states are arguments: a cell holds no tensors.
     Autograd differentiates its step; a custom derivative is a ``torch.autograd.Function`` within it. A cell that can
-    compute all steps at once is a :class:`ParallelCell`, a cell made of gates a
-    :class:`~recurrl.recurrent.gated.GatedCell`.
+    compute all steps at once is a :class:`ParallelCell`, one whose states are a linear recurrence a
+    :class:`~recurrl.recurrent.linear.LinearCell`, a cell made of gates a :class:`~recurrl.recurrent.gated.GatedCell`.
     """
 
     hidden_size: int
@@ -77,9 +78,7 @@ class Cell(ABC):
 
 
 class ParallelCell(Cell):
-    """A cell whose states can be computed in parallel over time, as those of a linear recurrence can (see
-    :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`).
-    """
+    """A cell that computes all steps at once."""
 
     @abstractmethod
     def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
@@ -88,3 +87,22 @@ class ParallelCell(Cell):
         A step begins with the stored state at that step where ``starts`` is true, else with the state after the
         previous step. At other steps stored states may hold anything, NaN included.
         """
+
+
+def factory(cell: Callable[..., Cell]) -> Callable[[Any], Cell]:
+    """``make(options)`` of a cell's module: passes the options of the cell's arguments; the others keep defaults."""
+    names = inspect.signature(cell).parameters
+
+    def make(options: Any) -> Cell:
+        return cell(**{name: getattr(options, name) for name in names if hasattr(options, name)})
+
+    return make
+
+
+def orthogonal(parameter: Tensor, rows: int) -> None:
+    """Sets each block of so many rows of a matrix to an orthogonal one (Saxe et al. 2014), and a vector to zero."""
+    if parameter.ndim < 2:
+        nn.init.zeros_(parameter)
+        return
+    for block in parameter.split(rows):
+        nn.init.orthogonal_(block)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional
@@ -34,9 +34,6 @@ class GatedCell(Cell):
     STATES: ClassVar[tuple[str, ...]] = ("",)
     """Suffixes of the state names; the first state is the cell's output."""
 
-    RECURRENT: ClassVar[bool] = True
-    """False for a cell without a recurrent projection: it has no such weights, and ``h_gates`` is None."""
-
     def __init_subclass__(cls) -> None:
         for base in cls.__bases__:
             if getattr(base, "TORCH", None) is not None:
@@ -49,17 +46,15 @@ class GatedCell(Cell):
         self.hidden_size, self.bias, self.proj_size = hidden_size, bias, proj_size
 
     @abstractmethod
-    def activate(self, x_gates_BG: Tensor, h_gates_BG: Any, states_BH: States) -> States:
+    def activate(self, x_gates_BG: Tensor, h_gates_BG: Tensor, states_BH: States) -> States:
         """The new states from the two projections; differentiable by autograd."""
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
         """By torch's names, in its order."""
         rows, output = self.GATES * self.hidden_size, self.proj_size or self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size)}
-        if self.RECURRENT:
-            shapes["weight_hh"] = (rows, output)
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, input_size), "weight_hh": (rows, output)}
         if self.bias:
-            shapes |= dict.fromkeys(("bias_ih", "bias_hh")[: len(shapes)], (rows,))
+            shapes |= dict.fromkeys(("bias_ih", "bias_hh"), (rows,))
         if self.proj_size:
             shapes["weight_hr"] = (self.proj_size, self.hidden_size)
         return shapes
@@ -75,8 +70,7 @@ class GatedCell(Cell):
 
     def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
         """The recurrent projection, the gates, and the output projection."""
-        h_gates_BG = self.project_state(weights, states[0]) if self.RECURRENT else None
-        states = self.activate(x_BX, h_gates_BG, states)
+        states = self.activate(x_BX, self.project_state(weights, states[0]), states)
         w_hr = weights.get("weight_hr")
         if w_hr is not None:
             states = (functional.linear(states[0], w_hr), *states[1:])

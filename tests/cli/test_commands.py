@@ -64,7 +64,8 @@ def test_every_key_is_behind_help_all(train, tmp_path):
 def test_the_help_lists_choices_of_a_users_own(train, tmp_path):
     (tmp_path / "mine" / "cell").mkdir(parents=True)
     (tmp_path / "mine" / "cell" / "elman.yaml").touch()
-    assert "cell: elman, gru, lstm, mingru, none\n" in train("--config-dir", "mine", "--help").out
+    cells = ", ".join(sorted({*names("cell"), "elman"}))
+    assert f"cell: {cells}\n" in train("--config-dir", "mine", "--help").out
 
 
 LIGHT = """

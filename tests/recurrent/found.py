@@ -17,6 +17,7 @@ from recurrl.recurrent import RecurrentModule
 from recurrl.recurrent.backends import AUTO, RECOMPUTE, Options, backend_names, unsupported_reason
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.cells import cell_names, make_cell
+from recurrl.recurrent.cells.mingru import MinGRU
 
 
 class Several(Cell):
@@ -58,6 +59,7 @@ CELLS: dict[str, Callable[[int], Cell]] = {
     **{name: partial(make_cell, name) for name in cell_names()},
     **_of_examples(),
     "Several": Several,
+    "mingru with a highway": partial(MinGRU, highway=True),
 }
 """Makes a cell of a hidden size, by name."""
 

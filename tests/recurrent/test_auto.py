@@ -36,7 +36,7 @@ def run(cell: str, *, double: bool = False, **options: object) -> str | None:
         ("gru", {"double": True}, "native"),
         ("gru", {"recurrent_recompute": "full"}, "native"),
         ("lstm", {"proj_size": 2}, "scan"),
-        ("mingru", {}, "scan"),
+        ("mingru", {}, "native"),
     ],
 )
 def test_the_first_that_supports_the_layer_is_chosen(cell: str, options: dict[str, object], chosen: str) -> None:

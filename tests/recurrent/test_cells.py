@@ -13,7 +13,9 @@ from parity import batch, outputs_and_gradients, resets
 from torch import Tensor
 from torch.nn import functional
 
+from recurrl.config.plugins import options_class, values
 from recurrl.errors import ConfigError
+from recurrl.policy.build import make_cell
 from recurrl.recurrent import GatedCell, RecurrentModule
 from recurrl.recurrent.backends import Options, unsupported_reason
 from recurrl.recurrent.cell import Cell, States, Weights
@@ -52,6 +54,12 @@ def test_a_copy_computes_the_same(cell: str, copied: object) -> None:
     data = batch(module, resets("random", 3, 5))
     found, expected = outputs_and_gradients(copied(module), data), outputs_and_gradients(module, data)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("cell", cell_names())
+def test_a_cell_made_by_name_has_the_defaults_of_its_yaml(cell: str) -> None:
+    made = make_cell(options_class("cell", cell)(**values("cell", cell)))
+    assert vars(made) == vars(CELLS[cell](made.hidden_size))
 
 
 def test_parameters_are_initialised_like_torchs_unless_the_cell_says_otherwise() -> None:

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from found import layers_of
+from found import CELLS, layers_of
 from parity import batch, outputs_and_gradients, relative_errors, resets
 
 from recurrl.recurrent import GRUModule, RecurrentModule, set_recurrent_mode
 from recurrl.recurrent.backends.native import library, loop
+from recurrl.recurrent.cell import Cell
 
 BUILDS = """
 import sys
@@ -44,7 +45,7 @@ def machine_kernel() -> Path:
     """The kernel in the session's own cache, built at most once."""
     library.kernel.cache_clear()
     assert library.problem() is None
-    digest = library._digest(library._SOURCE.read_bytes(), library._compiler(), library._FLAGS)
+    digest = library._digest(library._source(), library._compiler(), library._FLAGS)
     return next((library._cache_folder() / "native").glob(f"kernel-{digest}-*.so"))
 
 
@@ -145,7 +146,7 @@ HOSTILE_FILES: dict[str, Callable[[Path], object]] = {
     "a pipe": instead(os.mkfifo),
     "a folder": instead(Path.mkdir),
     "a link to nothing": instead(lambda path: path.symlink_to("nothing")),
-    "a link to another file": instead(lambda path: path.symlink_to(library._SOURCE)),
+    "a link to another file": instead(lambda path: path.symlink_to(library._SOURCES[0])),
     "writable by others": lambda path: path.chmod(0o666),
     "another user's": given_away,
 }
@@ -264,13 +265,24 @@ def test_auto_leaves_dtypes_that_it_does_not_have_to_others() -> None:
 @pytest.mark.parametrize(
     ("cell", "options", "said"),
     [
-        ("mingru", {}, "no kernel for cell=mingru, only for gru"),
+        (CELLS["Several"](5), {}, "no kernel for cell=several, only for gru"),
+        ("mingru", {"recurrent_recompute": "full"}, "no steps to recompute"),
         ("lstm", {"proj_size": 2}, "proj_size=2 is not"),
     ],
 )
-def test_what_it_has_no_kernel_for_is_refused(cell: str, options: dict[str, Any], said: str) -> None:
+def test_what_it_has_no_kernel_for_is_refused(cell: str | Cell, options: dict[str, Any], said: str) -> None:
+    size = 5 if isinstance(cell, str) else None
     with pytest.raises(ValueError, match=said):
-        RecurrentModule(cell, 3, 5, recurrent_backend="native", in_key="x", out_key="y", **options)
+        RecurrentModule(cell, 3, size, recurrent_backend="native", in_key="x", out_key="y", **options)
+
+
+@pytest.mark.native
+def test_a_second_derivative_of_a_linear_cell_is_refused() -> None:
+    module = layers_of("mingru", "native", "none", (2, 3, 2, 3))
+    data = batch(module, resets("none", 2, 3))
+    data["x"].requires_grad_()
+    with set_recurrent_mode(True), pytest.raises(RuntimeError, match="Choose backend=reference"):
+        torch.autograd.grad(module(data)["y"].sum(), [data["x"]], create_graph=True)
 
 
 @pytest.mark.native
@@ -400,4 +412,4 @@ def test_extreme_gates_are_exact_enough() -> None:
 
 def test_the_kernel_is_shipped() -> None:
     assert shutil.which("cc") is not None, "these tests need a C compiler"
-    assert library._SOURCE.is_file()
+    assert all(path.is_file() for path in library._SOURCES)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recurrl.recurrent.backends.native.recurrence import recurrence as native_recurrence
+from recurrl.recurrent.linear import Recurrence
 from recurrl.recurrent.linear_recurrence import linear_recurrence
-from recurrl.recurrent.segments import Segments, mirrored
+from recurrl.recurrent.segments import Segments, expanded, mirrored
 
 
 @st.composite
@@ -88,19 +91,43 @@ def test_the_states_before_packed_steps_are_found(is_init: torch.Tensor) -> None
         assert place == (first.index(row_step) if row_step in first else len(first) + row_step - 1)
 
 
-def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives() -> None:
-    a, b = torch.rand(2, 2, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind(0)
-    stored = torch.randn(2, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+FORMS = {  # the shapes of a and of a state, and the dimension of real and imaginary parts
+    "a vector": ((3,), (3,), None),
+    "a number": ((), (), None),
+    "a matrix that forgets by rows": ((3, 1), (3, 4), None),
+    "a matrix that forgets by columns": ((1, 4), (3, 4), None),
+    "complex": ((2, 3), (2, 3), -2),
+    "a complex matrix that forgets by rows": ((2, 3, 1), (2, 3, 2), -3),
+}
+
+
+@pytest.mark.parametrize("steps", [(2, 7), ()], ids=["of each step", "of all steps"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize("recurrence", [linear_recurrence, pytest.param(native_recurrence, marks=pytest.mark.native)])
+def test_a_linear_recurrence_equals_its_loop_and_has_its_derivatives(
+    recurrence: Recurrence, form: tuple[tuple[int, ...], tuple[int, ...], int | None], steps: tuple[int, ...]
+) -> None:
+    (of_a, of_state, pair), generator = form, torch.Generator().manual_seed(0)
+    a = torch.rand((*steps, *of_a), dtype=torch.float64, generator=generator)
+    b, stored = torch.randn(2, 2, 7, *of_state, dtype=torch.float64, generator=generator).unbind(0)
     starts = torch.tensor([[True, False, False, True, True, False, False], [True] + [False] * 6])
-    h, expected = stored[:, 0], []
+    stored_read = torch.where(expanded(starts, stored), stored, torch.nan)
+    s, expected = stored[:, 0], []
     for t in range(7):
-        h = a[:, t] * torch.where(starts[:, t, None], stored[:, t], h) + b[:, t]
-        expected.append(h)
+        before = torch.where(expanded(starts[:, t], s), stored[:, t], s)
+        of_t = a[:, t] if steps else a
+        if pair is not None:  # as complex numbers
+            before, of_t = (torch.complex(*each.unbind(pair)) for each in (before, of_t))
+        s = of_t * before
+        s = (torch.stack((s.real, s.imag), pair) if pair is not None else s) + b[:, t]
+        expected.append(s)
     inputs = [a.requires_grad_(), b.requires_grad_(), stored.requires_grad_()]
 
     def run(a: Tensor, b: Tensor, stored: Tensor) -> Tensor:
-        return linear_recurrence(a, b, starts, stored)
+        return recurrence(a, b, starts, stored, pair)
 
-    torch.testing.assert_close(run(*inputs), torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
+    found = recurrence(a, b, starts, stored_read, pair)
+    torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(run, inputs)
-    assert torch.autograd.gradgradcheck(run, inputs)
+    if recurrence is linear_recurrence:
+        assert torch.autograd.gradgradcheck(run, inputs)

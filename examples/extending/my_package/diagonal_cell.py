@@ -1,7 +1,7 @@
 """A diagonal linear recurrence h' = a ⊙ h + √(1 − a²) ⊙ W x, read out by a gated linear map.
 
 A real-valued LRU (Orvieto et al. 2023, https://arxiv.org/abs/2303.06349). Each unit learns the rate at which it
-forgets. The recurrence is linear, so ``parallel`` computes all steps at once.
+forgets. The recurrence is linear: from its coefficients and its read-out follow a step and all steps at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from recurrl.config import CellConfig
 from recurrl.config.options import STEPS, option
-from recurrl.recurrent.cell import ParallelCell, States, Weights
-from recurrl.recurrent.linear_recurrence import linear_recurrence
+from recurrl.recurrent.cell import States, Weights
+from recurrl.recurrent.linear import LinearCell, Terms
 
 
 @dataclass
@@ -25,7 +25,7 @@ class DiagonalConfig(CellConfig):
     longest_memory: int = option("steps that the slowest unit remembers at first", STEPS, default=100)
 
 
-class Diagonal(ParallelCell):
+class Diagonal(LinearCell):
     """One state, different from the output."""
 
     def __init__(self, options: DiagonalConfig) -> None:
@@ -48,15 +48,9 @@ class Diagonal(ParallelCell):
     def project(self, weights: Weights, x: Tensor) -> Tensor:
         return functional.linear(x, weights["weight_in"])
 
-    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
-        (h,), a = states, torch.sigmoid(-weights["rate"])
-        h = a * h + (1 - a * a).sqrt() * x_BX
-        return self.read_out(weights, h), (h,)
-
-    def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
+    def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
         a = torch.sigmoid(-weights["rate"])
-        h = linear_recurrence(a.expand_as(x_BTX), (1 - a * a).sqrt() * x_BTX, starts_BT, stored[0])
-        return self.read_out(weights, h), (h,)
+        return ((a, (1 - a * a).sqrt() * x),), x
 
-    def read_out(self, weights: Weights, h: Tensor) -> Tensor:
-        return functional.glu(functional.linear(h, weights["weight_out"]))
+    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+        return functional.glu(functional.linear(states[0], weights["weight_out"]))

@@ -11,12 +11,11 @@ Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.cell import States
+from recurrl.recurrent.cell import States, factory
 from recurrl.recurrent.gated import AnalyticCell
 
 
@@ -60,6 +59,4 @@ class GRU(AnalyticCell):
         grad_before_B1H.addcmul_(grad, z)
 
 
-def make(options: Any) -> GRU:
-    """The cell of ``hidden_size`` features."""
-    return GRU(options.hidden_size)
+make = factory(GRU)

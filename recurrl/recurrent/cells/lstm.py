@@ -11,12 +11,11 @@ Shape legend: B rows, T steps, P steps of all rows, I input size, H hidden size,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.cell import States
+from recurrl.recurrent.cell import States, factory
 from recurrl.recurrent.gated import AnalyticCell
 
 
@@ -63,6 +62,4 @@ class LSTM(AnalyticCell):
         grad_c.mul_(f)
 
 
-def make(options: Any) -> LSTM:
-    """The cell of ``hidden_size`` features."""
-    return LSTM(options.hidden_size)
+make = factory(LSTM)

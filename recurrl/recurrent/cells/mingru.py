@@ -2,42 +2,66 @@
 
     z = σ(x_z)    h' = (1 − z) ⊙ h + z ⊙ x_h
 
-where ``x = W_ih·input + b_ih``, split in (z, h). Feng et al. 2024, https://arxiv.org/abs/2410.01201, algorithm 1.
+where ``x = W_ih·input + b_ih``, split in (z, h). Feng et al. 2024, https://arxiv.org/abs/2410.01201, algorithm 1. With
+``highway``, the output is ``σ(x_g) ⊙ h' + (1 − σ(x_g)) ⊙ input`` (Srivastava et al. 2015,
+https://arxiv.org/abs/1505.00387), which makes stacked layers easier to train; an input of another size than the
+hidden one is mapped to that linearly.
 
-Shape legend: B rows, T steps, H hidden size, G gate rows (2 × H).
+Shape legend: H hidden size, I input size.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from recurrl.recurrent.cell import ParallelCell, States, Weights
-from recurrl.recurrent.gated import GatedCell
-from recurrl.recurrent.linear_recurrence import linear_recurrence
-
-
-class MinGRU(GatedCell, ParallelCell):
-    """A gated cell without a recurrent projection."""
-
-    GATES = 2
-    RECURRENT = False
-
-    def activate(self, x_gates_BG: Tensor, h_gates_BG: None, states_BH: States) -> States:
-        """One step."""
-        x_z, x_h = x_gates_BG.chunk(2, -1)
-        return (torch.lerp(states_BH[0], x_h, torch.sigmoid(x_z)),)
-
-    def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
-        """All steps as ``h' = a ⊙ h + b``."""
-        x_z, x_h = x_BTX.chunk(2, -1)
-        z = torch.sigmoid(x_z)
-        h_BTH = linear_recurrence(1 - z, z * x_h, starts_BT, stored[0])
-        return h_BTH, (h_BTH,)
+from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.linear import LinearCell, Terms
 
 
-def make(options: Any) -> MinGRU:
-    """The cell of ``hidden_size`` features."""
-    return MinGRU(options.hidden_size)
+class MinGRU(LinearCell):
+    """One state, which is the output.
+
+    Args:
+        hidden_size: features of the state, H.
+        highway: let the input bypass the layer, by a gate.
+    """
+
+    def __init__(self, hidden_size: int, highway: bool = False) -> None:
+        self.hidden_size, self.highway = hidden_size, highway
+
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        """Those of z and h; then, for the highway, of its gate, and of its map if the sizes differ."""
+        rows = 4 if self.highway and input_size != self.hidden_size else 2 + self.highway
+        return {"weight_ih": (rows * self.hidden_size, input_size), "bias_ih": (rows * self.hidden_size,)}
+
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """The output."""
+        return {"": (self.hidden_size,)}
+
+    def initialize(self, name: str, parameter: Tensor) -> None:
+        """Orthogonal for each gate, zero biases."""
+        orthogonal(parameter, self.hidden_size)
+
+    def project(self, weights: Weights, x: Tensor) -> Tensor:
+        """The gates, and for the highway the input as the last H features."""
+        gates = functional.linear(x, weights["weight_ih"], weights["bias_ih"])
+        return torch.cat((gates, x), -1) if self.highway and gates.shape[-1] == 3 * self.hidden_size else gates
+
+    def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
+        """``(1 − z, z ⊙ x_h)``."""
+        hidden = self.hidden_size
+        z, candidate, rest = x.split((hidden, hidden, x.shape[-1] - 2 * hidden), -1)
+        z = torch.sigmoid(z)
+        return ((1 - z, z * candidate),), rest
+
+    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+        """The state, or its mixture with the input."""
+        if not self.highway:
+            return states[0]
+        gate, bypass = rest.chunk(2, -1)
+        return torch.lerp(bypass, states[0], torch.sigmoid(gate))
+
+
+make = factory(MinGRU)

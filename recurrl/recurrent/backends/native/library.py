@@ -1,4 +1,4 @@
-"""Compiles ``kernel.c`` with the system's C compiler, once for each machine, and loads it."""
+"""Compiles the C sources of this folder with the system's C compiler, once for each machine, and loads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import torch
 
 from recurrl.runtime.atomic import replacing
 
-_SOURCE = Path(__file__).with_name("kernel.c")
+_SOURCES = [Path(__file__).with_name(name) for name in ("kernel.c", "recurrence.c")]
+_FUNCTIONS = ("forward", "backward", "recurrence_forward", "recurrence_backward")
 _NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 # Without -ffast-math, which would let NaN and Inf become anything.
 _FLAGS = ("-O3", _NATIVE, "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread", "-x", "c")
@@ -80,7 +81,7 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
     if os.name != "posix":
         raise NoKernelError("backend=native needs Linux or macOS. Choose backend=scan.")
     compiler, flags = _compiler(), (*_FLAGS, *(["-DDOUBLE"] if dtype == torch.float64 else []))
-    source = _SOURCE.read_bytes()
+    source = _source()
     name, folder = f"kernel-{_digest(source, compiler, flags)}", None
     try:
         folder = _cache_folder() / "native"
@@ -108,6 +109,11 @@ def _load(dtype: torch.dtype) -> ctypes.CDLL:
         return _loaded(named)  # stays loaded without its file
 
 
+def _source() -> bytes:
+    """All sources, as one compilation."""
+    return b"\n".join(path.read_bytes() for path in _SOURCES)
+
+
 def _loaded(path: Path) -> ctypes.CDLL:
     """The kernel in a file that is as its name says it was written: one that is cut short would kill the process.
 
@@ -118,7 +124,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     if _sha256(path.read_bytes()) != path.stem.rpartition("-")[2]:
         raise OSError(f"{path} was modified or cut short")
     found = ctypes.CDLL(str(path))
-    if not all(hasattr(found, name) for name in ("forward", "backward")):
+    if not all(hasattr(found, name) for name in _FUNCTIONS):
         raise OSError(f"{path} is another library")
     return found
 

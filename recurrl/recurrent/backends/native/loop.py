@@ -12,12 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import AnalyticCell
-from recurrl.recurrent.operators import WEIGHTS, Layer, layer
-from recurrl.recurrent.segments import Segments
+from recurrl.recurrent.operators import WEIGHTS, Layer
 
 _COLUMNS = 4  # A / H, of either cell
 # Fewer multiplications take less time than starting a thread.
@@ -49,23 +45,6 @@ class _Layer(ctypes.Structure):
         ("sums", ctypes.c_void_p),
         *((name, ctypes.c_long) for name in ("begin", "end")),
     )
-
-
-def sequence(
-    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
-) -> tuple[Tensor, States]:
-    """Runs one layer with the kernel.
-
-    Raises:
-        ValueError: the dtype is neither float32 nor float64.
-    """
-    if x_BTI.dtype not in DTYPES:
-        raise ValueError(
-            f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
-            "Choose backend=scan."
-        )
-    assert isinstance(cell, AnalyticCell)
-    return layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
 
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:

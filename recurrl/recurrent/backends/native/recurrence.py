@@ -1,0 +1,128 @@
+"""Runs a linear recurrence by the kernel, ``recurrence.c``: one pass over the steps forwards, one backwards.
+
+Shape legend: B rows, T steps; any further dimensions are a state's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurrl.recurrent.backends.native import library
+
+_SIZES = ("rows", "steps", "planes", "width", "repeat", "a_row", "a_step", "stored_row", "stored_step")
+_ARRAYS = ("a", "b", "stored", "starts", "states", "grad", "grad_a", "grad_b", "grad_stored", "carried")
+
+
+class _Recurrence(ctypes.Structure):
+    """The kernel's ``Recurrence``."""
+
+    _fields_ = (*((name, ctypes.c_long) for name in _SIZES), *((name, ctypes.c_void_p) for name in _ARRAYS))
+
+
+def recurrence(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pair: int | None) -> Tensor:
+    """As :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence`, by the kernel; differentiable once."""
+    shape, entries = b.shape[2:], a.shape[a.ndim - b.ndim + 2 :]
+    # Of a's last dimensions, the kernel repeats those of size one.
+    kept = len(entries)
+    while kept and entries[kept - 1] == 1:
+        kept -= 1
+    if entries[:kept] != shape[:kept]:
+        kept = len(shape)
+    a = a.expand(*b.shape[: 2 + kept], *[1] * (len(shape) - kept))
+    return _Differentiable.apply(a, b, starts_BT, stored, pair is not None)  # type: ignore[no-untyped-call]
+
+
+def forward(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
+    """The states after each step."""
+    states = _states(a, b, starts_BT, stored, pairs)
+    _run("forward", a, b.contiguous(), starts_BT, stored, states, pairs, [None] * 5)
+    return states
+
+
+def backward(
+    a: Tensor, starts_BT: Tensor, stored: Tensor, states: Tensor, grad: Tensor, pairs: bool, wants_stored: bool
+) -> list[Tensor]:
+    """Gradients of a, b and the stored states; the last is empty unless it is wanted."""
+    grads = _gradients(a, starts_BT, stored, states, grad, pairs, wants_stored)
+    memory = [grad.contiguous(), *grads, grad.new_empty(states.shape[2:])]
+    _run("backward", a, None, starts_BT, stored, states, pairs, memory)
+    return grads
+
+
+def _run(
+    direction: str,
+    a: Tensor,
+    b: Tensor | None,
+    starts_BT: Tensor,
+    stored: Tensor,
+    states: Tensor,
+    pairs: bool,
+    memory: Sequence[Tensor | None],
+) -> None:
+    if stored.shape != states.shape or a.dtype != states.dtype:
+        raise ValueError(
+            f"backend=native needs stored states {list(states.shape)} and coefficients of {states.dtype}; there are "
+            f"{list(stored.shape)} and {a.dtype}."
+        )
+    stored, starts_BT = stored.to(states), starts_BT.bool().contiguous()
+    (rows, steps), size, planes = states.shape[:2], prod(states.shape[2:]), 2 if pairs else 1
+    a, stored = (each if each[0, 0].is_contiguous() else each.contiguous() for each in (a, stored))
+    repeat = size // prod(a.shape[2:])
+    sizes = (rows, steps, planes, size // planes, repeat, *a.stride()[:2], *stored.stride()[:2])
+    arrays = (a, b, stored, starts_BT, states, *memory)
+    kernel = library.kernel(states.dtype)
+    if isinstance(kernel, str):
+        raise RuntimeError(kernel)
+    pointers = [None if each is None or not each.numel() else each.data_ptr() for each in arrays]
+    getattr(kernel, f"recurrence_{direction}")(ctypes.byref(_Recurrence(*sizes, *pointers)))
+
+
+def _states(a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
+    return b.new_empty(b.shape)
+
+
+def _gradients(
+    a: Tensor, starts_BT: Tensor, stored: Tensor, states: Tensor, grad: Tensor, pairs: bool, wants_stored: bool
+) -> list[Tensor]:
+    return [grad.new_empty(shape) for shape in (a.shape, states.shape, stored.shape if wants_stored else (0,))]
+
+
+_operators = torch.library.Library("recurrl", "FRAGMENT")
+_operators.define("recurrence_forward(Tensor a, Tensor b, Tensor starts, Tensor stored, bool pairs) -> Tensor")
+_operators.define(
+    "recurrence_backward(Tensor a, Tensor starts, Tensor stored, Tensor states, Tensor grad, bool pairs, "
+    "bool wants_stored) -> Tensor[]"
+)
+_operators.impl("recurrence_forward", forward, "CompositeExplicitAutograd")
+_operators.impl("recurrence_backward", backward, "CompositeExplicitAutograd")
+torch.library.register_fake("recurrl::recurrence_forward", _states)
+torch.library.register_fake("recurrl::recurrence_backward", _gradients)
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
+        run: Any = torch.ops.recurrl.recurrence_forward.default if torch.compiler.is_compiling() else forward
+        states: Tensor = run(a, b, starts_BT, stored, pairs)
+        ctx.save_for_backward(a, starts_BT, stored, states)
+        ctx.pairs = pairs
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # once_differentiable would silently omit the recurrence from a second derivative.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "backend=native supports first derivatives only, but create_graph=True needs a second one. Choose "
+                "backend=reference, which supports any order."
+            )
+        run: Any = torch.ops.recurrl.recurrence_backward.default if torch.compiler.is_compiling() else backward
+        wants_stored = ctx.needs_input_grad[3]
+        grad_a, grad_b, grad_stored = run(*ctx.saved_tensors, grad, ctx.pairs, wants_stored)
+        return grad_a, grad_b, None, grad_stored if wants_stored else None, None

@@ -1,0 +1,73 @@
+"""Linear recurrent unit: a diagonal complex recurrence between linear maps, then a gated linear unit.
+
+    s' = λ ⊙ s + √(1 − |λ|²) ⊙ B·input    y = Re(C·s') + D·input    output = GLU(W·y + b)
+
+Orvieto et al. 2023, https://arxiv.org/abs/2303.06349; the gated linear unit is that of a block there. The initial λ are
+those for long sequences: of 0.9 to 0.999 in absolute value, with small phases.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.linear import LinearCell, Terms, initialize_ring, ring
+
+
+class LRU(LinearCell):
+    """One complex state.
+
+    Args:
+        hidden_size: features of the output, H.
+        state_size: complex numbers of the state, N.
+    """
+
+    COMPLEX = True
+
+    def __init__(self, hidden_size: int, state_size: int = 64) -> None:
+        self.hidden_size, self.state_size = hidden_size, state_size
+
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        """λ; B and D in one matrix; C, its real part before its imaginary one; and those of the gated linear unit."""
+        hidden, size = self.hidden_size, self.state_size
+        return {
+            "log_decay": (size,),
+            "log_phase": (size,),
+            "weight_in": (2 * size + hidden, input_size),
+            "weight_out": (hidden, 2 * size),
+            "weight_glu": (2 * hidden, hidden),
+            "bias_glu": (2 * hidden,),
+        }
+
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """Real and imaginary parts."""
+        return {"": (2, self.state_size)}
+
+    def initialize(self, name: str, parameter: Tensor) -> None:
+        """λ in a ring, orthogonal matrices, zero biases."""
+        if name.startswith("log"):
+            initialize_ring(name, parameter, 0.9, 0.999, math.pi / 10)
+        else:
+            orthogonal(parameter, 2 * self.state_size if name == "weight_in" else self.hidden_size)
+
+    def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
+        """``(λ, √(1 − |λ|²) ⊙ B·input)``, and ``D·input``."""
+        a, gain = ring(weights)
+        w_in, w_skip = weights["weight_in"].split((2 * self.state_size, self.hidden_size))
+        scaled = gain.unsqueeze(-1) * w_in.unflatten(0, (2, self.state_size))
+        entering, skip = functional.linear(x, torch.cat((scaled.flatten(0, 1), w_skip))).split(
+            (len(w_in), len(w_skip)), -1
+        )
+        return ((a, entering.unflatten(-1, (2, self.state_size))),), skip
+
+    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+        """``GLU(W·(Re(C·s') + D·input) + b)``."""
+        y = functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
+        return functional.glu(functional.linear(y, weights["weight_glu"], weights["bias_glu"]))
+
+
+make = factory(LRU)

@@ -1,0 +1,55 @@
+"""minLSTM: an LSTM whose gates do not depend on the state, normalised so that the state stays in scale.
+
+    f = σ(x_f)    i = σ(x_i)    h' = f / (f + i) ⊙ h + i / (f + i) ⊙ x_h
+
+where ``x = W_ih·input + b_ih``, split in (f, i, h). Feng et al. 2024, https://arxiv.org/abs/2410.01201, algorithm 3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.linear import LinearCell, Terms
+
+TINY = 1e-30
+"""Both gates may underflow."""
+
+
+class MinLSTM(LinearCell):
+    """One state, which is the output."""
+
+    def __init__(self, hidden_size: int) -> None:
+        self.hidden_size = hidden_size
+
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        """Those of f, i and h."""
+        return {"weight_ih": (3 * self.hidden_size, input_size), "bias_ih": (3 * self.hidden_size,)}
+
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """The output."""
+        return {"": (self.hidden_size,)}
+
+    def initialize(self, name: str, parameter: Tensor) -> None:
+        """Orthogonal for each gate, zero biases."""
+        orthogonal(parameter, self.hidden_size)
+
+    def project(self, weights: Weights, x: Tensor) -> Tensor:
+        """The gates."""
+        return functional.linear(x, weights["weight_ih"], weights["bias_ih"])
+
+    def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
+        """The gates, normalised."""
+        gates, candidate = x.split((2 * self.hidden_size, self.hidden_size), -1)
+        forget, enter = torch.sigmoid(gates).chunk(2, -1)
+        total = forget + enter + TINY
+        return ((forget / total, enter / total * candidate),), candidate
+
+    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+        """The state."""
+        return states[0]
+
+
+make = factory(MinLSTM)

@@ -1,0 +1,60 @@
+"""Recurrent trace unit: a diagonal complex recurrence whose output is nonlinear in both parts of its state.
+
+    s' = λ ⊙ s + √(1 − |λ|²) ⊙ W·input    output = tanh(Re s', Im s')
+
+Elelimy et al. 2024, https://arxiv.org/abs/2409.01449: the linear unit, with gradients by backpropagation through time
+instead of traces. The state has half as many complex numbers as the output has features.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.linear import LinearCell, Terms, initialize_ring, ring
+
+
+class RTU(LinearCell):
+    """One complex state.
+
+    Args:
+        hidden_size: features of the output, H.
+    """
+
+    COMPLEX = True
+
+    def __init__(self, hidden_size: int) -> None:
+        self.hidden_size, self.state_size = hidden_size, (hidden_size + 1) // 2
+
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        """λ and W, the rows of the real parts first."""
+        size = self.state_size
+        return {"log_decay": (size,), "log_phase": (size,), "weight_ih": (2 * size, input_size)}
+
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """Real and imaginary parts."""
+        return {"": (2, self.state_size)}
+
+    def initialize(self, name: str, parameter: Tensor) -> None:
+        """λ uniform in the upper half of the unit disk: conjugates do the same. W orthogonal."""
+        if name.startswith("log"):
+            initialize_ring(name, parameter, 0.0, 1.0, math.pi)
+        else:
+            orthogonal(parameter, 2 * self.state_size)
+
+    def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
+        """``(λ, √(1 − |λ|²) ⊙ W·input)``."""
+        a, gain = ring(weights)
+        scaled = gain.unsqueeze(-1) * weights["weight_ih"].unflatten(0, (2, self.state_size))
+        return ((a, functional.linear(x, scaled.flatten(0, 1)).unflatten(-1, (2, self.state_size))),), x
+
+    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+        """Both parts; of an odd number of features, all but the last."""
+        return torch.tanh(states[0].flatten(-2)[..., : self.hidden_size])
+
+
+make = factory(RTU)

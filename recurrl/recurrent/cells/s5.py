@@ -1,0 +1,92 @@
+"""S5: a diagonal complex state space in continuous time, discretised with learned time steps.
+
+    s' = exp(ΛΔ) ⊙ s + (exp(ΛΔ) − 1) / Λ ⊙ B·input    y = gelu(2 Re(C·s') + D·input)    output = y ⊙ σ(W·y)
+
+Smith et al. 2023, https://arxiv.org/abs/2208.04933; for reinforcement learning, Lu et al. 2023,
+https://arxiv.org/abs/2303.03982. Λ starts from blocks of the eigenvalues of the normal part of HiPPO-LegS, of which
+conjugates are left out, Δ from 0.001 to 0.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurrl.recurrent.cell import States, Weights, factory, orthogonal
+from recurrl.recurrent.linear import LinearCell, Terms
+from recurrl.recurrent.linear_recurrence import product
+
+BLOCK = 8
+"""Complex numbers of a block of the initial Λ."""
+
+
+class S5(LinearCell):
+    """One complex state.
+
+    Args:
+        hidden_size: features of the output, H.
+        state_size: complex numbers of the state, N.
+    """
+
+    COMPLEX = True
+
+    def __init__(self, hidden_size: int, state_size: int = 64) -> None:
+        self.hidden_size, self.state_size = hidden_size, state_size
+
+    def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
+        """Λ, its real part as −exp(log_decay); Δ; B and D in one matrix; C, real part first; and W."""
+        hidden, size = self.hidden_size, self.state_size
+        return {
+            "log_decay": (size,),
+            "frequency": (size,),
+            "log_step": (size,),
+            "weight_in": (2 * size + hidden, input_size),
+            "weight_out": (hidden, 2 * size),
+            "weight_gate": (hidden, hidden),
+        }
+
+    def states(self) -> dict[str, tuple[int, ...]]:
+        """Real and imaginary parts."""
+        return {"": (2, self.state_size)}
+
+    def initialize(self, name: str, parameter: Tensor) -> None:
+        """HiPPO's eigenvalues, log-uniform time steps, orthogonal matrices."""
+        if name == "log_decay":
+            parameter.fill_(math.log(0.5))
+        elif name == "frequency":
+            root = (torch.arange(2 * BLOCK, dtype=torch.float64) + 0.5).sqrt()
+            skew = torch.outer(root, root).tril(-1)
+            found = torch.linalg.eigvalsh(1j * (skew - skew.T))[BLOCK:]
+            parameter.copy_(found.repeat(-(-self.state_size // BLOCK))[: self.state_size])
+        elif name == "log_step":
+            nn.init.uniform_(parameter, math.log(0.001), math.log(0.1))
+        else:
+            orthogonal(parameter, 2 * self.state_size if name == "weight_in" else self.hidden_size)
+
+    def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
+        """By a zero-order hold; and ``D·input``."""
+        decay, frequency, step = weights["log_decay"].exp(), weights["frequency"], weights["log_step"].exp()
+        growth, angle = -decay * step, frequency * step
+        a = torch.exp(growth) * torch.stack((angle.cos(), angle.sin()))
+        # exp(ΛΔ) − 1, without a difference of nearly equal numbers.
+        a_less_one = torch.stack((torch.expm1(growth) * angle.cos() - 2 * (angle / 2).sin().square(), a[1]))
+        inverse = torch.stack((-decay, -frequency)) / (decay.square() + frequency.square())
+        gain = product(a_less_one, inverse, 0)
+        w_in, w_skip = weights["weight_in"].split((2 * self.state_size, self.hidden_size))
+        scaled = product(gain.unsqueeze(-1), w_in.unflatten(0, (2, self.state_size)), 0)
+        entering, skip = functional.linear(x, torch.cat((scaled.flatten(0, 1), w_skip))).split(
+            (len(w_in), len(w_skip)), -1
+        )
+        return ((a, entering.unflatten(-1, (2, self.state_size))),), skip
+
+    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+        """``y ⊙ σ(W·y)``."""
+        y = 2 * functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
+        y = functional.gelu(y)
+        return y * torch.sigmoid(functional.linear(y, weights["weight_gate"]))
+
+
+make = factory(S5)

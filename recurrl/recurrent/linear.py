@@ -1,0 +1,85 @@
+"""Cells whose states are a linear recurrence: all of them run by one scan over time.
+
+Shape legend: B rows, T steps, X size of a projected input, O output size.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recurrl.recurrent.cell import ParallelCell, States, Weights
+from recurrl.recurrent.linear_recurrence import linear_recurrence, product
+
+Recurrence = Callable[[Tensor, Tensor, Tensor, Tensor, int | None], Tensor]
+"""Computes what :func:`~recurrl.recurrent.linear_recurrence.linear_recurrence` does."""
+
+Terms = tuple[tuple[Tensor, Tensor], ...]
+"""The coefficients a and b of each state."""
+
+
+class LinearCell(ParallelCell):
+    """A cell whose states follow ``s' = a ⊙ s + b``, with coefficients that depend on the input alone.
+
+    It defines ``coefficients`` and ``read``; its step and its parallel form follow from them.
+    """
+
+    COMPLEX: ClassVar[bool] = False
+    """The states are complex: the first dimension of each, of size 2, has the real and the imaginary parts."""
+
+    @abstractmethod
+    def coefficients(self, weights: Weights, x: Tensor) -> tuple[Terms, Tensor]:
+        """``(a, b)`` of each state, and what ``read`` needs of the input; for one step or for many: x is ``[..., X]``.
+
+        Each b is ``[..., *shape]``. An a has the same dimensions, of size one where it is the same for all entries,
+        or only those of the state if it is the same at every step.
+        """
+
+    @abstractmethod
+    def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
+        """The output ``[..., O]`` from the states after the step, and the second result of ``coefficients``."""
+
+    def step(self, weights: Weights, x_BX: Tensor, states: States) -> tuple[Tensor, States]:
+        """One step of the recurrence, and the output."""
+        terms, rest = self.coefficients(weights, x_BX)
+        each = zip(terms, states, self._pairs(), strict=True)
+        states = tuple([product(a, state, pair) + b for (a, b), state, pair in each])
+        return self.read(weights, rest, states), states
+
+    def parallel(self, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States) -> tuple[Tensor, States]:
+        """All steps, by doubling."""
+        return self.scan(linear_recurrence, weights, x_BTX, starts_BT, stored)
+
+    def scan(
+        self, recurrence: Recurrence, weights: Weights, x_BTX: Tensor, starts_BT: Tensor, stored: States
+    ) -> tuple[Tensor, States]:
+        """All steps, with an implementation of the recurrence; otherwise as ``parallel``."""
+        terms, rest = self.coefficients(weights, x_BTX)
+        each = zip(terms, stored, self._pairs(), strict=True)
+        states = tuple([recurrence(a, b, starts_BT, state, pair) for (a, b), state, pair in each])
+        return self.read(weights, rest, states), states
+
+    def _pairs(self) -> list[int | None]:
+        """The dimension of real and imaginary parts in each state, from the end."""
+        return [-len(shape) if self.COMPLEX else None for shape in self.states().values()]
+
+
+def ring(weights: Weights) -> tuple[Tensor, Tensor]:
+    """The coefficients ``λ = exp(−exp(log_decay) + i·exp(log_phase))`` ``[2, N]``, and ``√(1 − |λ|²)`` ``[N]``, which
+    keeps the scale of a state that white noise enters (Orvieto et al. 2023).
+    """
+    decay, phase = weights["log_decay"].exp(), weights["log_phase"].exp()
+    return torch.exp(-decay) * torch.stack((phase.cos(), phase.sin())), (-torch.expm1(-2 * decay)).sqrt()
+
+
+def initialize_ring(name: str, parameter: Tensor, low: float, high: float, phase: float) -> None:
+    """Sets a parameter of :func:`ring` so that λ is uniform in a ring of radii ``low`` to ``high``, up to a phase."""
+    if name == "log_decay":
+        squared = low**2 + (high**2 - low**2) * torch.rand_like(parameter)
+        parameter.copy_((-0.5 * squared.clamp(min=1e-6).log()).log())
+    else:
+        nn.init.uniform_(parameter, 1e-3 * phase, phase).log_()

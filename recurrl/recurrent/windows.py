@@ -1,0 +1,31 @@
+"""Windows over the steps of rows with resets.
+
+Shape legend: B rows, T steps, K entries of a stored window; any further dimensions are an entry's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def windows(entries: Tensor, starts_BT: Tensor, stored: Tensor) -> Tensor:
+    """At each step the last K + 1 entries, the oldest first: ``[B, T, K + 1, ...]``.
+
+    Before the first entry of a segment come those of the window that was stored there.
+
+    Args:
+        entries: one a step, ``[B, T, ...]``.
+        starts_BT: where segments start.
+        stored: windows before each step, ``[B, T, K, ...]``; read at starts only.
+    """
+    (rows, steps), length = starts_BT.shape, stored.shape[2]
+    step = torch.arange(steps, device=entries.device)
+    start_BT1 = torch.where(starts_BT, step, 0).cummax(1).values.unsqueeze(-1)
+    # Of step t and place k: the entry of step t − K + k, or if that is before the segment, of the stored window.
+    source_TK = step.unsqueeze(-1) + torch.arange(-length, 1, device=entries.device)
+    before = source_TK - start_BT1
+    row_B11 = torch.arange(rows, device=entries.device).view(-1, 1, 1)
+    own = entries[row_B11, source_TK.clamp(min=0)]
+    earlier = stored[row_B11, start_BT1, (before + length).clamp(0, length - 1)]
+    return torch.where(before.view(*before.shape, *[1] * (own.ndim - 3)) < 0, earlier, own)
