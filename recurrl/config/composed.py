@@ -1,10 +1,10 @@
 """Converts the configuration that Hydra composed to plain dataclasses, which all code behind the command line uses."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any, get_args
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from recurrl.config.keys import check_key, key_paths, keys_of
 from recurrl.config.plugins import GROUPS, joined, key_of, options_class
@@ -60,10 +60,7 @@ def with_defaults(config: DictConfig) -> DictConfig:
     Raises:
         ConfigError: a key that does not exist, or a value of the wrong type.
     """
-    chosen = chosen_options(config)
-    values, known = plain(config, resolve=False), key_paths(chosen=chosen)
-    for path in paths_of(values, known):
-        check_key(path, known)
+    chosen, values = chosen_options(config), plain(config, resolve=False)
     schema = OmegaConf.structured(TrainConfig)
     try:
         for group, options in chosen.items():
@@ -77,6 +74,8 @@ def with_defaults(config: DictConfig) -> DictConfig:
     try:
         merged = OmegaConf.merge(schema, _with_integers(values, "", integers))
     except OmegaConfBaseException as error:
+        if isinstance(error, ConfigKeyError):
+            check_key(str(error.full_key), key_paths(chosen=chosen))
         raise _type_error(error) from error
     assert isinstance(merged, DictConfig)
     return merged
@@ -107,17 +106,6 @@ def plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
     values = OmegaConf.to_container(config, resolve=resolve)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
-
-
-def paths_of(values: Mapping[str, Any], known: Collection[str], prefix: str = "") -> list[str]:
-    """The dotted keys of nested dictionaries. What is below a known key that is not a group is its value."""
-    paths: list[str] = []
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        paths.append(path)
-        if isinstance(value, Mapping) and (path not in known or any(one.startswith(f"{path}.") for one in known)):
-            paths += paths_of(value, known, f"{path}.")
-    return paths
 
 
 def value_of(config: DictConfig, key: str) -> Any:

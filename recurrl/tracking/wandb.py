@@ -4,10 +4,13 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+# Offline is offline: wandb would send its own errors to its makers, whatever the mode of a run.
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
 
@@ -32,18 +35,14 @@ class WandbTracker(Tracker):
     Args:
         run: the wandb run.
         run_dir: directory of the training run, named in messages.
-        resources: released once the run is finished.
         recorded: frames up to which the wandb run already has metrics; those are not logged again.
         artifacts: keep the best checkpoint.
     """
 
-    def __init__(
-        self, run: wandb.Run, run_dir: Path, resources: ExitStack, recorded: int = 0, artifacts: bool = False
-    ) -> None:
+    def __init__(self, run: wandb.Run, run_dir: Path, recorded: int = 0, artifacts: bool = False) -> None:
         self.id = run.id
         self._run = run
         self._run_dir = run_dir
-        self._resources = resources
         self._recorded = recorded
         self._artifacts = artifacts
         self._failed = False
@@ -71,8 +70,7 @@ class WandbTracker(Tracker):
 
     def close(self, exit_code: int = 0) -> None:
         """Finishes the run, waiting up to a timeout for pending writes and uploads."""
-        with self._resources:
-            self._attempt(self._run.finish, exit_code=exit_code)
+        self._attempt(self._run.finish, exit_code=exit_code)
 
     def _attempt(self, call: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Calls wandb, unless an earlier call failed."""
@@ -108,10 +106,8 @@ def make(
             is ahead of the checkpoint.
     """
     earlier = None if resumed is None else resumed.ids.get(NAME)
-    with ExitStack() as resources:
-        run = _start(options, options.id or earlier, run_dir, settings, resources)
-        recorded = _recorded(run, run_dir, resumed)
-        tracker = WandbTracker(run, run_dir, resources.pop_all(), recorded, options.artifacts)
+    run = _start(options, options.id or earlier, run_dir, settings)
+    tracker = WandbTracker(run, run_dir, _recorded(run, run_dir, resumed), options.artifacts)
     if run.id != earlier:
         log_history(tracker, run_dir, resumed)
     return tracker
@@ -189,33 +185,29 @@ def upload(
         ConfigError: wandb cannot continue the run.
         RunError: an artifact could not be recorded or uploaded.
     """
-    with ExitStack() as resources:
-        run = _start(options, run_id, run_dir, settings, resources)
-        if run.disabled:
-            run.finish()
-            raise ConfigError("wandb is disabled (WANDB_MODE or `wandb disabled`). Set WANDB_MODE=online or offline.")
-        try:
-            for kind, (folder, metadata) in artifacts.items():
-                log_artifact(run, kind, folder, metadata)
+    run = _start(options, run_id, run_dir, settings)
+    if run.disabled:
+        run.finish()
+        raise ConfigError("wandb is disabled (WANDB_MODE or `wandb disabled`). Set WANDB_MODE=online or offline.")
+    try:
+        for kind, (folder, metadata) in artifacts.items():
+            log_artifact(run, kind, folder, metadata)
+        run.finish(exit_code=exit_code)
+    except Exception as error:  # wandb's failures have no common public type
+        with suppress(Exception):
             run.finish(exit_code=exit_code)
-        except Exception as error:  # wandb's failures have no common public type
-            with suppress(Exception):
-                run.finish(exit_code=exit_code)
-            raise RunError(
-                f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {_one_line(error)}. Check "
-                "the disk and the connection, and try again."
-            ) from error
-        return _where(run)
+        raise RunError(
+            f"Not all of {', '.join(artifacts)} became artifacts of wandb run {run_id}: {_one_line(error)}. Check the "
+            "disk and the connection, and try again."
+        ) from error
+    return _where(run)
 
 
-def _start(
-    options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any], resources: ExitStack
-) -> wandb.Run:
+def _start(options: WandbConfig, run_id: str | None, run_dir: Path, settings: Mapping[str, Any]) -> wandb.Run:
     try:
         # Hides wandb's start and end banners; errors and warnings still show.
         machine = wandb.setup(settings=wandb.Settings(show_info=False)).settings
         mode, reason = choose_mode(options.mode)
-        resources.enter_context(_process_mode(mode, machine.mode))
         run = wandb.init(
             project=options.project,
             dir=run_dir,
@@ -246,16 +238,6 @@ def _start(
         ) from error
     logger.info("wandb run %s is %s (%s). %s", run.id, mode, reason, _where(run))
     return run
-
-
-@contextmanager
-def _process_mode(mode: str, previous: str) -> Iterator[None]:
-    """Sets wandb's process-wide mode: ``wandb.init`` does not, but wandb's telemetry checks only that one."""
-    wandb.setup(settings=wandb.Settings(mode=mode))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        wandb.setup(settings=wandb.Settings(mode=previous))  # type: ignore[arg-type]
 
 
 def _recorded(run: wandb.Run, run_dir: Path, resumed: Resumed | None) -> int:

@@ -44,9 +44,24 @@ def wait_for_frames(run):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    "count", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)]
-)
+def test_a_directory_that_another_process_has_locked_is_not_used(train, tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    code = (
+        "from recurrl.runtime.run_directory import locked, Path; lock = locked(Path('run')); lock.__enter__(); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, text=True, **pipes) as holder:
+        while not (tmp_path / "run" / "run.lock").exists() or not (tmp_path / "run" / "run.lock").read_text():
+            assert holder.poll() is None
+        for overrides in ([], ["resume=auto"]):
+            error = train(*tiny, "hydra.run.dir=run", *overrides).error
+            assert f"is in use by process {holder.pid} on" in error
+        holder.kill()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3, 10])
 def test_of_several_runs_started_in_one_directory_one_runs(start, tiny, tmp_path, count):
     runs = [start(*tiny, "hydra.run.dir=run", "resume=auto", *LONG) for _ in range(count)]
     refused = []

@@ -16,7 +16,10 @@ CELLS = sorted(path.stem for path in (CONFIGS / "cell").glob("*.yaml"))
 OWN = f"--config-dir={CONFIGS}"
 
 
-@pytest.mark.parametrize("cell", CELLS)
+# The others by `pytest -m slow`; each has its parity tests.
+@pytest.mark.parametrize(
+    "cell", [pytest.param(cell, marks=() if cell == "elman" else pytest.mark.slow) for cell in CELLS]
+)
 def test_a_cell_of_ones_own_is_one_module_and_one_yaml(cell, train, evaluate, tiny, tmp_path):
     deep = ("cell.num_layers=2", "algorithm.critic=recurrent", "state=burn_in")
     train(OWN, *tiny, f"cell={cell}", *deep, "hydra.run.dir=run").succeeded()

@@ -20,7 +20,7 @@ A_RING_OF_1_GIB = ["buffer=replay", "buffer.frames=512", "buffer.folder=ring", W
 @pytest.mark.parametrize(
     ("others", "kills", "terms", "iterations"),
     [
-        pytest.param([], 4, 2, 16, id="single"),
+        pytest.param([], 3, 1, 16, id="single"),
         # Seven minutes on two cores that others use too.
         pytest.param(["collector=multi_sync"], 100, 20, 160, marks=pytest.mark.slow, id="multi_sync"),
         pytest.param(A_RING_OF_1_GIB, 3, 1, 20, marks=pytest.mark.slow, id="a ring of 1 GiB"),

@@ -108,7 +108,10 @@ def test_a_program_of_torch_export_runs_any_batch(exported: Path, finished_run: 
 
 
 KINDS = [
-    pytest.param(CUE, (*PREVIOUS, "cell=lstm", "cell.num_layers=2"), {"action": "dict", "observation": "dict"}, False),
+    pytest.param(
+        *(CUE, (*PREVIOUS, "cell=lstm", "cell.num_layers=2"), {"action": "dict", "observation": "dict"}, False),
+        marks=pytest.mark.slow,
+    ),
     pytest.param(CUE, (), {"action": "binary", "observation": "multi_discrete"}, True, marks=pytest.mark.slow),
     pytest.param(CUE, ("cell=none", "policy.bounded_action=tanh"), {"action": "bounded"}, True, marks=pytest.mark.slow),
     pytest.param(
