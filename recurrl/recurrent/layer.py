@@ -6,7 +6,7 @@ one direction, L layers, D directions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -74,7 +74,7 @@ class Stack(nn.Module):
 
 def _check_step(cell: Cell, parameters: Parameters) -> None:
     """Compares what one step of the first layer returns with what the cell declares."""
-    weights, shapes = weights_of(cell, parameters, 0, 0), list(cell.states().values())
+    (weights, *_), shapes = weights_of(parameters, weight_names(cell, parameters)), list(cell.states().values())
     if not weights or not shapes:
         raise ConfigError(
             f"The cell {cell.name} has {len(weights)} parameters and {len(shapes)} states. A cell has at least one of "
@@ -97,10 +97,23 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
         )
 
 
-def weights_of(cell: Cell, parameters: Parameters, layer: int, direction: int) -> dict[str, Tensor]:
-    """The parameters of one layer in one direction (1 is backwards), by the cell's names."""
-    suffix = SUFFIXES[direction].format(layer)
-    return {name: getattr(parameters, name + suffix) for name in cell.parameters(parameters.input_size)}
+Names = Sequence[Mapping[str, str]]
+"""For each layer and direction, the attributes that hold its parameters, by the cell's names."""
+
+
+def weight_names(cell: Cell, parameters: Parameters) -> Names:
+    """The names of a stack's parameters, layer by layer, in each the forward direction first."""
+    suffixes = SUFFIXES[: directions(parameters)]
+    return [
+        {name: name + suffix.format(layer) for name in cell.parameters(parameters.input_size)}
+        for layer in range(parameters.num_layers)
+        for suffix in suffixes
+    ]
+
+
+def weights_of(parameters: Parameters, names: Names) -> list[Weights]:
+    """The parameters of each layer in each direction, by the cell's names."""
+    return [{name: getattr(parameters, attribute) for name, attribute in each.items()} for each in names]
 
 
 def directions(parameters: Parameters) -> int:
@@ -120,12 +133,15 @@ def reset_states(states: States, is_init_B: Tensor) -> States:
     return tuple([torch.where(is_init_B.view(-1, *[1] * (state.ndim - 1)), 0.0, state) for state in states])
 
 
-def run_step(cell: Cell, parameters: Parameters, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
+def run_step(
+    cell: Cell, parameters: Parameters, names: Names, x_BI: Tensor, states: States
+) -> tuple[Tensor, States]:
     """Runs one step of every layer.
 
     Args:
         cell: computes a step of one layer.
         parameters: those of all layers.
+        names: what they are called, see :func:`weight_names`.
         x_BI: the input.
         states: those that enter the step, ``[B, L·D, ...]`` each.
 
@@ -136,13 +152,14 @@ def run_step(cell: Cell, parameters: Parameters, x_BI: Tensor, states: States) -
     def step(x_BI: Tensor, states: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
         return cell.step(weights, cell.project(weights, x_BI), states)
 
-    return _run_layers(step, cell, parameters, x_BI, states)
+    return _run_layers(step, parameters, names, x_BI, states)
 
 
 def run_sequence(
     backend: Backend,
     cell: Cell,
     parameters: Parameters,
+    names: Names,
     x_BTI: Tensor,
     is_init_BT: Tensor,
     stored_states: States,
@@ -159,9 +176,7 @@ def run_sequence(
         The last layer's output ``[B, T, D·O]``, and each state ``[B, T, L·D, ...]`` at the last step of every segment,
         zero elsewhere.
     """
-    starts_BT = is_init_BT.clone()
-    starts_BT[:, 0] = True
-    segments = Segments(starts_BT)
+    segments = Segments(is_init_BT)
 
     def sequence(x_BTI: Tensor, stored: States, weights: Weights, direction: int) -> tuple[Tensor, States]:
         if direction == 0:
@@ -171,13 +186,13 @@ def run_sequence(
         output, states = backend.sequence(cell, x_BTI, segments, stored, weights, options)
         return mirrored(output, mirror_P), states
 
-    return _run_layers(sequence, cell, parameters, x_BTI, stored_states)
+    return _run_layers(sequence, parameters, names, x_BTI, stored_states)
 
 
 def _run_layers(
     run: Callable[[Tensor, States, Weights, int], tuple[Tensor, States]],
-    cell: Cell,
     parameters: Parameters,
+    names: Names,
     x: Tensor,
     states: States,
 ) -> tuple[Tensor, States]:
@@ -186,12 +201,13 @@ def _run_layers(
     The input is ``[B, I]`` or ``[B, T, I]``; the states have the dimension of layers and directions after B, T.
     """
     dim, last = x.ndim - 1, parameters.num_layers - 1
-    entering = zip(*[state.unbind(dim) for state in states], strict=True)
+    entering = zip(*[state.unbind(dim) for state in states], weights_of(parameters, names), strict=True)
     new_states: list[States] = []
     for layer in range(parameters.num_layers):
         outputs = []
         for direction in range(2 if parameters.bidirectional else 1):
-            output, new = run(x, next(entering), weights_of(cell, parameters, layer, direction), direction)
+            *stored, weights = next(entering)
+            output, new = run(x, tuple(stored), weights, direction)
             outputs.append(output)
             new_states.append(new)
         x = output if len(outputs) == 1 else torch.cat(outputs, -1)

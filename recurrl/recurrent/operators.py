@@ -159,7 +159,7 @@ def _gradients(layer: Layer, x_BTI: Tensor, wants_x: bool, wants_stored: bool, *
 
 
 _operators = torch.library.Library("recurrl", "FRAGMENT")
-_LAYER = "str backend, str cell, str precision, Tensor?[] weights, Tensor starts, Tensor[] stored"
+_LAYER = "str backend, str cell, str precision, Tensor?[] weights, Tensor is_init, Tensor[] stored"
 _operators.define(f"layer_forward({_LAYER}, Tensor x, bool keep) -> Tensor[]")
 _operators.define(
     f"layer_backward({_LAYER}, Tensor x, bool wants_x, bool wants_stored, Tensor?[] grads, Tensor[] states, "
@@ -177,9 +177,9 @@ def _operator(run: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
     """``run(layer, ...)`` with the arguments of an operator."""
 
     def operator(
-        backend: str, cell: str, precision: str, weights: Any, starts: Tensor, stored: Any, *others: Any
+        backend: str, cell: str, precision: str, weights: Any, is_init: Tensor, stored: Any, *others: Any
     ) -> list[Tensor]:
-        return run(Layer(backend, _named(cell), precision, weights, Segments(starts), stored), *others)
+        return run(Layer(backend, _named(cell), precision, weights, Segments(is_init), stored), *others)
 
     return operator
 
@@ -194,7 +194,7 @@ def _traceable(run: Callable[..., list[Tensor]], operator: Any, layer: Layer, *o
     if not torch.compiler.is_compiling():
         return run(layer, *others)
     backend, cell, precision, weights, segments, stored = layer
-    return cast(list[Tensor], operator(backend, cell.name, precision, weights, segments.starts_BT, stored, *others))
+    return cast(list[Tensor], operator(backend, cell.name, precision, weights, segments.is_init_BT, stored, *others))
 
 
 def layer(
@@ -221,7 +221,7 @@ def layer(
     """
     kind, tensors = (backend, cell, precision), (*map(weights.get, WEIGHTS), *stored)
     output, *ends = _Differentiable.apply(  # type: ignore[no-untyped-call]
-        kind, keep and torch.is_grad_enabled(), x_BTI, segments.starts_BT, *tensors
+        kind, keep and torch.is_grad_enabled(), x_BTI, segments.is_init_BT, *tensors
     )
     return output, tuple(ends)
 
@@ -233,17 +233,17 @@ class _Differentiable(torch.autograd.Function):
         layer_kind: tuple[str, AnalyticCell, str],
         keep: bool,
         x_BTI: Tensor,
-        starts_BT: Tensor,
+        is_init_BT: Tensor,
         *weights_and_stored: Tensor,
     ) -> tuple[Tensor, ...]:
         weights, stored = weights_and_stored[: len(WEIGHTS)], list(weights_and_stored[len(WEIGHTS) :])
         backend, cell, precision = layer_kind
-        layer = Layer(backend, cell, precision, weights, Segments(starts_BT), stored)
+        layer = Layer(backend, cell, precision, weights, Segments(is_init_BT), stored)
         found = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, keep)
         ctx.layer_kind = layer_kind
         kept = found[len(stored) :] if keep else []
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x_BTI, starts_BT, *weights_and_stored, *kept)
+        ctx.save_for_backward(x_BTI, is_init_BT, *weights_and_stored, *kept)
         return found[len(stored)], *found[: len(stored)]
 
     @staticmethod
@@ -255,12 +255,12 @@ class _Differentiable(torch.autograd.Function):
                 "one. Choose backend=reference, which supports any order."
             )
         count = len(grads) - 1
-        x_BTI, starts_BT, *saved = ctx.saved_tensors
+        x_BTI, is_init_BT, *saved = ctx.saved_tensors
         weights, saved = saved[: len(WEIGHTS)], saved[len(WEIGHTS) :]
         stored, kept = saved[:count], saved[count:]
         wants_x, wants_stored = ctx.needs_input_grad[2], any(ctx.needs_input_grad[-count:])
         backend_name, cell, precision = ctx.layer_kind
-        layer = Layer(backend_name, cell, precision, weights, Segments(starts_BT), stored)
+        layer = Layer(backend_name, cell, precision, weights, Segments(is_init_BT), stored)
         with torch.autocast(x_BTI.device.type, enabled=False):
             if not kept:
                 kept = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, True)[count:]

@@ -67,13 +67,20 @@ class Packing:
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments of a batch of rows. ``starts_BT`` (bool) is true at the first step of each, so at step 0.
+    """The segments of a batch of rows, from ``is_init_BT`` (bool), which may be true at step 0 or not.
 
-    ``packing`` depends on the data's values and is computed lazily, so that ``torch.compile`` can trace backends that
-    do not use it.
+    What a backend does not use is not computed. ``packing`` depends on the data's values, so ``torch.compile`` can only
+    trace backends that do not use it.
     """
 
-    starts_BT: Tensor
+    is_init_BT: Tensor
+
+    @cached_property
+    def starts_BT(self) -> Tensor:
+        """True at the first step of each segment, so at step 0."""
+        starts_BT = self.is_init_BT.clone()
+        starts_BT[:, 0] = True
+        return starts_BT
 
     @property
     def ends_BT(self) -> Tensor:

@@ -8,7 +8,7 @@ Shape legend: B rows (all batch dimensions but time), T steps, I input size, H h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -21,7 +21,7 @@ from torchrl.modules import recurrent_mode
 from recurrl.recurrent import auto, backends, precision
 from recurrl.recurrent.backends import Backend, Options
 from recurrl.recurrent.cell import Cell, States
-from recurrl.recurrent.layer import Parameters, reset_states, run_sequence, run_step, state_shapes
+from recurrl.recurrent.layer import Parameters, reset_states, run_sequence, run_step, state_shapes, weight_names
 from recurrl.recurrent.module import submodule
 from recurrl.recurrent.module.keys import (
     contiguous,
@@ -142,6 +142,8 @@ class RecurrentModule(TensorDictModuleBase):
             backends.load_backend(name)
         self.backend_in_use: str | None = None
         """The backend that ran last; None before the first call in sequence mode."""
+        self._weights = weight_names(self.cell, self.layers)
+        self._resolved: dict[tuple[Any, ...], str | Backend] = {}
         precision.check(recurrent_matmul_precision)
         # The device is not known yet: the parameters may be moved.
         auto.check_supported(self._name, recurrent_backend, self.cell, self.options, None)
@@ -306,21 +308,34 @@ class RecurrentModule(TensorDictModuleBase):
     def _step(self, x_BI: Tensor, is_init_B: Tensor | None, states: States) -> tuple[Tensor, States]:
         if is_init_B is not None:
             states = reset_states(states, is_init_B)
-        return run_step(self.cell, self.layers, x_BI, states)
+        return run_step(self.cell, self.layers, self._weights, x_BI, states)
 
     def _sequence(self, x_BTI: Tensor, is_init_BT: Tensor | None, states: States) -> tuple[Tensor, States]:
         assert is_init_BT is not None
-        backend, options = self.recurrent_backend, self.options
+        options, device, dtype = self.options, x_BTI.device, x_BTI.dtype
+        if torch.compiler.is_compiling():
+            backend = self._resolve(options, device, dtype)
+        else:
+            # Kept, because looking for a backend takes longer than a small layer takes for a step.
+            asked = (self.recurrent_backend, self.python_based, options, device, dtype)
+            if asked not in self._resolved:
+                self._resolved[asked] = self._resolve(options, device, dtype)
+            backend = self._resolved[asked]
+        name = backend if isinstance(backend, str) else backends.name_of(backend)
+        if self.backend_in_use != name:
+            self.backend_in_use = name
+        loaded = backends.loaded[backend] if isinstance(backend, str) else backend
+        return run_sequence(loaded, self.cell, self.layers, self._weights, x_BTI, is_init_BT, states, options)
+
+    def _resolve(self, options: Options, device: torch.device, dtype: torch.dtype) -> str | Backend:
+        """The backend for inputs of this kind: never ``auto``."""
+        backend = self.recurrent_backend
         if self.python_based and backend in (backends.AUTO, "pad"):
             backend = "reference"
         if not torch.compiler.is_compiling():
-            backend = auto.resolve(self._name, self.cell, backend, options, x_BTI.device, x_BTI.dtype)
-        elif backend == backends.AUTO:
-            # Only these two compile without graph breaks.
-            backend = auto.choose(("native", "scan"), self.cell, options, x_BTI.device, x_BTI.dtype)
-        self.backend_in_use = backend if isinstance(backend, str) else backends.name_of(backend)
-        loaded = backends.loaded[backend] if isinstance(backend, str) else backend
-        return run_sequence(loaded, self.cell, self.layers, x_BTI, is_init_BT, states, options)
+            return auto.resolve(self._name, self.cell, backend, options, device, dtype)
+        # Only these two compile without graph breaks.
+        return auto.choose(("native", "scan"), self.cell, options, device, dtype) if backend == backends.AUTO else backend
 
 
 # The compiler runs this while it traces. A private setting of torch, which has no public one.

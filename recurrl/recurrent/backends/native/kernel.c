@@ -67,7 +67,7 @@ typedef struct {
     long stored_row, stored_step; /* strides of stored */
     const real *x;                                /* [rows, steps, inputs] */
     const real *w_ih, *w_hh, *b_ih, *b_hh;        /* [gates * hidden, inputs or hidden], [gates * hidden] */
-    const unsigned char *starts;                  /* [rows, steps], 1 where the stored state enters */
+    const unsigned char *starts;                  /* [rows, steps], 1 where the stored state enters beside step 0 */
     const real *stored[STATES];
     real *states[STATES];                         /* after each step */
     real *gates;                                  /* [rows, steps, memory * hidden]: what backward reads */

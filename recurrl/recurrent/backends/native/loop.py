@@ -96,7 +96,7 @@ def _run(
     if stored[0].stride() != stored[-1].stride() or stored[0].stride(2) != 1:
         stored = [state.contiguous() for state in stored]
     # The list keeps the copies alive until the kernel has run.
-    inputs_and_starts = (x_BTI, *layer.weights, layer.segments.starts_BT.bool())
+    inputs_and_starts = (x_BTI, *layer.weights, layer.segments.is_init_BT.bool())
     read = [None if each is None else each.contiguous() for each in (*inputs_and_starts, *memory)]
     count = len(inputs_and_starts)
     arrays = (*read[:count], *_two(stored), *_two(states), gates_PA, *read[count:])
