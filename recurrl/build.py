@@ -81,7 +81,7 @@ def make_trainer(
         # Before the algorithm is made, which may copy the first policy.
         report.pretrain_log_likelihood = warm_start(config, policy, explicit_keys)
     algorithm, restarts = make_algorithm(share, policy), Restarts(config.collector.on_env_error)
-    logger.info(describe(config, policy))
+    logger.info(describe(config, algorithm))
     report.has_begun = start is None
     if world().rank > 0:
         seed_process(seed_of_rank(config.seed, report.frames, world().rank))
@@ -238,9 +238,9 @@ def make_collector(config: TrainConfig, policy: Policy, frames: int = 0, restart
     return RestartingCollector(collector, restarts, seed_after) if restarts.allowed else collector
 
 
-def describe(config: TrainConfig, policy: Policy) -> str:
+def describe(config: TrainConfig, algorithm: Algorithm) -> str:
     """A one-line description of a run."""
-    parameters = sum(parameter.numel() for parameter in policy.parameters())
+    parameters = sum(parameter.numel() for parameter in algorithm.parameters() if parameter.requires_grad)
     advantage = getattr(config.algorithm.resolved(config.is_off_policy), "advantage", None)
     corrected = f"; advantages by {advantage}" if config.is_off_policy and advantage is not None else ""
     memory = "no memory (cell=none)"

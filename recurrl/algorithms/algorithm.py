@@ -16,12 +16,13 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
+from recurrl.algorithms.checks import check_losses, check_own_parameters, missing_critic_named
 from recurrl.algorithms.compiling import compiled
 from recurrl.algorithms.importance import ratio_metrics
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
 from recurrl.config.plugins import factory
-from recurrl.errors import ConfigError, NonFiniteError, RunError, require
+from recurrl.errors import ConfigError, NonFiniteError, RunError
 from recurrl.keys import LOSS_MASK, OBSERVATION
 from recurrl.policy import Policy
 from recurrl.policy.normalization import RewardScaler
@@ -69,11 +70,17 @@ class Losses(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What is kept of a gradient step: its losses without gradient, the gradient's norm, and 1 if it was skipped."""
+    """What is kept of a gradient step.
 
-    losses: Losses
-    grad_norm: Tensor
-    skipped: Tensor
+    Attributes:
+        columns: the losses' terms and metrics, the gradient's norm, and 1 if the step was skipped; without gradient.
+        log_ratio: the losses'.
+        mask: the losses'.
+    """
+
+    columns: dict[str, Tensor]
+    log_ratio: Tensor | None
+    mask: Tensor | None
 
 
 class Algorithm(nn.Module):
@@ -109,8 +116,8 @@ class Algorithm(nn.Module):
         self.progress = 0.0
         self.rows: TensorDictBase | None = None
         self.compile_time_s: float | None = None
-        self._columns: set[str] | None = None
-        self._checked_own = False
+        # Those of each gradient step's metrics; true for means over the steps that count.
+        self._columns: dict[str, bool] = {}
 
     def begin_iteration(self) -> None:
         """Called first in each iteration, for schedules (:meth:`annealed`). The policy is the one that collected."""
@@ -180,12 +187,13 @@ class Algorithm(nn.Module):
     def _prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         if self.states.refreshes:
             self.states.refresh(rows_NT)
-        metrics = self.prepare(rows_NT, reward_NT)
-        require(
-            isinstance(metrics, Mapping),
-            f"prepare of algorithm={self.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} for "
-            "none.",
-        )
+        with missing_critic_named(self):
+            metrics = self.prepare(rows_NT, reward_NT)
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"prepare of algorithm={self.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} "
+                "for none."
+            )
         check_numbers(metrics)
         return metrics
 
@@ -221,13 +229,14 @@ class Algorithm(nn.Module):
         # Fused optimizers read it, as torch.amp.GradScaler sets it.
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
-        terms = {name: term.detach() for name, term in losses.terms.items()}
-        return Step(losses._replace(terms=terms), norm, skipped)
+        terms = {f"loss/{name}": term.detach() for name, term in losses.terms.items()}
+        columns = {**terms, **losses.metrics, GRAD_NORM: norm, SKIPPED: skipped}
+        return Step(columns, losses.log_ratio, losses.mask)
 
     def backward(self, slices_SK: TensorDictBase) -> tuple[Losses, Tensor]:
         """The losses of a minibatch and their sum, whose gradient is then in the parameters' ``grad``."""
-        began = time.perf_counter()
-        losses = self._checked(self._losses(slices_SK))
+        began, is_first = time.perf_counter(), not self._columns
+        losses = self._first_losses(slices_SK) if is_first else self._losses(slices_SK)
         if losses.weight is not None and world().size > 1:
             share = share_of_ranks(losses.weight)
             losses = losses._replace(terms={name: term * share for name, term in losses.terms.items()})
@@ -237,24 +246,11 @@ class Algorithm(nn.Module):
         for parameter in self.optimizer.param_groups[0]["params"]:
             parameter.grad = None
         total.backward()
-        if not self._checked_own:
-            self._check_own_parameters()
+        if is_first:
+            check_own_parameters(self)
         if self.config.compile and self.compile_time_s is None:
             self.compile_time_s = time.perf_counter() - began
         return losses, total.detach()
-
-    def _check_own_parameters(self) -> None:
-        """Rejects what an algorithm holds to be learnt, and would not be: after the first gradient."""
-        own = ((name, each) for name, each in self.named_parameters() if not name.startswith("policy."))
-        without = [name for name, each in own if each.requires_grad and each.grad is None]
-        unknown = [name for name, value in vars(self).items() if _is_learnt(value)]
-        for names, why in ((without, "get no gradient from the loss"), (unknown, "are not registered")):
-            require(
-                not names,
-                f"{', '.join(names)} of algorithm={self.options.name} {why}, so they would not be learnt. Use "
-                "nn.Parameter, nn.ModuleList or nn.Buffer, and in the loss what is to be learnt.",
-            )
-        self._checked_own = True
 
     @cached_property
     def _losses(self) -> Callable[[TensorDictBase], Losses]:
@@ -263,41 +259,22 @@ class Algorithm(nn.Module):
 
         return compiled(losses) if self.config.compile else losses
 
-    def _checked(self, losses: Losses) -> Losses:
-        """Rejects losses that could not be minimised and logged; each minibatch's must have the same names.
+    def _first_losses(self, slices_SK: TensorDictBase) -> Losses:
+        """The losses of the first minibatch of a run, checked; those of the others must have the same columns.
 
         Raises:
-            ConfigError: there is no term, or a term or metric is not a scalar, or is missing in some minibatches.
+            ConfigError: the loss is not what :class:`Losses` describes.
         """
-        what = f"The loss of algorithm={self.options.name}"
-        require(
-            isinstance(losses, Losses),
-            f"{what} must be recurrl.algorithms.Losses (got a {type(losses).__name__}). "
-            "Return Losses({'objective': loss}).",
-        )
-        columns = {**{f"loss/{name}": term for name, term in losses.terms.items()}, **losses.metrics}
-        if self._columns is None:
-            require(bool(losses.terms), f"{what} has no terms. Return at least one in Losses(terms, metrics).")
-            for name, value in columns.items():
-                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                advice = "Return a scalar tensor, for example its mean()."
-                require(shape == (), f"{what} returns {name} of shape {shape}. {advice}")
-            follows = {
-                "lr_schedule=adaptive": self.config.lr_schedule == "adaptive",
-                "algorithm.target_kl": self.options.target_kl is not None,
-            }
-            needs = " and ".join(key for key, needed in follows.items() if needed)
-            require(
-                losses.log_ratio is not None or not needs,
-                f"{needs} needs the KL, but the loss of algorithm={self.options.name} has no log_ratio. "
-                "Return it in Losses, or leave the key out.",
+        with missing_critic_named(self):
+            losses = self._losses(slices_SK)
+        if not isinstance(losses, Losses):
+            raise ConfigError(
+                f"The loss of algorithm={self.options.name} must be recurrl.algorithms.Losses (got a "
+                f"{type(losses).__name__}). Return Losses({{'objective': loss}})."
             )
-            self._columns = set(columns)
-        require(
-            set(columns) == self._columns,
-            f"{what} returns {sorted(set(columns) ^ self._columns)} for some minibatches only. Return the same terms "
-            "and metrics for each.",
-        )
+        check_losses(losses, self, slices_SK.batch_size)
+        terms = {f"loss/{name}": False for name in losses.terms}
+        self._columns = merged(terms, dict.fromkeys(losses.metrics, True), {GRAD_NORM: False, SKIPPED: False})
         return losses
 
     def _set_lr(self, lr: float) -> None:
@@ -318,22 +295,26 @@ class Algorithm(nn.Module):
     @torch.no_grad()
     def _means(self, steps: Sequence[Step]) -> dict[str, float]:
         """The mean metrics of gradient steps without the skipped ones, and the number of skipped ones."""
-        losses = [step.losses for step in steps]
-        skipped_M = torch.stack([step.skipped for step in steps])
-        norms = {GRAD_NORM: torch.stack([step.grad_norm for step in steps])}
-        terms = {f"loss/{name}": torch.stack([each.terms[name] for each in losses]) for name in losses[0].terms}
-        metrics = {name: torch.stack([each.metrics[name] for each in losses]) for name in losses[0].metrics}
-        log_ratio_MSK, mask_MSK = _stacked(each.log_ratio for each in losses), _stacked(each.mask for each in losses)
+        for step in steps:
+            if changed := step.columns.keys() ^ self._columns.keys():
+                raise ConfigError(
+                    f"The loss of algorithm={self.options.name} returns {sorted(changed)} for some minibatches only. "
+                    "Return the same terms and metrics for each."
+                )
+        names = list(steps[0].columns)
+        table_MX = torch.stack([step.columns[name] for step in steps for name in names]).view(len(steps), -1)
+        columns = dict(zip(names, table_MX.unbind(1), strict=True))
+        skipped_M = columns.pop(SKIPPED)
+        log_ratio_MSK, mask_MSK = _stacked(step.log_ratio for step in steps), _stacked(step.mask for step in steps)
         if log_ratio_MSK is not None:
             counted_MSK = torch.ones_like(log_ratio_MSK, dtype=torch.bool) if mask_MSK is None else mask_MSK
-            metrics = merged(metrics, ratio_metrics(log_ratio_MSK, counted_MSK, self.log_clip_range))
+            columns = merged(columns, ratio_metrics(log_ratio_MSK, counted_MSK, self.log_clip_range))
         if mask_MSK is not None and world().size > 1:
             share_M = share_of_ranks(mask_MSK.flatten(1).sum(1).double())
-            metrics = {name: column * share_M for name, column in metrics.items()}
-        columns = merged(terms, metrics, norms)
-        table = torch.stack([column.to(skipped_M.dtype) for column in columns.values()], 1)
+            for name, column in columns.items():
+                columns[name] = column * share_M if self._columns.get(name, True) else column
         kept_M1 = (skipped_M == 0).unsqueeze(1)
-        means = table.where(kept_M1, 0.0).sum(0) / kept_M1.sum().clamp(min=1)
+        means = torch.stack(list(columns.values()), 1).where(kept_M1, 0.0).sum(0) / kept_M1.sum().clamp(min=1)
         return {**dict(zip(columns, means.tolist(), strict=True)), SKIPPED: float(skipped_M.sum())}
 
     def _check_gradient(self, metrics: Mapping[str, float]) -> None:
@@ -350,21 +331,21 @@ class Algorithm(nn.Module):
 
     def _check_skipped(self, steps: Sequence[Step]) -> None:
         in_a_row = int(self.skipped_in_a_row)
-        for skipped in torch.stack([step.skipped for step in steps]).tolist():
+        for skipped in torch.stack([step.columns[SKIPPED] for step in steps]).tolist():
             in_a_row = in_a_row + 1 if skipped else 0
         self.skipped_in_a_row.fill_(in_a_row)
         if in_a_row >= MAX_SKIPPED_STEPS:
             raise NonFiniteError(
                 f"Training produced NaN or Inf: the last {in_a_row} gradient steps had a non-finite loss or gradient "
-                f"and were skipped (not finite: {self._not_finite(steps[-1].losses)}). A smaller lr or "
+                f"and were skipped (not finite: {self._not_finite(steps[-1])}). A smaller lr or "
                 "algorithm.max_grad_norm may help; so may normalised or clipped observations and rewards."
             )
 
-    def _not_finite(self, losses: Losses) -> str:
-        """What was not finite in the last step: entries of the rows, else terms of the loss, else the gradient."""
+    def _not_finite(self, step: Step) -> str:
+        """What was not finite in a step: entries of the rows, else terms of the loss, else the gradient."""
         assert self.rows is not None
         rows = {str(key): entry for key, entry in self.rows.items(True, True)}
-        terms = {f"loss/{name}": term for name, term in losses.terms.items()}
+        terms = {name: value for name, value in step.columns.items() if name.startswith("loss/")}
         found = ([name for name, value in of.items() if not value.isfinite().all()] for of in (rows, terms))
         return ", ".join(next(filter(None, found), ["the gradient"])[:5])
 
@@ -419,15 +400,6 @@ def check_numbers(metrics: Mapping[str, Any]) -> None:
             float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(f"The metric {name} must be a number (got {value!r:.60}).") from error
-
-
-def _is_learnt(value: Any) -> bool:
-    """True for tensors and modules to learn, of which torch does not know in an attribute of a module."""
-    values = value if isinstance(value, list | tuple) else [value]
-    return any(
-        isinstance(each, nn.Module) or (isinstance(each, Tensor) and each.is_leaf and each.requires_grad)
-        for each in values
-    )
 
 
 def _stacked(values: Iterable[Tensor | None]) -> Tensor | None:

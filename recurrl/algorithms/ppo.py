@@ -77,9 +77,9 @@ class PPO(Algorithm):
         if self.options.normalize_advantage == "minibatch":
             advantage = standardized(advantage)
         log_ratio = distribution.log_prob(slices_SK[ACTION]) - slices_SK[LOG_PROB]
-        # With weight zero the entropy is only logged, and needs no backward pass.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.options.entropy_coeff > 0):
-            entropy = distribution.entropy().mean()
+        entropy = distribution.entropy().mean()
+        if self.options.entropy_coeff == 0:
+            entropy = entropy.detach()  # only logged
         assert value is not None
         critic, value_metrics = self._critic_loss(value, slices_SK)
         return Losses(

@@ -133,9 +133,7 @@ def reset_states(states: States, is_init_B: Tensor) -> States:
     return tuple([torch.where(is_init_B.view(-1, *[1] * (state.ndim - 1)), 0.0, state) for state in states])
 
 
-def run_step(
-    cell: Cell, parameters: Parameters, names: Names, x_BI: Tensor, states: States
-) -> tuple[Tensor, States]:
+def run_step(cell: Cell, parameters: Parameters, names: Names, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
     """Runs one step of every layer.
 
     Args:

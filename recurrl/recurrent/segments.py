@@ -69,13 +69,13 @@ class Packing:
 class Segments:
     """The segments of a batch of rows, from ``is_init_BT`` (bool), which may be true at step 0 or not.
 
-    What a backend does not use is not computed. ``packing`` depends on the data's values, so ``torch.compile`` can only
-    trace backends that do not use it.
+    ``packing`` depends on the data's values and is computed lazily, so that ``torch.compile`` can trace backends that
+    do not use it.
     """
 
     is_init_BT: Tensor
 
-    @cached_property
+    @property
     def starts_BT(self) -> Tensor:
         """True at the first step of each segment, so at step 0."""
         starts_BT = self.is_init_BT.clone()
@@ -85,7 +85,7 @@ class Segments:
     @property
     def ends_BT(self) -> Tensor:
         """True at the last step of each segment."""
-        return torch.cat((self.starts_BT[:, 1:], torch.ones_like(self.starts_BT[:, :1])), 1)
+        return torch.cat((self.is_init_BT[:, 1:], torch.ones_like(self.is_init_BT[:, :1])), 1)
 
     def only_ends(self, values_BTX: Tensor) -> Tensor:
         """The values ``[B, T, ...]`` at the segments' last steps, zero elsewhere."""
@@ -95,15 +95,15 @@ class Segments:
     def packing(self) -> Packing:
         """The steps of all segments in packed order."""
         on_cpu = self.starts_BT.bool().cpu()
-        return _packing_of(on_cpu.shape, on_cpu.numpy().tobytes(), self.starts_BT.device)
+        return _packing_of(on_cpu.shape, on_cpu.numpy().tobytes(), self.is_init_BT.device)
 
     def mirror(self) -> Tensor:
         """Flat index of each step's mirror image within its segment, for the backward direction."""
-        rows, steps = self.starts_BT.shape
-        step_1T = torch.arange(steps, device=self.starts_BT.device)[None, :]
+        rows, steps = self.is_init_BT.shape
+        step_1T = torch.arange(steps, device=self.is_init_BT.device)[None, :]
         start_BT = torch.where(self.starts_BT, step_1T, 0).cummax(1).values
         end_BT = torch.where(self.ends_BT, step_1T, steps).flip(1).cummin(1).values.flip(1)
-        row_B1 = torch.arange(rows, device=self.starts_BT.device)[:, None]
+        row_B1 = torch.arange(rows, device=self.is_init_BT.device)[:, None]
         return (row_B1 * steps + start_BT + end_BT - step_1T).flatten()
 
 

@@ -229,7 +229,16 @@ def sometimes(losses, slices):
     return plus(rare=ZERO)(losses, slices) if (slices["index"] == 0).any() else losses
 
 
+def ratios_of_every_pair(losses, _):
+    return losses._replace(log_ratio=losses.log_ratio.unsqueeze(1) * losses.log_ratio.unsqueeze(-1))
+
+
 ERRORS = {
+    "a term without gradient": (plus(aside=torch.ones(())), "returns the term aside without gradient, so it would not"),
+    "ratios that were broadcast": (
+        ratios_of_every_pair,
+        r"log_ratio of shape \(2, 8, 8\) for slices of shape \(2, 8\)",
+    ),
     "no terms": (lambda losses, _: losses._replace(terms={}), "The loss of algorithm=ppo has no terms."),
     "a term per slice": (plus(foo=torch.zeros(8)), r"returns loss/foo of shape \(8,\). Return a scalar tensor"),
     "a term that is a number": (plus(foo=0.0), "returns loss/foo of shape float. Return a scalar tensor"),
@@ -250,6 +259,25 @@ def test_losses_that_cannot_be_minimised_and_logged_are_rejected(change, message
     algorithm.loss = MethodType(changed, algorithm)
     with pytest.raises(ConfigError, match=message):
         algorithm.update(batches[0], 0.0)
+
+
+class ReadsStoredValues(OneTerm):
+    def prepare(self, rows_NT, reward_NT):
+        return {"value/mean": float(rows_NT["state_value"].mean())}
+
+
+class ReadsValues(OneTerm):
+    def loss(self, slices_SK, output):
+        return Losses({"value": output.value.square().mean()})
+
+
+@pytest.mark.parametrize("kind", [ReadsStoredValues, ReadsValues])
+def test_values_without_a_critic_are_an_error_that_says_how_to_get_one(kind, small):
+    config = small(*OPTIONS, "algorithm=grpo", "algorithm.group_size=2")
+    policy = fresh_policy(config)
+    (batch,) = rollouts(config, policy)
+    with pytest.raises(ConfigError, match="algorithm=grpo reads values, but its options have critic_kind=None"):
+        kind(config.algorithm, policy, config).update(batch, 0.0)
 
 
 def test_metrics_of_several_parts_keep_their_order_and_may_not_share_a_name():

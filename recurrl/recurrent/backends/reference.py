@@ -32,12 +32,12 @@ def sequence(
     cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
 ) -> tuple[Tensor, States]:
     """Runs one layer step by step."""
-    states = tuple(stored[:, 0] for stored in stored_states)
+    states, starts_BT = tuple(stored[:, 0] for stored in stored_states), segments.starts_BT
     outputs: list[Tensor] = []
     history: list[States] = []
     for t in range(x_BTI.shape[1]):
         entering = tuple(
-            torch.where(expanded(segments.starts_BT[:, t], state), stored[:, t], state)
+            torch.where(expanded(starts_BT[:, t], state), stored[:, t], state)
             for stored, state in zip(stored_states, states, strict=True)
         )
         output, states = cell.step(weights, cell.project(weights, x_BTI[:, t]), entering)

@@ -335,7 +335,9 @@ class RecurrentModule(TensorDictModuleBase):
         if not torch.compiler.is_compiling():
             return auto.resolve(self._name, self.cell, backend, options, device, dtype)
         # Only these two compile without graph breaks.
-        return auto.choose(("native", "scan"), self.cell, options, device, dtype) if backend == backends.AUTO else backend
+        return (
+            auto.choose(("native", "scan"), self.cell, options, device, dtype) if backend == backends.AUTO else backend
+        )
 
 
 # The compiler runs this while it traces. A private setting of torch, which has no public one.
