@@ -5,6 +5,7 @@ Usage: full_disk.py FOLDER FREE_KIB,... ARGUMENT...
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -29,11 +30,15 @@ def leave_free(disk, kib):
 def told(outcome, run):
     """What a command came to, and in which state the files are."""
     found = files.checkpoints_in(run / "checkpoints")
+    # TensorBoard's writer thread prints what stopped it; the run's own message follows when it flushes.
+    printed = re.sub(
+        r"Exception in thread .*?/event_file_writer.py.*?\nOSError: [^\n]*\n", "", outcome.err, flags=re.DOTALL
+    )
     return {
         "code": outcome.code,
         "error": outcome.error,
         "err": outcome.err,
-        "traceback": "Traceback" in outcome.err + outcome.out,
+        "traceback": "Traceback" in printed + outcome.out,
         "damaged": [str(path) for path in found if files.damage(path) is not None],
         "frames": [path.name for path in found],
         "hidden": [path.name for path in run.rglob(".*") if path.name != ".hydra"] if run.exists() else [],
