@@ -28,6 +28,7 @@ import gymnasium
 import hydra
 import pytest
 import torch
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
@@ -223,6 +224,18 @@ def untyped_defaults(compose_untyped):
 def defaults(untyped_defaults):
     """The same, as dataclasses."""
     return typed(untyped_defaults)
+
+
+@pytest.fixture
+def yamls(tmp_path):
+    """Writes a yaml of the user's into the folder ``mine``."""
+
+    def write(group, name, /, **content):
+        (tmp_path / "mine" / group).mkdir(parents=True, exist_ok=True)
+        text = "# @package _global_\n" * (group == "experiment") + yaml.dump(content)
+        (tmp_path / "mine" / group / f"{name}.yaml").write_text(text)
+
+    return write
 
 
 @pytest.fixture

@@ -59,11 +59,8 @@ def test_every_experiment_composes_and_is_valid(compose, experiment):
     check_config(replace(config, device="cpu", precision="ieee"))
 
 
-def test_a_users_own_experiment_composes(recurrl_train, tmp_path):
-    (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "long.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /cell: lstm\ntotal_frames: 2048\n", encoding="utf-8"
-    )
+def test_a_users_own_experiment_composes(recurrl_train, yamls, tmp_path):
+    yamls("experiment", "long", defaults=[{"override /cell": "lstm"}], total_frames=2048)
     outcome = recurrl_train("--config-dir", "mine", "--cfg", "job", "experiment=long", cwd=tmp_path).succeeded()
     composed = typed(OmegaConf.create(outcome.out))
     assert (composed.cell.name, composed.total_frames) == ("lstm", 2048)

@@ -126,17 +126,6 @@ def test_a_callback_sees_each_iteration_and_does_not_change_the_run(tiny):
     assert same[0] == same[1]
 
 
-def test_a_callback_stops_a_run_which_is_saved_and_evaluated_and_can_be_resumed(tiny):
-    config = [*tiny, "total_frames=128"]
-    run = recurrl.train(config, run_dir="run", callbacks=[Recorder(stop_after=2)])
-    assert (run.summary["status"], run.summary["frames"]) == ("stopped", 64)
-    assert run.summary["eval_return_mean"] is not None
-    assert run.summary["eval_return_mean_zeroed_state"] is not None
-    run.load("best")
-    resumed = recurrl.train(["resume=auto"], run_dir="run")
-    assert (resumed.summary["status"], resumed.summary["frames"]) == ("completed", 128)
-
-
 def test_a_failing_callback_fails_the_run(tiny):
     class Failing:
         def on_iteration(self, metrics, policy):

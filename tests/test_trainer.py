@@ -78,13 +78,16 @@ def test_callbacks_run_in_order_add_metrics_stop_the_run_and_keep_their_states(t
     first, whole = [Counter(), Counter()], Whole(stop_after=64)
     run = recurrl.train(config, run_dir="run", callbacks=[*first, whole])
     assert (run.summary["status"], run.summary["frames"]) == ("stopped", 64)
+    assert None not in (run.summary["eval_return_mean"], run.summary["eval_return_mean_zeroed_state"])
+    run.load("best")
     assert whole.calls == [
         *("start at 0", "rollout of 32", "iteration to 32", "rollout of 32", "iteration to 64"),
         *("end", "close, failed: False"),
     ]
     assert "mine/calls" in Path("run/metrics.csv").read_text()
     resumed, other = [Counter(), Counter()], Whole()
-    recurrl.train(["resume=auto"], run_dir="run", callbacks=[*resumed, other])
+    again = recurrl.train(["resume=auto"], run_dir="run", callbacks=[*resumed, other])
+    assert (again.summary["status"], again.summary["frames"]) == ("completed", 96)
     assert [counter.seen for counter in resumed] == [[32, 64, 96]] * 2
     assert other.calls[0] == "start at 64"
 

@@ -61,9 +61,8 @@ def test_every_key_is_behind_help_all(train, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_help_lists_choices_of_a_users_own(train, tmp_path):
-    (tmp_path / "mine" / "cell").mkdir(parents=True)
-    (tmp_path / "mine" / "cell" / "elman.yaml").touch()
+def test_the_help_lists_choices_of_a_users_own(train, yamls):
+    yamls("cell", "elman")
     cells = ", ".join(sorted({*names("cell"), "elman"}))
     assert f"cell: {cells}\n" in train("--config-dir", "mine", "--help").out
 
@@ -122,9 +121,8 @@ def test_other_libraries_names_for_a_key_lead_to_ours(train, name):
     assert train(f"{name}=1").error == f"Unknown configuration key {name!r}. Did you mean {SYNONYMS[name]}?"
 
 
-def test_a_yaml_without_the_one_it_builds_on_is_refused_with_what_it_lacks(train, tmp_path):
-    (tmp_path / "mine" / "env").mkdir(parents=True)
-    (tmp_path / "mine" / "env" / "maze.yaml").write_text("name: maze\nsource: gymnasium\nid: CartPole-v1\n")
+def test_a_yaml_without_the_one_it_builds_on_is_refused_with_what_it_lacks(train, yamls):
+    yamls("env", "maze", name="maze", source="gymnasium", id="CartPole-v1")
     error = train("--config-dir", "mine", "env=maze").error
     assert "'env.num_envs' is required" in error
     assert "defaults: [gym, _self_]" in error

@@ -108,16 +108,6 @@ def test_of_a_run_that_failed_the_error_is_what_is_said_and_the_summary_comes_se
     assert "summary.json cannot be written: [Errno 28]" in outcome.err
 
 
-def test_a_run_directory_that_cannot_be_made_is_refused_with_an_error_message(train, tiny, tmp_path):
-    (tmp_path / "file").touch()
-    outcome = train(*tiny, f"hydra.run.dir={tmp_path}/file/run").failed()
-    assert outcome.error == (
-        f"The operating system says: Not a directory for {tmp_path}/file/run. Give a writable "
-        "directory with hydra.run.dir=..., for a sweep hydra.sweep.dir=..., for the frames of replay buffer.folder=..."
-    )
-    assert "Traceback" not in outcome.err
-
-
 def test_what_a_killed_process_left_half_written_is_removed_when_the_run_resumes(train, tiny, tmp_path):
     (tmp_path / "run").mkdir()
     unfinished(tmp_path / "run" / "metrics.csv").write_text("fra")

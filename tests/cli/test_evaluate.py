@@ -53,25 +53,34 @@ def test_evaluating_leaves_the_run_as_it_was(evaluate, finished_run, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+NO_RUN = "Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints."
+
+
 @pytest.mark.parametrize(
-    ("name", "sentence"),
-    [("nowhere", "nowhere does not exist."), (".", ". is neither a run directory nor a checkpoint in one.")],
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], f"nowhere does not exist. {NO_RUN}"),
+        (["."], f". is neither a run directory nor a checkpoint in one. {NO_RUN}"),
+        (["run", "--episodes", 0], "--episodes must be at least 1 (got 0)."),
+        (["run", "--device", "cuda"], "device must be auto, cpu or one of the 0 CUDA devices that torch "),
+        (["run", "lr=1"], "lr=1 does not change the environment of the run. Give env.key=value"),
+        (["run", "env=gym"], "env=gym does not change the environment of the run."),
+        (["run", "env.num_envs=3"], "env.num_envs=3 has no effect on returns. Leave it out."),
+        (["run", "env.max_episode_steps=soon"], "The configuration key 'env.max_episode_steps'"),
+        (["run", "env.maximum=3"], "Unknown configuration key 'env.maximum'"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
-def test_evaluating_what_is_no_run_is_refused(evaluate, name, sentence):
-    outcome = evaluate(name).failed()
-    assert outcome.err == (
-        f"error: {sentence} Give a run directory (it holds config.yaml and checkpoints/), or one of its checkpoints.\n"
-    )
-
-
-def test_evaluating_no_episodes_is_refused(evaluate, finished_run):
-    assert evaluate(finished_run, "--episodes", 0).err == "error: --episodes must be at least 1 (got 0).\n"
-
-
-def test_evaluating_on_a_device_that_is_not_there_is_refused(evaluate, finished_run, monkeypatch):
+def test_what_cannot_be_evaluated_is_refused(evaluate, finished_run, tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    outcome = evaluate(finished_run, "--device", "cuda").failed()
-    assert outcome.error.startswith("device must be auto, cpu or one of the 0 CUDA devices that torch ")
+    (tmp_path / "run").symlink_to(finished_run)
+    outcome = evaluate(*arguments).failed()
+    assert outcome.error.rpartition("config.yaml: ")[2].startswith(sentence)
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_an_environment_that_does_not_fit_the_policy_is_refused(evaluate, finished_run):
+    assert "does not fit this configuration" in evaluate(finished_run, "env.mask=[1]").failed().error
 
 
 def found_in(outcome):
@@ -131,19 +140,3 @@ def test_many_episodes_are_played_by_fewer_environments_with_the_same_returns(fi
     whole = evaluate_run(finished_run, episodes=7, seed=2)
     monkeypatch.setattr(evaluation, "MOST_COPIES", 3)
     assert evaluate_run(finished_run, episodes=7, seed=2) == whole
-
-
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("lr=1", "lr=1 does not change the environment of the run. Give env.key=value"),
-        ("env=gym", "env=gym does not change the environment of the run."),
-        ("env.num_envs=3", "env.num_envs=3 has no effect on returns. Leave it out."),
-        ("env.max_episode_steps=soon", "The configuration key 'env.max_episode_steps'"),
-        ("env.maximum=3", "Unknown configuration key 'env.maximum'"),
-        ("env.mask=[1]", "does not fit this configuration"),
-    ],
-)
-def test_overrides_that_do_not_fit_are_refused(evaluate, finished_run, override, sentence):
-    outcome = evaluate(finished_run, override).failed()
-    assert sentence in outcome.error

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import yaml
 from run_files import settings, summary
 
 import recurrl
@@ -13,18 +12,6 @@ from recurrl.errors import ConfigError
 
 FOREIGN = "env.id must be CartPole-v1 with env=cartpole_no_velocity (got Acrobot-v1): its other values are for that. "
 ADVICE = "Give env=gym env.id=Acrobot-v1."
-
-
-@pytest.fixture
-def yamls(tmp_path):
-    """Writes a yaml of the user's."""
-
-    def write(group, name, **content):
-        (tmp_path / "mine" / group).mkdir(parents=True, exist_ok=True)
-        text = "# @package _global_\n" * (group == "experiment") + yaml.dump(content)
-        (tmp_path / "mine" / group / f"{name}.yaml").write_text(text)
-
-    return write
 
 
 @pytest.mark.parametrize("env", yaml_names("env"))

@@ -173,9 +173,8 @@ def test_from_python_a_run_is_resumed_in_its_own_directory_or_copied(finished_ru
         (("-m", "resume=auto", "seed=1,2"), "hydra.sweep.dir=outputs/sweeps/mine."),
     ],
 )
-def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, tmp_path, command, hint):
-    (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "resumed.yaml").write_text("# @package _global_\nresume: auto\n")
+def test_resume_auto_without_a_directory_to_look_into_is_an_error(train, yamls, tmp_path, command, hint):
+    yamls("experiment", "resumed", resume="auto")
     outcome = train(*command).failed()
     assert outcome.error.endswith(f"Add {hint}"), outcome.err
     written = {path.name for path in tmp_path.rglob("*") if path.is_file()} - {"resumed.yaml"}
@@ -220,7 +219,7 @@ def test_resuming_where_nothing_can_be_written_is_refused(refused, finished_run,
         (("lr_schedule=adaptive",), "lr=1e-5", "lr_schedule=adaptive resumes from its last"),
     ],
 )
-def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, before, change, reason):
+def test_a_change_that_would_change_nothing_is_refused(train, tiny, before, change, reason):
     assert train(*tiny, *before, "hydra.run.dir=run").code == 0
     outcome = train("resume=run", "total_frames=96", change).failed()
     assert outcome.error.startswith(f"{change.replace('1e-5', '1e-05')} has no effect in a resumed run")
@@ -231,9 +230,8 @@ def test_a_change_that_would_change_nothing_is_refused(train, tiny, tmp_path, be
     )
 
 
-def test_resuming_with_an_experiment_is_refused(train, finished_run, tmp_path):
-    (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "long.yaml").write_text("# @package _global_\nepochs: 9\n", encoding="utf-8")
+def test_resuming_with_an_experiment_is_refused(train, finished_run, yamls):
+    yamls("experiment", "long", epochs=9)
     outcome = train("--config-dir", "mine", f"resume={finished_run}", "experiment=long", "total_frames=128")
     assert outcome.error == (
         "experiment= cannot be combined with resume=, which keeps its run's settings. Leave it out, or start a new run "

@@ -61,9 +61,3 @@ def test_a_value_that_a_resumed_run_had_is_left_alone_and_one_that_is_given_is_n
     error = recurrl_train(*ours, "lr_final_fraction=0.2", cwd=tmp_path).error
     assert error.startswith("lr_final_fraction=0.2 has no effect without lr_schedule=linear.")
     recurrl_train(*ours, cwd=tmp_path).succeeded()  # the run had lr_final_fraction=0.1
-
-
-def test_of_a_sweep_the_jobs_in_which_a_value_has_no_effect_are_refused(recurrl_train, tiny, tmp_path):
-    outcome = recurrl_train("-m", *tiny, "cell=none,gru", "backend=scan", cwd=tmp_path)
-    assert "1 of 2 jobs completed" in outcome.err
-    assert "backend=scan has no effect" in outcome.err

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from recurrl.config.plugins import GROUPS, custom_values, factory, names, options_class, values
+from recurrl.config.plugins import custom_values, factory, options_class, values
 from recurrl.errors import ConfigError
 
 ELMAN = """
@@ -130,10 +130,3 @@ def test_a_choice_whose_options_derive_from_those_of_another_has_its_values(pack
     assert found.keys() == keys
     assert found["width"] == "???"
     assert all(found[key] == inherited[key] for key in keys - {"name", "width"})
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_an_unknown_choice_is_rejected_with_those_of_the_package(group):
-    with pytest.raises(ConfigError) as caught:
-        factory(group, "nonesuch")
-    assert ", ".join(names(group)) in str(caught.value)
