@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -175,11 +176,12 @@ class Algorithm(nn.Module):
         self.rows = rows_NT = self.buffer.extend(rollout_NT)
         reward_NT = self.reward_scaler(rows_NT["next", "reward"].squeeze(-1))
         self.states.set_rows(rows_NT)
-        metrics = merged(self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
-        if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
-            metrics["optim/steps"] = 0.0  # a step would follow the optimizer's momentum alone
-        else:
-            metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
+        with nullcontext() if self._columns else missing_critic_named(self):
+            metrics = merged(self.states.norms(rows_NT), self._prepare(rows_NT, reward_NT))
+            if LOSS_MASK in rows_NT and not world().gathered(rows_NT[LOSS_MASK].any()).any():
+                metrics["optim/steps"] = 0.0  # a step would follow the optimizer's momentum alone
+            else:
+                metrics = merged(metrics, self._epochs(rows_NT, reward_NT))
         # Not earlier: rollout and update must normalise observations by the same statistics.
         self.policy.observe(rollout_NT[OBSERVATION])
         return world().averaged(metrics)
@@ -187,8 +189,7 @@ class Algorithm(nn.Module):
     def _prepare(self, rows_NT: TensorDictBase, reward_NT: Tensor) -> dict[str, float]:
         if self.states.refreshes:
             self.states.refresh(rows_NT)
-        with missing_critic_named(self):
-            metrics = self.prepare(rows_NT, reward_NT)
+        metrics = self.prepare(rows_NT, reward_NT)
         if not isinstance(metrics, Mapping):
             raise ConfigError(
                 f"prepare of algorithm={self.options.name} must return its metrics (got {metrics!r:.60}). Return {{}} "
@@ -265,8 +266,7 @@ class Algorithm(nn.Module):
         Raises:
             ConfigError: the loss is not what :class:`Losses` describes.
         """
-        with missing_critic_named(self):
-            losses = self._losses(slices_SK)
+        losses = self._losses(slices_SK)
         if not isinstance(losses, Losses):
             raise ConfigError(
                 f"The loss of algorithm={self.options.name} must be recurrl.algorithms.Losses (got a "

@@ -7,17 +7,12 @@ packed or padded, and stored states are read at segment starts only.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.backends.native.loop import DTYPES
-from recurrl.recurrent.backends.native.recurrence import recurrence
-from recurrl.recurrent.cell import Cell, States, Weights
-from recurrl.recurrent.gated import AnalyticCell
+from recurrl.recurrent.backends.native.loop import DTYPES, sequence
+from recurrl.recurrent.cell import Cell
 from recurrl.recurrent.linear import LinearCell
-from recurrl.recurrent.operators import layer
-from recurrl.recurrent.segments import Segments
 
 __all__ = ["DTYPES", "controls_matmul_precision", "sequence", "supports"]
 
@@ -46,24 +41,3 @@ def supports(cell: Cell, options: Options, device: torch.device | None) -> str |
     if device is not None and device.type != "cpu":
         return f"backend=native needs device=cpu, and this is device={device}. Choose backend=auto."
     return library.problem()
-
-
-def sequence(
-    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
-) -> tuple[Tensor, States]:
-    """Runs one layer with the kernel.
-
-    Raises:
-        ValueError: the dtype is neither float32 nor float64.
-    """
-    if x_BTI.dtype not in DTYPES:
-        raise ValueError(
-            f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
-            "Choose backend=scan."
-        )
-    if isinstance(cell, LinearCell):
-        x_BTX = cell.project(weights, x_BTI)
-        output_BTO, states = cell.scan(recurrence, weights, x_BTX, segments.starts_BT, stored_states)
-        return output_BTO, tuple(segments.only_ends(state) for state in states)
-    assert isinstance(cell, AnalyticCell)
-    return layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")

@@ -1,4 +1,4 @@
-"""Runs one layer by the kernel, in row order.
+"""Runs one layer by the kernels, in row order.
 
 Shape legend: B rows, T steps, P steps of all rows (B·T), I input size, H hidden size, A columns kept for each step.
 """
@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.operators import WEIGHTS, Layer
+from recurrl.recurrent.backends.native.recurrence import recurrence
+from recurrl.recurrent.cell import Cell, States, Weights
+from recurrl.recurrent.gated import AnalyticCell
+from recurrl.recurrent.linear import LinearCell
+from recurrl.recurrent.operators import WEIGHTS, Layer, layer
+from recurrl.recurrent.segments import Segments
 
 _COLUMNS = 4  # A / H, of either cell
 # Fewer multiplications take less time than starting a thread.
@@ -45,6 +51,27 @@ class _Layer(ctypes.Structure):
         ("sums", ctypes.c_void_p),
         *((name, ctypes.c_long) for name in ("begin", "end")),
     )
+
+
+def sequence(
+    cell: Cell, x_BTI: Tensor, segments: Segments, stored_states: States, weights: Weights, options: Options
+) -> tuple[Tensor, States]:
+    """Runs one layer with the kernel.
+
+    Raises:
+        ValueError: the dtype is neither float32 nor float64.
+    """
+    if x_BTI.dtype not in DTYPES:
+        raise ValueError(
+            f"backend=native computes in float32 or float64, but the layer's dtype is {x_BTI.dtype}. "
+            "Choose backend=scan."
+        )
+    if isinstance(cell, LinearCell):
+        x_BTX = cell.project(weights, x_BTI)
+        output_BTO, states = cell.scan(recurrence, weights, x_BTX, segments.starts_BT, stored_states)
+        return output_BTO, tuple(segments.only_ends(state) for state in states)
+    assert isinstance(cell, AnalyticCell)
+    return layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
 
 
 def forward(layer: Layer, x_BTI: Tensor, ends: list[Tensor], states: list[Tensor], gates_PA: Tensor) -> None:
