@@ -126,19 +126,6 @@ def settings_of(saved: checkpoint.Checkpoint) -> tuple[DictConfig, Path]:
     return saved_config(saved.path), run_directory_of(saved.path) / CONFIG_FILE
 
 
-def trusted(config: DictConfig, source: Path, trust_packages: bool) -> TrainConfig:
-    """A saved configuration as dataclasses, for commands whose command line changes nothing of it.
-
-    Raises:
-        ConfigError: it does not fit the schema, or names code to import, is not this user's and comes without
-            ``trust_packages``.
-    """
-    if not trust_packages:
-        check_trusted(config, source)
-    with naming(source):
-        return typed(config)
-
-
 def check_trusted(config: DictConfig, source: Path) -> None:
     """Rejects a saved configuration that names code to import, unless a run of this user wrote it as and where it is.
 
@@ -220,8 +207,8 @@ def open_run(
         # Before the overrides: what the command line names is trusted, what the file names is not.
         check_trusted(settings, source)
     _change(settings, overrides if env is None else [f"env.id={text_of(id_of(env))}", *overrides])
-    with _naming_version(saved):
-        config = trusted(settings, source, trust_packages=True)
+    with _naming_version(saved), naming(f"{source} with {' '.join(overrides)}" if overrides else source):
+        config = typed(settings)
     if device not in (None, config.device):
         # The backend of another device may not run on this one, nor does acting need it.
         backend = replace(config.backend, name="reference")

@@ -9,8 +9,8 @@ from typing import Any
 from recurrl.cli.messages import errors_as_messages
 from recurrl.cli.overrides import TRUST
 from recurrl.config import WandbConfig
-from recurrl.config.composed import plain
-from recurrl.errors import ConfigError
+from recurrl.config.composed import plain, typed
+from recurrl.errors import ConfigError, naming
 from recurrl.runtime.report import read_summary
 from recurrl.runtime.run_directory import EXPORTS, VIDEOS, locked, run_directory_of
 
@@ -39,13 +39,16 @@ def _uploaded(run: Path, trust_packages: bool) -> str:
     """
     # With torch, which help and typos need not wait for.
     from recurrl import checkpoint
-    from recurrl.cli.load_run import settings_of, trusted
+    from recurrl.cli.load_run import check_trusted, settings_of
     from recurrl.tracking.wandb import CHECKPOINT, upload
 
     run_dir = run_directory_of(run)
     saved = checkpoint.Checkpoint(checkpoint.find(run_dir))
     settings, source = settings_of(saved)
-    options, run_id = trusted(settings, source, trust_packages).logger, saved.resumed.ids.get("wandb")
+    if not trust_packages:
+        check_trusted(settings, source)
+    with naming(source):
+        options, run_id = typed(settings).logger, saved.resumed.ids.get("wandb")
     if not isinstance(options, WandbConfig) or run_id is None:
         raise ConfigError(f"{run_dir} has no wandb run: it was trained with logger={options.name}. Give another run.")
     with locked(run_dir):
