@@ -17,7 +17,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrl.agent.interface import Entry, Interface
+from recurrl.agent.interface import REWARD, Entry, NamedInterface
 from recurrl.config import EnvConfig, PretrainConfig
 from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD
@@ -148,14 +148,14 @@ def read_episodes(folder: Path, policy: Policy, env: EnvConfig) -> list[TensorDi
         f"pretrain.folder={folder} {'holds no .npz files' if folder.is_dir() else 'is not a folder'}. Give a folder of "
         "recorded episodes, one .npz file each; see docs/pretraining.md.",
     )
-    interface = Interface(env, policy.critic_only)
+    interface = NamedInterface(env, policy.critic_only)
     return [_episode(file, interface) for file in files]
 
 
-def _episode(file: Path, interface: Interface) -> TensorDictBase:
+def _episode(file: Path, interface: NamedInterface) -> TensorDictBase:
     """One file, in the form that the policy learns."""
     arrays, what, page = _arrays(file), f"{file} is not an episode of {interface.env.id}", "See docs/pretraining.md."
-    first = arrays.get(_plural(interface.parts[0].entry.name, ACTION))
+    first = arrays.get(_plural(interface.actions[0].name, ACTION))
     steps = 0 if first is None or first.ndim == 0 else len(first)
 
     def read(entry: Entry, name: str) -> Tensor:
@@ -167,8 +167,8 @@ def _episode(file: Path, interface: Interface) -> TensorDictBase:
         return entry.read(array, (steps,), f"{what}. {page}", name=f"{file}: {name}")
 
     inputs = {}
-    for part in interface.parts:
-        entry, name, space = part.entry, _plural(part.entry.name, ACTION), part.entry.space
+    for entry in interface.actions:
+        name, space = _plural(entry.name, ACTION), entry.space
         inputs[entry.name] = read(entry, name)
         if isinstance(space, spaces.Box):
             width = np.where(np.isfinite(space.high - space.low), space.high - space.low, 0)
@@ -178,14 +178,12 @@ def _episode(file: Path, interface: Interface) -> TensorDictBase:
                 f"{what}: {name} lies outside {space}: give actions as the environment takes them. {page}",
             )
     inputs |= {entry.name: read(entry, _plural(entry.name, OBSERVATION)) for entry in interface.observed}
-    actions = interface.policy_actions(inputs)
+    actions = interface.policy_action({entry.path: inputs[entry.name] for entry in interface.actions})
     action = actions[()] if () in actions else TensorDict(actions, [steps])
     if ACTION_MASK in interface.added:
-        entry = Entry(ACTION_MASK, (), spaces.MultiBinary(spaces.flatdim(interface.action_space)))
-        inputs[ACTION_MASK] = read(entry, "action_masks")
+        inputs[ACTION_MASK] = read(interface.mask, "action_masks")
     if PREVIOUS_REWARD in interface.added:
-        entry = Entry("reward", (), spaces.Box(-np.inf, np.inf, ()))
-        inputs[PREVIOUS_REWARD] = read(entry, "rewards").reshape(steps, 1).roll(1, 0)
+        inputs[PREVIOUS_REWARD] = read(REWARD, "rewards").reshape(steps, 1).roll(1, 0)
     if PREVIOUS_ACTION in interface.added:
         inputs[PREVIOUS_ACTION] = interface.previous_action(action).roll(1, 0)
     begins = torch.arange(steps) == 0

@@ -15,6 +15,12 @@ def choices(spec: TensorSpec) -> tuple[int, ...] | None:
     return None
 
 
+def limit_of(spec: TensorSpec) -> int | tuple[int, ...] | None:
+    """The number of values that each number of an observation or action can take; None if unlimited."""
+    sizes = choices(spec)
+    return int(spec.space.n) if sizes is None and isinstance(spec, Categorical) else sizes
+
+
 def is_image(spec: TensorSpec) -> bool:
     """True for images: bytes with two or three dimensions, or numbers from 0 to 1 with three."""
     dims = len(spec.shape)

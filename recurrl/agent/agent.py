@@ -14,19 +14,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from recurrl.agent.interface import Entry, Interface, Tensors
+from recurrl.agent.interface import REWARD, Entry, NamedInterface, Tensors
 from recurrl.agent.step import IS_INIT, NEXT, NOISE_INPUT, Step
 from recurrl.config import EnvConfig
-from recurrl.envs.checks import starts_of_choices
+from recurrl.envs.checks import allows_actions
 from recurrl.envs.source import source_of
-from recurrl.envs.wrappers import without_names
+from recurrl.envs.spaces import without_names
 from recurrl.errors import ConfigError, require
 from recurrl.evaluation import KEPT, evaluate_many
 from recurrl.keys import ACTION_MASK, OBSERVATION, PREVIOUS_REWARD, nested
 from recurrl.policy import Policy
 
-_FLAG = Entry(IS_INIT, (), spaces.Discrete(2))
-_REWARD = Entry("reward", (), spaces.Box(-np.inf, np.inf, ()))
+_FLAG = Entry(IS_INIT, spaces.Discrete(2))
 _ADVICE = (
     "Pass what the environment returns: with a batch dimension for initial_state(B), without one for initial_state()."
 )
@@ -66,11 +65,10 @@ class Agent:
     """
 
     def __init__(self, policy: Policy, env: EnvConfig) -> None:
-        interface = Interface(env, policy.critic_only)
+        interface = NamedInterface(env, policy.critic_only)
         self.policy, self.step = policy, Step(policy, interface).to(policy.device)
         self.observation_space, self.action_space = interface.observation_space, interface.action_space
         self._interface, self._shapes = interface, self.step.state_shapes(sampled=True)
-        self._mask = Entry(ACTION_MASK, (), spaces.MultiBinary(spaces.flatdim(self.action_space)))
 
     def __repr__(self) -> str:
         env, count = self._interface.env, sum(parameter.numel() for parameter in self.policy.parameters())
@@ -171,27 +169,25 @@ class Agent:
         if is_init is not None:
             begins_B = begins_B | self._read(_FLAG, is_init, state.batch).bool()
         inputs: Tensors = {**state.tensors, IS_INIT: begins_B}
-        hiding = self._interface.visible
-        visible = None if hiding is None else hiding.cpu().numpy()  # what is hidden may be anything
         for entry in self._interface.observed:
             value = observation
             for key in entry.path:
                 value = _member(value, key, entry.name, self.observation_space)
-            inputs[entry.name] = self._read(entry, value, state.batch, visible)
+            inputs[entry.name] = self._read(entry, value, state.batch)
         added = self._interface.added
         if ACTION_MASK in added:
             require(
                 action_mask is not None,
                 'action_mask must be passed for this policy (got None). Pass action_mask=info["action_mask"].',
             )
-            inputs[ACTION_MASK] = self._read(self._mask, np.asarray(action_mask) != 0, state.batch)
+            inputs[ACTION_MASK] = self._read(self._interface.mask, np.asarray(action_mask) != 0, state.batch)
         if PREVIOUS_REWARD in added:
             require(
                 reward is not None or bool(begins_B.all()),
                 "reward must be passed for this policy (got None). Pass reward=, what the last step gave.",
             )
             rewards = torch.zeros_like(begins_B, dtype=torch.float32)
-            rewards = rewards if reward is None else self._read(_REWARD, reward, state.batch)
+            rewards = rewards if reward is None else self._read(REWARD, reward, state.batch)
             inputs[PREVIOUS_REWARD] = rewards.unsqueeze(-1)
         mask_BK = inputs.get(ACTION_MASK, inputs.get(f"{OBSERVATION}.{ACTION_MASK}"))
         if mask_BK is not None:
@@ -209,15 +205,14 @@ class Agent:
         expected = {name: (state.batch or 1, *shape) for name, shape in self._shapes.items()}
         require(found == expected, f"state must have the shapes {expected} (got {found}). Pass a state of this agent.")
 
-    def _read(self, entry: Entry, value: Any, batch: int | None, visible: Any = None) -> Tensor:
+    def _read(self, entry: Entry, value: Any, batch: int | None) -> Tensor:
         """An argument as a tensor with a batch dimension, checked."""
-        read = entry.read(value, () if batch is None else (batch,), _ADVICE, visible)
+        read = entry.read(value, () if batch is None else (batch,), _ADVICE)
         return (read if batch is not None else read.unsqueeze(0)).to(self.policy.device)
 
     def _check_mask(self, mask_BK: Tensor) -> None:
         """Rejects masks that allow no action, where any choice would be a forbidden one."""
-        starts = starts_of_choices(self.action_space)
-        allows_B = np.logical_or.reduceat(mask_BK.cpu().numpy() != 0, starts, -1).all(-1)
+        allows_B = allows_actions(mask_BK.cpu().numpy(), self._interface.action_spec)
         require(
             bool(allows_B.all()),
             f"action_mask must allow an action (got none in environment {int(allows_B.argmin())}). Reset an "
@@ -226,9 +221,9 @@ class Agent:
 
     def _action(self, outputs: Tensors, batch: int | None) -> Any:
         parts: dict[tuple[str, ...], Any] = {}
-        for part in self._interface.parts:
-            value = outputs[part.entry.name].cpu().numpy().astype(part.space.dtype)
-            parts[part.entry.path] = value[0] if batch is None else value
+        for entry in self._interface.actions:
+            value = outputs[entry.name].cpu().numpy().astype(entry.space.dtype)
+            parts[entry.path] = value[0] if batch is None else value
         return parts[()] if () in parts else without_names(self.action_space, nested(parts))
 
 

@@ -1,6 +1,6 @@
 """One step of acting as one module: from raw observations to the environment's own actions.
 
-The same module acts in Python and is exported: :class:`Interface` on both sides of ``Policy.step``.
+The same module acts in Python and is exported: :class:`NamedInterface` on both sides of ``Policy.step``.
 """
 
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.distributions import Distribution, Independent, Normal
 
-from recurrl.agent.interface import Interface, Tensors
-from recurrl.keys import PREVIOUS_ACTION, name_of, path_of
+from recurrl.agent.interface import NamedInterface, Tensors
+from recurrl.keys import ACTION, PREVIOUS_ACTION, name_of, path_of
 from recurrl.policy import Policy
 from recurrl.policy.distributions import Joint, LazyCategorical, SquashedGaussian
 from recurrl.policy.noise import NOISE
@@ -34,7 +34,7 @@ class Step(nn.Module):
         interface: to its environment.
     """
 
-    def __init__(self, policy: Policy, interface: Interface) -> None:
+    def __init__(self, policy: Policy, interface: NamedInterface) -> None:
         super().__init__()
         self.policy, self.interface = policy.actor(), interface
 
@@ -55,7 +55,8 @@ class Step(nn.Module):
         observation = self.interface.policy_observation(inputs, begins_B)
         state = {key: inputs[name_of(key)] for key in self.policy.carried_keys if name_of(key) in inputs}
         acted = self.policy.step(observation, state, begins_B, inputs.get(NOISE_INPUT))
-        outputs = self.interface.env_actions(acted.action)
+        actions = self.interface.env_action(acted.action)
+        outputs = {name_of((ACTION, *path)): value for path, value in actions.items()}
         outputs |= {NEXT + name_of(key): value for key, value in acted.state.items()}
         if PREVIOUS_ACTION in self.interface.added:
             outputs[NEXT + PREVIOUS_ACTION] = self.interface.previous_action(acted.action)

@@ -119,6 +119,7 @@ class Rollout:
             }
         self._current = current
         rows_NT = _rows(steps, device)
+        env.check_rows(rows_NT)
         if not rows_NT[LOG_PROB].isfinite().all():
             raise NonFiniteError(
                 "The policy produced non-finite action probabilities. A smaller lr or algorithm.max_grad_norm may "

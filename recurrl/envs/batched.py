@@ -17,9 +17,10 @@ from torchrl.envs.utils import step_mdp
 from recurrl.envs.checks import EnvChecks
 from recurrl.envs.saved_state import UnsavableError
 from recurrl.errors import ConfigError
-from recurrl.keys import ACTION, OBSERVATION, nested, path_of
+from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION, nested, path_of
 
 Tensors = dict[NestedKey, Tensor]
+_OBSERVED = (OBSERVATION, ACTION_MASK, HIDDEN)
 
 
 class BatchedEnv(EnvBase):
@@ -28,9 +29,13 @@ class BatchedEnv(EnvBase):
     A TensorDict takes longer than a step of a light environment, so recurrl's rollout calls :meth:`step_tensors` and
     :meth:`reset_tensors`. TorchRL's collectors step it with TensorDicts, with the same results.
 
+    What a source makes gives the environment's own observations and takes its actions, in its units. Policies act in
+    it through a :class:`recurrl.envs.policy_env.PolicyEnv`.
+
     Args:
         num_envs: environments, N.
-        observation: the spec of each entry of the observation, of all environments; composite where it is nested.
+        observation: the specs of what is observed, of all environments: ``observation``, composite where it is nested;
+            and ``action_mask``, if there is one outside it.
         action: the spec of the action, of all environments; composite where it has several parts.
         device: where the tensors live.
 
@@ -66,10 +71,10 @@ class BatchedEnv(EnvBase):
 
     @abstractmethod
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Starts new episodes. The rollout calls it after every step, with ``done``.
+        """Starts new episodes.
 
         Args:
-            mask: ``[N, 1]``, the environments to reset; possibly none of them. None for all.
+            mask: ``[N, 1]``, the environments to reset; on a GPU possibly none of them. None for all.
 
         Returns:
             The current observation of every environment, reset or not. Later steps must not write into these tensors.
@@ -88,6 +93,9 @@ class BatchedEnv(EnvBase):
             "algorithm=grpo needs the episodes of a group to start from the same state, which this environment cannot "
             "do. Choose algorithm=ppo, or a Gymnasium task with env.vectorization=inline."
         )
+
+    def show_hidden(self) -> None:
+        """From now on gives the entry ``hidden``, what the environment hides from the policy, if it knows that."""
 
     def episodes(self) -> dict[str, Any]:
         """The state of the unfinished episodes, as plain values and tensors.
@@ -121,8 +129,8 @@ class TorchRLEnv(BatchedEnv):
     """
 
     def __init__(self, env: EnvBase) -> None:
-        observation, action = env.observation_spec[OBSERVATION], env.full_action_spec[ACTION]
-        super().__init__(env.batch_size[0], {OBSERVATION: observation}, action, env.device or "cpu")
+        observed = {key: env.observation_spec[key] for key in _OBSERVED if key in env.observation_spec.keys()}  # noqa: SIM118
+        super().__init__(env.batch_size[0], observed, env.full_action_spec[ACTION], env.device or "cpu")
         self._env = env
         self._current = TensorDict(batch_size=env.batch_size)
 
@@ -139,14 +147,14 @@ class TorchRLEnv(BatchedEnv):
         """Resets it, in part if the mask has both values."""
         if mask is None:
             self._current = self._env.reset()
-        elif mask.any():
+        else:
             flags = {key: mask & self._current[key] for key in self._env.done_keys}
             self._current = self._env.maybe_reset(self._current.copy().update({**flags, "done": mask}))
         return self._observed()
 
     def _observed(self) -> Tensors:
         # Clones, because environments of TorchRL may reuse their memory.
-        return dict(self._current.select(OBSERVATION).clone().items(True, True))
+        return dict(self._current.select(*_OBSERVED, strict=False).clone().items(True, True))
 
     def episodes(self) -> dict[str, Any]:
         """Environments of TorchRL do not expose their state."""

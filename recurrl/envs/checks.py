@@ -3,10 +3,8 @@
 Shape legend: N environments.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 import gymnasium
@@ -15,11 +13,12 @@ import torch
 from gymnasium import spaces
 from tensordict import NestedKey
 from torch import Tensor
-from torchrl.data import Composite
+from torchrl.data import Composite, TensorSpec
 
-from recurrl.envs.spaces import Space, leaves, spec_of
+from recurrl.envs.spaces import Space, is_text, named, parts_of, spec_of
 from recurrl.errors import ConfigError, EnvError, RunError
 from recurrl.keys import ACTION_MASK, OBSERVATION, path_of
+from recurrl.specs import choices
 
 Array = np.ndarray[Any, Any]
 
@@ -131,15 +130,53 @@ class EnvChecks:
         which = f"Environment {i} of {self._count}" if i is not None else f"The vector environment of {self._count}"
         return f"{which} ({self.env_id}), at step {self.steps},"
 
+    def check_values(self, observation: Mapping[NestedKey, Tensor], limits: Mapping[NestedKey, Any]) -> None:
+        """Rejects values that are not finite or out of range.
+
+        Args:
+            observation: entries of all environments, in the CPU's memory.
+            limits: by entry, see :func:`recurrl.specs.limit_of`.
+        """
+        for key, values_N in observation.items():
+            values, limit = values_N.numpy(), limits[key]
+            if limit is None:
+                self.check_finite(f"value of observation {key!r}", values)
+                continue
+            most = np.asarray(limit, f"u{values.itemsize}")
+            if (values.view(most.dtype) >= most).any():  # negative numbers are large ones without a sign
+                what = f"a value of observation {key!r} that is out of range"
+                advice = f"Its space has the integers from 0 to {np.asarray(limit) - 1}."
+                self.reject((values < 0) | (values >= limit), values, what, advice)
+
+    def check_mask(self, mask_N: Tensor, action: TensorSpec, acting_N: Tensor | None) -> None:
+        """Rejects values that are neither 0 nor 1, and masks that allow no action.
+
+        Args:
+            mask_N: of all environments, in the CPU's memory.
+            action: the spec of one environment's action.
+            acting_N: which environments act next; None for all. The masks of the others are ignored.
+        """
+        masks = mask_N.numpy()
+        self.reject((masks != 0) & (masks != 1), masks, "an action mask with values other than 0 and 1")
+        forbidding = ~allows_actions(masks, action)
+        if acting_N is not None:
+            forbidding &= acting_N.numpy()
+        advice = "Have the environment end the episode there, or allow an action that does nothing."
+        self.reject(forbidding, masks, "an action mask that allows no action", advice)
+
+
+def allows_actions(masks_N: Array, action: TensorSpec) -> Array:
+    """True for masks ``[N, K]`` that allow an action, ``[N]``; of several discrete ones, each."""
+    starts = np.cumsum([0, *(choices(action) or ())[:-1]])
+    return np.asarray(np.logical_or.reduceat(masks_N, starts, -1).all(-1))
+
 
 class Observations:
-    """The entries of an observation, by the names that lead to each within it.
+    """Reads the entries of raw observations, without text.
 
     Args:
-        checks: names the environment in errors.
         space: of an environment's observation.
         count: number of environments, N.
-        action_space: the space that an action mask applies to.
         batched: observations of all environments are read at once rather than one by one.
 
     Attributes:
@@ -147,16 +184,11 @@ class Observations:
         zeros_N: an array of each entry for all environments, by key.
     """
 
-    def __init__(self, checks: EnvChecks, space: Space, count: int, action_space: Space, batched: bool = False) -> None:
-        zeros = Composite({OBSERVATION: spec_of(space, count)}, shape=[count]).zero()
+    def __init__(self, space: Space, count: int, batched: bool = False) -> None:
+        zeros = Composite({OBSERVATION: spec_of(named(space, text=False), count)}, shape=[count]).zero()
         self.zeros_N = {key: values.numpy() for key, values in zeros.items(True, True)}
-        self._checks, self.keys = checks, list(self.zeros_N)
-        found = dict(leaves(space))
-        self._limits = {key: limit_of(found[path_of(key)[1:]]) for key in self.keys}
-        first = 0 if batched else 1
-        self._entries = [(key, path_of(key)[1:], each.dtype, each.shape[first:]) for key, each in self.zeros_N.items()]
-        self._plain = not isinstance(space, spaces.Dict)
-        self._starts = starts_of_choices(action_space)
+        self.keys, self._space, first = list(self.zeros_N), space, 0 if batched else 1
+        self._entries = [(key, each.dtype, each.shape[first:]) for key, each in self.zeros_N.items()]
 
     def read(self, observation: Any) -> list[Array]:
         """The entries of an observation, in the order of ``keys``.
@@ -164,54 +196,60 @@ class Observations:
         Raises:
             UnnamedEnvError: an entry is missing, or differs from its space in shape or dtype.
         """
-        found = [as_array(observation)] if self._plain else self._parts(observation)
-        for i, (key, _, dtype, shape) in enumerate(self._entries):
+        try:
+            found = [as_array(value) for value in _leaves_in(self._space, observation)]
+        except KeyError as error:
+            keys = ", ".join(".".join(path_of(key)[1:]) for key in self.keys)
+            raise UnnamedEnvError(
+                f"returned an observation that lacks the entry {error}. Have it return a dict with the entries of its "
+                f"observation_space: {keys}."
+            ) from error
+        for i, (key, dtype, shape) in enumerate(self._entries):
             if found[i].dtype != dtype or found[i].shape != shape:
                 found[i] = _fitted(key, found[i], shape, dtype)
         return found
 
-    def _parts(self, observation: Any) -> list[Array]:
-        try:
-            return [as_array(reduce(getitem, path, observation)) for _, path, _, _ in self._entries]
-        except (KeyError, IndexError, TypeError) as error:
-            keys = ", ".join(".".join(path) for _, path, _, _ in self._entries)
+
+def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
+    """The leaves of an observation without text, in the order of its space."""
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, Sequence) or len(value) != len(space.spaces):
             raise UnnamedEnvError(
-                f"returned an observation that lacks entries ({type(error).__name__}: {error}). Have it return a dict "
-                f"with the entries of its observation_space: {keys}."
-            ) from error
-
-    def check(self, values_N: Mapping[NestedKey, Array], acting_N: Array | None = None) -> None:
-        """Rejects values that are not finite or out of range, and masks that allow no action.
-
-        Args:
-            values_N: of all environments.
-            acting_N: which of them act next; None for all. The masks of the others are ignored.
-        """
-        for key, values in values_N.items():
-            limit = self._limits[key]
-            if limit is None:
-                self._checks.check_finite(f"value of observation {key!r}", values)
-            elif (values.view(f"u{values.itemsize}") >= limit).any():  # negative numbers are large ones without a sign
-                what = f"a value of observation {key!r} that is out of range"
-                advice = f"Its space has the integers from 0 to {np.asarray(limit) - 1}."
-                self._checks.reject((values < 0) | (values >= limit), values, what, advice)
-            if key == (OBSERVATION, ACTION_MASK):
-                self._check_mask(values, acting_N)
-
-    def _check_mask(self, masks_N: Array, acting_N: Array | None) -> None:
-        unfit = (masks_N != 0) & (masks_N != 1)
-        self._checks.reject(unfit, masks_N, "an action mask with values other than 0 and 1")
-        forbidding_N = ~np.logical_or.reduceat(masks_N, self._starts, -1).all(-1)
-        if acting_N is not None:
-            forbidding_N &= acting_N
-        advice = "Have the environment end the episode there, or allow an action that does nothing."
-        self._checks.reject(forbidding_N, masks_N, "an action mask that allows no action", advice)
+                f"returned an observation that is not a tuple of {len(space.spaces)}, as its space is: {value}."
+            )
+        value = {str(i): part for i, part in enumerate(value)}
+    elif not isinstance(space, spaces.Dict):
+        yield value
+        return
+    elif not isinstance(value, Mapping):
+        raise UnnamedEnvError(f"returned a {type(value).__name__} as observation, but its space is a dict.")
+    parts = parts_of(space)
+    if value.keys() - parts.keys():
+        raise UnnamedEnvError(
+            "returned an observation with entries missing from its observation_space. Declare them there."
+        )
+    for key, part in parts.items():
+        if not is_text(part):
+            yield from _leaves_in(part, value[key])
 
 
-def starts_of_choices(action_space: Space) -> Array:
-    """The offsets within a mask of each entry of a multi-discrete action; 0 for other actions."""
-    sizes: Any = action_space.nvec[:-1] if isinstance(action_space, spaces.MultiDiscrete) else []
-    return np.cumsum([0, *sizes])
+def mask_in(info: Any) -> Array:
+    """The mask of actions in the info of a reset or step.
+
+    Raises:
+        UnnamedEnvError: there is none, or it has values other than 0 and 1.
+    """
+    if not isinstance(info, dict) or ACTION_MASK not in info:
+        raise UnnamedEnvError(
+            "returned no info['action_mask'], which env.action_mask_from_info=true requires. Set it to false, or have "
+            "the environment return one at every reset and step."
+        )
+    mask = as_array(info[ACTION_MASK])
+    # Its dtype is not specified.
+    bits = mask != 0 if mask.dtype.kind in "biuf" else mask
+    if not np.array_equal(bits, mask):
+        raise UnnamedEnvError(f"returned an action mask with values other than 0 and 1: {mask}.")
+    return bits
 
 
 def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -231,15 +269,6 @@ def is_castable(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """True if an entry of an observation may have the dtype ``found`` instead of that of its space."""
     # Bytes instead of floats are usually an image that was not divided by 255.
     return np.can_cast(found, wanted, "same_kind") and not (found == np.uint8 and wanted.kind == "f")
-
-
-def limit_of(space: Space) -> Any:
-    """The number of values each number of an observation can take; None if unlimited."""
-    if isinstance(space, spaces.Discrete):
-        return np.uint64(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.astype(np.uint64)
-    return np.uint8(2) if isinstance(space, spaces.MultiBinary) else None
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from recurrl.envs.arguments import check_arguments
 from recurrl.envs.checks import making
 from recurrl.envs.inline import InlineEnv
 from recurrl.envs.source import Source
-from recurrl.envs.wrappers import Prepared
 from recurrl.errors import ConfigError
 
 
@@ -26,15 +25,7 @@ class GymnasiumSource(Source):
     The environments are stepped in turn in this process, and everything they return is checked.
     """
 
-    honours: Collection[str] = (
-        "wrappers",
-        "mask",
-        "max_episode_steps",
-        "previous_action",
-        "previous_reward",
-        "action_mask_from_info",
-    )
-    scales_actions = True
+    honours: Collection[str] = ("wrappers", "max_episode_steps", "action_mask_from_info")
 
     @abstractmethod
     def create(self) -> gymnasium.Env[Any, Any]:
@@ -51,7 +42,8 @@ class GymnasiumSource(Source):
 
     def inline(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> InlineEnv:
         """Single environments, as :meth:`create` made them, as one of as many."""
-        return InlineEnv([Prepared(self.wrapped(env), self.options, self.privileged) for env in envs], self.options.id)
+        options = self.options
+        return InlineEnv([self.wrapped(env) for env in envs], options.id, options.action_mask_from_info)
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it: within the time limit and the wrappers of the configuration.

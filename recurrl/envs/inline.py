@@ -9,14 +9,15 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.checks import Array, EnvChecks, Observations, unpacked
+from recurrl.envs.checks import Array, EnvChecks, Observations, mask_in, unpacked
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
-from recurrl.envs.spaces import spec_of
-from recurrl.keys import OBSERVATION
+from recurrl.envs.spaces import Space, check_supported, parts_of, raw_specs
+from recurrl.keys import ACTION_MASK
 from recurrl.runtime.seeds import seeds
 
 
@@ -26,26 +27,30 @@ class InlineEnv(BatchedEnv):
     Args:
         envs: the environments.
         env_id: their id, for errors.
+        masked: their info has a mask of actions, which is given as the entry ``action_mask``.
 
     Attributes:
         envs: the environments.
+
+    Raises:
+        ConfigError: policies cannot handle their spaces.
     """
 
     checks: EnvChecks
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
-        first, count = envs[0], len(envs)
-        space, action_space = first.observation_space, first.action_space
-        super().__init__(count, {OBSERVATION: spec_of(space, count)}, spec_of(action_space, count))
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], env_id: str, masked: bool = False) -> None:
+        space, self._action_space, count = envs[0].observation_space, envs[0].action_space, len(envs)
+        check_supported(env_id, space, self._action_space)
+        super().__init__(count, *raw_specs(space, self._action_space, masked, count))
         self.envs = list(envs)
         # A separate object, because setting an attribute of an EnvBase takes as long as a light environment's step.
         self.checks = EnvChecks(env_id, count)
-        self._reader = Observations(self.checks, space, count, action_space)
+        self._reader, self._masked = Observations(space, count), masked
         # The last observation of each environment, by entry: what environments write into, and a copy to return.
-        self._last = self._reader.zeros_N
+        self._last = {key: values.numpy() for key, values in self.observation_spec.zero().items(True, True)}
         self._returned: Tensors = {}
         self._plain = next(iter(self._last.values()))
-        self._dtype, self._shape = self._plain.dtype, self._plain.shape[1:]
+        self._dtype, self._shape = self._plain.dtype, None if parts_of(space) else self._plain.shape[1:]
         # What the reset seeds of groups derive from: the seed, the group, the number of resets of all, the episode.
         self._groups_N4: Array | None = None
 
@@ -58,20 +63,18 @@ class InlineEnv(BatchedEnv):
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets them one by one."""
         begun_N = np.ones(len(self.envs), bool) if mask is None else mask.numpy().reshape(-1)
-        if self._returned and not begun_N.any():
-            return dict(self._returned)
         if self._groups_N4 is not None and mask is None:
             self._groups_N4 += (0, 0, 1, 0)
             self._groups_N4[:, 3] = 0
         for i in begun_N.nonzero()[0].tolist():
             self.checks.at = i
             seed = None if self._groups_N4 is None else _reset_seed(self._groups_N4[i])
-            self._store(i, unpacked("reset", self.envs[i].reset(seed=seed))[0])
-        return self._observed(begun_N)
+            self._store(i, *unpacked("reset", self.envs[i].reset(seed=seed)))
+        return self._observed()
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps them one by one."""
-        actions = _one_by_one(action)
+        actions = _one_by_one(action, self._action_space)
         rewards: list[Any] = []
         terminated_N: list[Any] = []
         truncated_N: list[Any] = []
@@ -82,13 +85,12 @@ class InlineEnv(BatchedEnv):
             # Without calling `unpacked`, which takes as long as all of this.
             if type(returned) is not tuple or len(returned) != 5:
                 unpacked("step", returned)
-            observation, reward, terminated, truncated, _ = returned
+            observation, reward, terminated, truncated, info = returned
             rewards.append(reward)
             terminated_N.append(terminated)
             truncated_N.append(truncated)
-            store(i, observation)
-        results = checks.results(rewards, terminated_N, truncated_N)
-        return self._observed(~results["done"].numpy()[:, 0]) | results
+            store(i, observation, info)
+        return self._observed() | checks.results(rewards, terminated_N, truncated_N)
 
     def episodes(self) -> dict[str, Any]:
         """The state of each environment, and the last observations."""
@@ -109,17 +111,17 @@ class InlineEnv(BatchedEnv):
         if self._groups_N4 is not None:
             self._groups_N4[...] = state["groups"].numpy()
 
-    def _store(self, i: int, observation: Any) -> None:
+    def _store(self, i: int, observation: Any, info: Any) -> None:
+        if self._masked:
+            self._last[ACTION_MASK][i] = mask_in(info)
         # The common case, without a call: this runs for each environment at every step.
         if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
             self._plain[i] = observation
             return
-        for values, entry in zip(self._last.values(), self._reader.read(observation), strict=True):
-            values[i] = entry
+        for key, entry in zip(self._reader.keys, self._reader.read(observation), strict=True):
+            self._last[key][i] = entry
 
-    def _observed(self, acting_N: Array) -> Tensors:
-        """The last observations, checked; the environments in ``acting_N`` act on them next."""
-        self._reader.check(self._last, acting_N)
+    def _observed(self) -> Tensors:
         self._returned.update((key, torch.from_numpy(values.copy())) for key, values in self._last.items())
         return dict(self._returned)
 
@@ -137,12 +139,15 @@ class InlineEnv(BatchedEnv):
         super().close(**kwargs)
 
 
-def _one_by_one(action: Tensor | TensorDictBase) -> Sequence[Any]:
-    """An action ``[N]`` as N actions for Gymnasium, dicts if it has several parts."""
+def _one_by_one(action: Tensor | TensorDictBase, space: Space) -> Sequence[Any]:
+    """An action ``[N]`` as N actions of a space of Gymnasium."""
     if isinstance(action, Tensor):
         return cast(Sequence[Any], action.numpy())
-    parts = {key: _one_by_one(part) for key, part in action.items()}
-    return [{key: values[i] for key, values in parts.items()} for i in range(action.batch_size[0])]
+    names = parts_of(space)
+    each_of_N = zip(*(_one_by_one(action[name], part) for name, part in names.items()), strict=True)
+    if isinstance(space, spaces.Tuple):
+        return list(each_of_N)
+    return [dict(zip(names, each, strict=True)) for each in each_of_N]
 
 
 def _reset_seed(numbers_4: Array) -> int:

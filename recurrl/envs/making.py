@@ -11,7 +11,7 @@ from torchrl.modules.utils import get_primers_from_module
 
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import BatchedEnv, Tensors, TorchRLEnv
-from recurrl.envs.checks import EnvChecks
+from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError
 from recurrl.keys import ACTION, ACTION_MASK, HIDDEN, OBSERVATION
@@ -24,7 +24,7 @@ EPISODE_LENGTH = "step_count"
 
 def make_batched_env(
     config: EnvConfig, num_envs: int, seed: int, groups: int | None = None, privileged: bool = False
-) -> BatchedEnv:
+) -> PolicyEnv:
     """``num_envs`` copies of an environment as one seeded environment of batch size ``[num_envs]``.
 
     A step of all copies, and a reset, take no longer than :func:`recurrl.runtime.time_limit.time_limit` allows.
@@ -68,15 +68,12 @@ def make_env(
     return TransformedEnv(env, Compose(*transforms, *([] if primers is None else [primers])))
 
 
-def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> BatchedEnv:
-    source = source_of(config)
-    source.privileged = privileged
-    made = source.make(num_envs)
+def _make(config: EnvConfig, num_envs: int, privileged: bool = False) -> PolicyEnv:
+    made = source_of(config).make(num_envs)
     _check_made(made, config, num_envs)
-    env = made if isinstance(made, BatchedEnv) else TorchRLEnv(made)
-    checks = env.checks or EnvChecks(config.id, num_envs)
+    env = PolicyEnv(made if isinstance(made, BatchedEnv) else TorchRLEnv(made), config, privileged)
     for name, call in (("step_tensors", "step"), ("reset_tensors", "reset"), ("set_seed", "reset"), ("close", "close")):
-        setattr(env, name, limited(checks.attributed(call)(getattr(env, name))))
+        setattr(env, name, limited(env.checks.attributed(call)(getattr(env, name))))
     for name in ("episodes", "restore_episodes"):
         setattr(env, name, limited(getattr(env, name)))
     return env

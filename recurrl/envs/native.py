@@ -3,7 +3,6 @@
 Shape legend: N environments.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ from torch import Tensor
 from recurrl.envs.batched import BatchedEnv, Tensors
 from recurrl.envs.checks import Array, EnvChecks, Observations, UnnamedEnvError, unpacked
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
-from recurrl.envs.spaces import spec_of, supported_spaces
-from recurrl.envs.wrappers import normalised_actions, shown, without_names
+from recurrl.envs.spaces import check_supported, raw_specs, without_names
 from recurrl.errors import ConfigError
-from recurrl.keys import OBSERVATION
 
 Observed = dict[NestedKey, Array]
 Vector = VectorEnv[Any, Any, Any]
@@ -37,9 +34,6 @@ class NativeVectorEnv(BatchedEnv):
     Args:
         vector: the vector environment.
         env_id: its registered id.
-        mask: indices of a vector observation to hide, or names of a dict's entries.
-        scales: bounded continuous actions are in units of half their range, −1 and 1 being the bounds, and are clipped
-            to it; False leaves actions as they are.
 
     Raises:
         ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
@@ -47,20 +41,15 @@ class NativeVectorEnv(BatchedEnv):
 
     checks: EnvChecks
 
-    def __init__(self, vector: Vector, env_id: str, mask: Sequence[int | str] = (), scales: bool = True) -> None:
+    def __init__(self, vector: Vector, env_id: str) -> None:
         _check_mode(vector, env_id)
-        count, observed, acted = vector.num_envs, vector.single_observation_space, vector.single_action_space
-        supported, named_action = supported_spaces(env_id, observed, acted)
-        seen, self._shown = shown(observed, supported, mask)
-        as_it_is = named_action, lambda action: without_names(acted, action)
-        units, self._to_env = normalised_actions(acted) if scales else as_it_is
-        super().__init__(count, {OBSERVATION: spec_of(seen, count)}, spec_of(units, count))
+        count, space, self._action_space = vector.num_envs, vector.single_observation_space, vector.single_action_space
+        check_supported(env_id, space, self._action_space)
+        super().__init__(count, *raw_specs(space, self._action_space, False, count))
         self._vector = vector
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
         self.checks = EnvChecks(env_id, count)
-        self._reader, self._of_one = (
-            Observations(self.checks, seen, count, acted, batched) for batched in (True, False)
-        )
+        self._reader, self._of_one = (Observations(space, count, batched) for batched in (True, False))
         # Not attributes of this object, because setting an attribute of an EnvBase takes microseconds.
         # The arrays are replaced and never written to, because they are handed out.
         self._last: Observed = {}
@@ -69,8 +58,6 @@ class NativeVectorEnv(BatchedEnv):
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
         """Resets environments; with SAME_STEP those whose episodes ended are reset already, and are only read."""
         begun_N = np.ones(self._vector.num_envs, bool) if mask is None else mask.numpy().reshape(-1)
-        if not begun_N.any():
-            return _tensors(self._last)
         if mask is not None and self._resets_at_once:
             if (begun_N & ~self._restarted).any():
                 raise ConfigError(
@@ -84,13 +71,12 @@ class NativeVectorEnv(BatchedEnv):
             for key, values in begun.items():
                 begins_N = begun_N.reshape(-1, *[1] * (values.ndim - 1))
                 self._last[key] = values if mask is None else np.where(begins_N, values, self._last[key])
-            self._reader.check(self._last, begun_N)
         self._restarted[...] = False
         return _tensors(self._last)
 
     def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
         """Steps all in one call."""
-        returned = unpacked("step", self._vector.step(self._to_env(_plain(action))))
+        returned = unpacked("step", self._vector.step(self._batched(action)))
         observation, rewards, terminated, truncated, info = returned
         tensors = self._taken(observation)
         results = self.checks.results(rewards, terminated, truncated)
@@ -113,19 +99,17 @@ class NativeVectorEnv(BatchedEnv):
     def _observed_after(self, over_N: Array, info: dict[str, Any]) -> Observed:
         """The observations after a step, for finished episodes their last ones."""
         if not self._resets_at_once:
-            self._reader.check(self._last, ~over_N)
             return self._last
-        self._reader.check(self._last)
         self._restarted[...] = over_N
-        if not over_N.any():
-            return self._last
-        filled = self._with_final(over_N.nonzero()[0], info)
-        self._reader.check(filled, ~over_N)
-        return filled
+        return self._with_final(over_N.nonzero()[0], info) if over_N.any() else self._last
+
+    def _batched(self, action: Tensor | TensorDictBase) -> Any:
+        """Actions of all environments in Gymnasium's form, a dict or a tuple if they have several parts."""
+        return without_names(self._action_space, action.numpy())
 
     def _taken(self, observation: Any) -> Observed:
-        """The visible part of a batch of observations, in new memory."""
-        entries = self._reader.read(self._shown(observation))
+        """A batch of observations, in new memory."""
+        entries = self._reader.read(observation)
         return {key: entry.copy() for key, entry in zip(self._reader.keys, entries, strict=True)}
 
     def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
@@ -141,7 +125,7 @@ class NativeVectorEnv(BatchedEnv):
             # One per environment, or one for all of them.
             if isinstance(final, np.ndarray) and final.dtype == object:
                 for i in which:
-                    entries = self._of_one.read(self._shown(final[i]))
+                    entries = self._of_one.read(final[i])
                     for key, entry in zip(self._reader.keys, entries, strict=True):
                         filled[key][i] = entry
             else:
@@ -176,10 +160,3 @@ def _check_mode(vector: Vector, env_id: str) -> None:
 
 def _tensors(observed: Observed) -> Tensors:
     return {key: torch.from_numpy(values) for key, values in observed.items()}
-
-
-def _plain(action: Tensor | TensorDictBase) -> Any:
-    """Actions of all environments in Gymnasium's form, a dict if they have several parts."""
-    if isinstance(action, Tensor):
-        return action.numpy()
-    return {key: _plain(part) for key, part in action.items()}

@@ -5,14 +5,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data import Binary, Bounded, Categorical, Composite, TensorSpec
 from torchrl.envs import EnvBase
 
+from recurrl.envs.spaces import space_of
 from recurrl.keys import ACTION, OBSERVATION
-from recurrl.specs import choices
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
@@ -42,25 +40,6 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Closes the environment."""
         self._env.close(raise_if_closed=False)  # as TorchRL's are before they are reset
-
-
-def space_of(spec: TensorSpec) -> spaces.Space[Any]:
-    """The Gymnasium space of an unbatched spec."""
-    if isinstance(spec, Composite):
-        return spaces.Dict({key: space_of(entry) for key, entry in spec.items()})
-    if isinstance(spec, Binary):
-        return spaces.MultiBinary(list(spec.shape))
-    sizes = choices(spec)
-    if sizes is not None:
-        return spaces.MultiDiscrete(list(sizes))
-    if isinstance(spec, Categorical):
-        return spaces.Discrete(int(spec.space.n))
-    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
-    if isinstance(spec, Bounded):
-        return spaces.Box(spec.space.low.cpu().numpy(), spec.space.high.cpu().numpy(), dtype=dtype.type)
-    floating = dtype.kind == "f"
-    low, high = (-np.inf, np.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return spaces.Box(low, high, tuple(spec.shape), dtype=dtype.type)
 
 
 def _array(value: Any) -> Any:

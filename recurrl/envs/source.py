@@ -15,7 +15,10 @@ from recurrl.config.plugins import factory, values
 from recurrl.envs.single import SingleEnv
 from recurrl.errors import ConfigError
 
-_ALWAYS = ("name", "source", "id", "ids", "num_envs", "reward_scale", "normalize_observation", "normalize_reward")
+_ALWAYS = (
+    *("name", "source", "id", "ids", "num_envs", "mask", "previous_action", "previous_reward"),
+    *("reward_scale", "normalize_observation", "normalize_reward"),
+)
 """Options that every source honours. Others have the values of ``env=gym`` when they are not used."""
 
 
@@ -30,14 +33,9 @@ class Source(ABC):
     Attributes:
         options: the configured ones.
         honours: the options of every environment that this source honours. A run that uses another one is rejected.
-        scales_actions: policies give bounded actions normalised, from −1 to 1.
-        privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic. Set by
-            :func:`recurrl.envs.make_batched_env`; a source that does not look at it cannot be used so.
     """
 
     honours: Collection[str] = ()
-    scales_actions = False
-    privileged = False
 
     def __init__(self, options: EnvConfig) -> None:
         self.options = options
@@ -46,6 +44,7 @@ class Source(ABC):
     def make(self, num_envs: int) -> EnvBase:
         """An environment of batch size ``[num_envs]`` with the entries ``observation``, ``action`` and ``reward``.
 
+        It gives and takes its own values; :class:`recurrl.envs.policy_env.PolicyEnv` hides, adds and scales them.
         A :class:`recurrl.envs.BatchedEnv` is several times as fast as other environments of TorchRL.
 
         Raises:

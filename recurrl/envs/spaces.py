@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from torchrl.data import Composite, TensorSpec
-from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform
+from torch import Tensor
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 
 from recurrl.errors import ConfigError
+from recurrl.keys import ACTION_MASK, OBSERVATION
+from recurrl.specs import choices
 
 Space = spaces.Space[Any]
 OBSERVATIONS = (
@@ -24,13 +26,11 @@ ACTIONS = "Discrete, MultiDiscrete, MultiBinary and continuous actions, and dict
 _log_once = cache(partial(logging.getLogger(__name__).info, "%s: what the policy sees leaves out text: %s"))
 
 
-def supported_spaces(env_id: str, observation: Space, action: Space) -> tuple[Space, Space]:
-    """The observation and the action space in the form that policies take: dicts for tuples, and without text.
-
-    The text that is left out of the observation is logged.
+def check_supported(env_id: str, observation: Space, action: Space) -> None:
+    """Rejects spaces that no policy supports, and logs the text that is left out of observations.
 
     Raises:
-        ConfigError: no policy supports them; with what to do.
+        ConfigError: with what to do.
     """
     everything, observation, action = named(observation), named(observation, text=False), named(action)
     of_each_kind = (
@@ -49,7 +49,6 @@ def supported_spaces(env_id: str, observation: Space, action: Space) -> tuple[Sp
     seen = dict(leaves(observation))
     if text := [".".join(path) for path, _ in leaves(everything) if path not in seen]:
         _log_once(env_id, ", ".join(text))
-    return observation, action
 
 
 def parts_of(space: Space) -> dict[str, Space]:
@@ -64,11 +63,12 @@ def named(space: Space, text: bool = True) -> Space:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return space
     parts = parts_of(space)
-    kept = parts if text else {key: part for key, part in parts.items() if not _is_text(part)}
+    kept = parts if text else {key: part for key, part in parts.items() if not is_text(part)}
     return spaces.Dict({key: named(part, text) for key, part in (kept or parts).items()})
 
 
-def _is_text(space: Space) -> bool:
+def is_text(space: Space) -> bool:
+    """True for text, and for dicts and tuples of nothing else."""
     return all(leaf.dtype is not None and leaf.dtype.kind == "U" for _, leaf in leaves(space))
 
 
@@ -81,21 +81,76 @@ def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield from leaves(entry, (*path, key))
 
 
+def raw_specs(observation: Space, action: Space, masked: bool, count: int) -> tuple[dict[str, TensorSpec], TensorSpec]:
+    """The specs of what ``count`` Gymnasium environments give, and of their action, text left out.
+
+    Args:
+        observation: of one environment.
+        action: likewise.
+        masked: the info has a mask of actions.
+        count: of environments.
+    """
+    specs = {OBSERVATION: spec_of(named(observation, text=False), count)}
+    if masked:
+        specs[ACTION_MASK] = spec_of(spaces.MultiBinary(spaces.flatdim(action)), count)
+    return specs, spec_of(named(action), count)
+
+
 def spec_of(space: Space, count: int) -> TensorSpec:
     """The spec of the observations or actions of ``count`` environments."""
     return Composite({"all": _spec(space)}).expand(count)["all"]
 
 
-def dtype_of(space: Space) -> np.dtype[Any]:
-    """The dtype in which policies take an entry of an observation or an action."""
-    return torch.empty(0, dtype=spec_of(space, 1).dtype).numpy().dtype
-
-
-def _spec(space: Space) -> Any:
+def _spec(space: Any) -> TensorSpec:
     if isinstance(space, spaces.Dict):
-        # Not by TorchRL, which renames entries called "state".
         return Composite({key: _spec(entry) for key, entry in space.spaces.items()})
-    return _gym_to_torchrl_spec_transform(space, categorical_action_encoding=True)
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    if isinstance(space, spaces.Box):
+        # Policies take numbers without dimensions as vectors of one.
+        low, high = (torch.from_numpy(bound.reshape(space.shape or 1)) for bound in (space.low, space.high))
+        return box_spec(low, high)
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(space.shape[-1], space.shape, dtype=dtype)
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n), dtype=dtype)
+    if len(set(space.nvec)) > 1:
+        return MultiCategorical(space.nvec, dtype=dtype)
+    return Categorical(int(space.nvec[0]), space.shape, dtype=dtype)
+
+
+def box_spec(low: Tensor, high: Tensor) -> TensorSpec:
+    """The spec of numbers between bounds, which may be infinite."""
+    if low.dtype.is_floating_point and bool(low.isinf().all() and high.isinf().all()):
+        return Unbounded(low.shape, dtype=low.dtype, device=low.device)
+    return Bounded(low, high, dtype=low.dtype, device=low.device)
+
+
+def space_of(spec: TensorSpec) -> Space:
+    """The Gymnasium space of an unbatched spec."""
+    if isinstance(spec, Composite):
+        return spaces.Dict({key: space_of(entry) for key, entry in spec.items()})
+    if isinstance(spec, Binary):
+        return spaces.MultiBinary(list(spec.shape))
+    sizes = choices(spec)
+    if sizes is not None:
+        return spaces.MultiDiscrete(list(sizes))
+    if isinstance(spec, Categorical):
+        return spaces.Discrete(int(spec.space.n))
+    dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
+    if isinstance(spec, Bounded):
+        return spaces.Box(spec.space.low.cpu().numpy(), spec.space.high.cpu().numpy(), dtype=dtype.type)
+    floating = dtype.kind == "f"
+    low, high = (-np.inf, np.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(low, high, tuple(spec.shape), dtype=dtype.type)
+
+
+def without_names(space: Space, value: Any) -> Any:
+    """An action in which dicts stand for tuples, as ``space`` has it."""
+    if isinstance(space, spaces.Tuple):
+        return tuple(without_names(part, value[str(i)]) for i, part in enumerate(space.spaces))
+    if isinstance(space, spaces.Dict):
+        return {key: without_names(part, value[key]) for key, part in space.spaces.items()}
+    return value
 
 
 def _unsupported_observation(space: Space) -> str | None:

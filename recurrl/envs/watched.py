@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image
 
 from recurrl.config.env import NATIVE, EnvConfig
-from recurrl.envs.batched import BatchedEnv
 from recurrl.envs.checks import Array, unpacked
 from recurrl.envs.gymnasium_source import GymnasiumSource
 from recurrl.envs.inline import InlineEnv
+from recurrl.envs.policy_env import PolicyEnv
 from recurrl.envs.source import source_of
 from recurrl.errors import ConfigError, require
 
@@ -110,18 +110,19 @@ def watched(config: EnvConfig) -> EnvConfig:
     return replace(config, kwargs=kwargs, wrappers=[*config.wrappers, f"{__name__}:{Watched.__name__}"])
 
 
-def first_watched(env: BatchedEnv) -> Watched:
+def first_watched(env: PolicyEnv) -> Watched:
     """The first environment of those that :func:`recurrl.envs.make_batched_env` made.
 
     Raises:
         ConfigError: the environment's source does not make single environments.
     """
-    if not isinstance(env, InlineEnv):
+    raw = env.raw
+    if not isinstance(raw, InlineEnv):
         raise ConfigError(
-            f"A video was requested, but the environment's source makes a {type(env).__name__}, not single "
+            f"A video was requested, but the environment's source makes a {type(raw).__name__}, not single "
             "environments. Leave out --video."
         )
-    found: Any = env.envs[0]
+    found: Any = raw.envs[0]
     while not isinstance(found, Watched):
         found = found.env
     return found

@@ -92,10 +92,10 @@ def test_a_restored_collector_continues_as_one_that_was_never_saved(overrides, s
         assert_identical(found, whole)
 
 
-HANDLE = "Prepared.env.env.env.handle is a builtins.list_iterator, which is not a plain value"
+HANDLE = "TimeLimit.env.env.handle is a builtins.list_iterator, which is not a plain value"
 WITHOUT_STATE = {
     "a handle": (UNSAVABLE, HANDLE),
-    "groups": ((*UNSAVABLE, "algorithm=grpo", "algorithm.group_size=2"), "Prepared.env.env.env.handle is a"),
+    "groups": ((*UNSAVABLE, "algorithm=grpo", "algorithm.group_size=2"), "TimeLimit.env.env.handle is a"),
     "workers": ((*UNSAVABLE, "collector=multi_sync"), HANDLE),
 }
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from recurrl.envs.inline import InlineEnv
-from recurrl.envs.wrappers import Prepared, normalised_actions
+from recurrl.envs.interface import ActionPart
+from recurrl.envs.policy_env import PolicyEnv
+from recurrl.envs.spaces import spec_of
 
 DTYPES = (np.float16, np.float32, np.float64)
 
@@ -30,11 +32,17 @@ def boxes(draw):
     return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
 
 
+def scaling(box):
+    """From a policy's actions ``[N, ...]`` to those of a box, as arrays."""
+    part = ActionPart((), spec_of(box, 1)[0])
+    return lambda actions: part.to_env(torch.from_numpy(np.asarray(actions))).numpy()
+
+
 @settings(max_examples=500, deadline=None)
 @given(st.data())
 def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data):
     box = data.draw(boxes())
-    _, to_env = normalised_actions(box)
+    to_env = scaling(box)
     finite = st.one_of(st.floats(-1.5, 1.5, width=32), st.floats(allow_nan=False, allow_infinity=False, width=32))
     low, high = np.sort(data.draw(arrays.arrays(np.float32, (2, *box.shape), elements=finite)), 0)
     with np.errstate(over="ignore"):  # of bounds near the largest number of float64
@@ -51,7 +59,7 @@ def test_an_action_is_inside_its_space_and_finite_and_keeps_the_order(data):
 @settings(max_examples=200, deadline=None)
 @given(box=boxes(), place=st.floats(-1, 1, width=32))
 def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box, place):
-    _, to_env = normalised_actions(box)
+    to_env = scaling(box)
     found = to_env(np.full(box.shape, place, np.float32)).astype(np.longdouble)
     low, high = box.low.astype(np.longdouble), box.high.astype(np.longdouble)
     bounded = np.isfinite(box.low) & np.isfinite(box.high)
@@ -62,7 +70,7 @@ def test_between_two_bounds_an_action_is_in_units_of_half_their_distance(box, pl
 
 def test_bounds_that_float32_rounds_are_kept():
     box = spaces.Box(-0.3, 0.9, (1,), np.float32)
-    _, to_env = normalised_actions(box)
+    to_env = scaling(box)
     for place in np.linspace(-1, 1, 1001, dtype=np.float32):
         assert box.contains(to_env(np.full(1, place)))
 
@@ -85,7 +93,8 @@ class Recording(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("size", [0.0, 0.5, 9.0, 3e38])
 def test_each_dimension_obeys_its_own_bounds(size, compose):
     inner = Recording()
-    env = InlineEnv([Prepared(inner, compose("env.mask=[]", "env.previous_action=true").env)], "Recording-v0")
+    raw = InlineEnv([inner], "Recording-v0")
+    env = PolicyEnv(raw, compose("env.mask=[]", "env.previous_action=true").env)
     env.reset_tensors(None)
     for sign in (-1, 1):
         shown = env.step_tensors(torch.full((1, 4), sign * size))["observation", "previous_action"][0].numpy()

@@ -9,7 +9,7 @@ from tasks import CARTPOLE
 from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
-from recurrl.agent.interface import Interface
+from recurrl.agent.interface import NamedInterface
 from recurrl.build import make_policy_for
 from recurrl.envs import make_env
 from recurrl.envs.inline import InlineEnv
@@ -172,7 +172,7 @@ def test_text_is_left_out_of_an_observation_and_the_log_names_it(space, left_out
     observed = env.rollout(5, break_when_any_done=False)["observation"]
     assert sorted(map(name_of, observed.keys(include_nested=True, leaves_only=True))) == kept
     assert f"leaves out text: {left_out}" in caplog.text
-    assert [entry.name for entry in Interface(config).observed] == [f"observation.{name}" for name in kept]
+    assert [entry.name for entry in NamedInterface(config).observed] == [f"observation.{name}" for name in kept]
     env.close()
 
 

@@ -61,7 +61,7 @@ def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(compose, tmp_path
 def test_a_step_of_a_preprocessed_atari_game_is_four_frames(compose):
     require("atari", "ale_py", "cv2")
     env = make_env(compose("env=atari").env, 1, seed=0)
-    ale = env.base_env.envs[0].unwrapped.ale
+    ale = env.base_env.raw.envs[0].unwrapped.ale
     first = env.reset()
     before = ale.getEpisodeFrameNumber()
     assert first["observation"].shape == (1, 84, 84)

@@ -160,8 +160,11 @@ LACKS = "env.source=memory does not support"
         ({"env.id": "y_maze"}, f"env.id=y_maze is not a memory task. {CHOOSE}"),
         ({"env.kwargs": {"lenght": 3}}, f"env.id=t_maze does not take env.kwargs.lenght. {TAKES}"),
         ({"env.kwargs": {}}, f"env.id=t_maze requires env.kwargs.length, which is not given. {TAKES}"),
-        ({"env.mask": [0]}, f"{LACKS} env.mask=[0]. Give env.mask=[]."),
-        ({"env.previous_action": True}, f"{LACKS} env.previous_action=true. Give env.previous_action=false."),
+        ({"env.packages": ["tasks"]}, f'{LACKS} env.packages=["tasks"]. Give env.packages=[].'),
+        (
+            {"env.action_mask_from_info": True},
+            f"{LACKS} env.action_mask_from_info=true. Give env.action_mask_from_info=false.",
+        ),
     ],
 )
 def test_options_that_a_task_does_not_support_are_rejected(changes, message, compose, refusal):

@@ -260,9 +260,13 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "an id that does not exist": ("Nope-v0", "", "env.id=Nope-v0 is not registered with Gymnasium."),
     "no such name": ("envs_of_mine:Nope", "", "env.id=envs_of_mine:Nope: the module envs_of_mine has no Nope. It is"),
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
-    "wrappers of a vector": ("envs_of_mine:Many", "env.previous_action=true", "env.previous_action works on single"),
+    "a mask of a vector": ("envs_of_mine:Many", "env.action_mask_from_info=true", "env.action_mask_from_info works on"),
     "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", "env.max_episode_steps works on single"),
-    "a mask of TorchRL": ("envs_of_mine:of_torchrl", "env.mask=[1]", "env.mask works on single environments, but"),
+    "a limit of TorchRL": (
+        "envs_of_mine:of_torchrl",
+        "env.max_episode_steps=2",
+        "env.max_episode_steps works on single",
+    ),
     "a constructor that raises": (lambda: 1 / 0, "", "env.id=<lambda> cannot be made: it raised ZeroDivisionError"),
     "a vectorization": (lambda: None, "env.vectorization=vector_entry_point", "env.source=gymnasium does not support"),
 }

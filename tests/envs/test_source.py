@@ -117,7 +117,7 @@ def train(recurrl_train, tiny, tmp_path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("env=mine:OnTensors", "env.size=3"),
+        ("env=mine:OnTensors", "env.size=3", "env.mask=[1]", "env.previous_action=true", "env.previous_reward=true"),
         ("env=mine:OfTorchRL",),
         ("env=gym", "env.source=memory", "env.id=mine:Recall", "env.kwargs.values=4"),
         pytest.param(("env=mine:OnTensors", "collector=multi_sync", "collector.num_workers=2"), marks=pytest.mark.slow),
@@ -138,7 +138,6 @@ def test_environments_of_torchrl_are_trained_in(overrides, train, tmp_path):
         ("env=mine:unannotated", "must be annotated with a dataclass derived from recurrl.config.EnvC"),
         ("env=mine:Absent", "the module mine has no Absent."),
         ("env=numbers_of_yours:Numbers", "there is no module numbers_of_yours."),
-        ("env=mine:OnTensors env.mask=[1]", "does not support env.mask=[1]. Give env.mask=[]."),
         ("env=mine:OnTensors env.wrappers=[a.b:C]", 'does not support env.wrappers=["a.b:C"]. Give env.wrappers=[].'),
         ("env=mine:OnTensors env.max_episode_steps=3", "env.max_episode_steps=3. Give env.max_episode_steps=null."),
         ("env=mine:OnTensors algorithm=grpo algorithm.group_size=2", "environment cannot do. Choose algorithm=ppo"),

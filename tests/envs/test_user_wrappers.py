@@ -33,15 +33,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_wrappers_apply_in_order_and_within_our_own(compose):
+def test_wrappers_apply_in_order(compose):
     wrappers = "[{wrapper:gymnasium.wrappers:ClipReward,min_reward:-1},gymnasium.wrappers:FlattenObservation]"
     made = make_env(compose("env=pendulum_no_velocity", f"env.wrappers={wrappers}").env, 2, seed=0)
-    for env in made.base_env.envs:
+    for env in made.base_env.raw.envs:
         kinds = []
         while isinstance(env, gymnasium.Wrapper):
             kinds.append(type(env).__name__)
             env = env.env
-        expected = ["Prepared", "FlattenObservation", "ClipReward", "TimeLimit"]
+        expected = ["FlattenObservation", "ClipReward", "TimeLimit"]
         assert [kind for kind in kinds if kind in expected] == expected
     made.close()
 

@@ -20,7 +20,9 @@ DICT = ("env=gym", "env.packages=[tasks]", f"env.id={CUE}", "+env.kwargs.observa
 TASKS = {
     "masked vector": ("env=cartpole_no_velocity", "env.max_episode_steps=5", SEES),
     "with the previous action": ("env=cartpole_no_velocity", "env.previous_action=true", SEES),
+    "vector environment": (*VECTOR, "env.mask=[1,3]", "env.max_episode_steps=5", SEES),
     "memory task": ("env=t_maze", "env.kwargs.length=3", "env.max_episode_steps=5", SEES),
+    "memory task, masked": ("env=t_maze", "env.kwargs.length=3", "env.max_episode_steps=5", "env.mask=[1]", SEES),
     "entry of a dict": (*DICT, "algorithm.critic_observation=[state]"),
 }
 
@@ -120,11 +122,11 @@ def test_an_exported_policy_has_no_input_for_them(small, collect, tmp_path):
 def test_memory_tasks_show_what_they_hide():
     def shown(task):
         plain = task.observe()
-        task.add_privileged()
+        task.show_hidden()
         found = task.reset_tensors(torch.zeros(2, 1, dtype=torch.bool))
-        assert torch.equal(found["observation", "observation"], plain)
-        both = found["observation", "hidden"]
-        assert both.shape == task.observation_spec["observation", "hidden"].shape
+        assert torch.equal(found["observation"], plain)
+        both = found["hidden"]
+        assert both.shape == task.observation_spec["hidden"].shape
         return both[0].tolist()
 
     maze = TMaze(2, length=4)
@@ -155,10 +157,6 @@ REFUSED = {
     "nothing hidden": (("env=gym", "env.id=CartPole-v1", SEES), "none: it is not a dict; got hidden.* give env.mask"),
     "no such entry": ((*DICT, "algorithm.critic_observation=[goal]"), "entries .more, state; got goal"),
     "nothing left": ((*DICT, "algorithm.critic_observation=[state,more]"), "must name some, but not all"),
-    "vector environment": (
-        (*VECTOR, SEES),
-        "makes one vector environment. Leave it out, or choose env.vectorization=inline",
-    ),
     "task that does not say": (
         ("env=t_maze", f"env.id={__name__}:Silent", SEES),
         "shows the critic what Silent hides, but the task does not say what that is. Define its method hidden.",

@@ -50,7 +50,7 @@ def test_a_mask_that_allows_nothing_is_refused_with_the_environments_name(config
 def test_a_mask_that_the_info_does_not_hold_is_refused(configure):
     config = configure(CUE, "env.action_mask_from_info=true")
     with pytest.raises(EnvError, match=r"returned no info\['action_mask'\]"):
-        make_env(config.env, 1, seed=0)
+        make_env(config.env, 1, seed=0).reset()
 
 
 @pytest.mark.parametrize(

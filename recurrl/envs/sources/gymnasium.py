@@ -6,7 +6,7 @@ What is made decides how it is stepped: single environments in turn, a vector en
 import logging
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -72,7 +72,7 @@ class _Environments(GymnasiumSource):
     """What :meth:`create` makes: single environments, or all in one that is stepped in one call."""
 
     honours = (*GymnasiumSource.honours, "packages", "kwargs")
-    single_only: tuple[str, ...] = ("wrappers", "previous_action", "previous_reward", "action_mask_from_info")
+    single_only: tuple[str, ...] = ("wrappers", "action_mask_from_info")
     """Options of single environments, which a vector environment cannot have."""
 
     @abstractmethod
@@ -84,28 +84,26 @@ class _Environments(GymnasiumSource):
         made, options = self.created(num_envs=num_envs), self.options
         if isinstance(made, gymnasium.Env):
             return self.inline([made, *(self.created() for _ in range(num_envs - 1))])
-        if isinstance(made, VectorEnv):
-            self.check_single_only("vector environment", self.single_only)
-            return NativeVectorEnv(made, options.id, options.mask)
-        self.check_single_only("environment of TorchRL", (*Made.single_only, "mask"))
-        return made
+        is_vector = isinstance(made, VectorEnv)
+        self.check_single_only("vector environment" if is_vector else "environment of TorchRL")
+        return NativeVectorEnv(made, options.id) if is_vector else made
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it, within the wrappers of the configuration."""
         made = self.created()
-        self.scales_actions = not isinstance(made, EnvBase)
         if isinstance(made, gymnasium.Env):
             return self.wrapped(made)
-        return SingleEnv(NativeVectorEnv(made, self.options.id, scales=False) if isinstance(made, VectorEnv) else made)
+        return SingleEnv(NativeVectorEnv(made, self.options.id) if isinstance(made, VectorEnv) else made)
 
-    def check_single_only(self, kind: str, names: Sequence[str]) -> None:
+    def check_single_only(self, kind: str) -> None:
         """Rejects options of single environments where all are stepped in one call."""
         options = self.options
         instead = ", or choose env.vectorization=inline" if options.vectorization == NATIVE else ""
-        used = [f"env.{name}" for name in names if getattr(options, name)]
-        for key in (*used, *(["algorithm.critic_observation=[hidden]"] if self.privileged else [])):
-            raise ConfigError(
-                f"{key} works on single environments, but env.id={options.id} makes one {kind}. Leave it out{instead}."
+        for name in self.single_only:
+            require(
+                not getattr(options, name),
+                f"env.{name} works on single environments, but env.id={options.id} makes one {kind}. Leave it "
+                f"out{instead}.",
             )
 
 
@@ -178,7 +176,7 @@ class Registered(_Environments):
                 f"env.vectorization={NATIVE} steps all environments in one call, but env.id={options.id} has no "
                 "vector_entry_point. Choose env.vectorization=inline, or register the id with one.",
             )
-            self.check_single_only("vector environment", self.single_only)
+            self.check_single_only("vector environment")
         require(
             options.vectorization == NATIVE or spec.entry_point is not None,
             f"env.id={options.id} is registered only with a vector_entry_point, so single environments cannot be "

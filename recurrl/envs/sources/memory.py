@@ -58,8 +58,6 @@ class Memory(Source):
             task: MemoryTask = make(num_envs, max_steps=self.options.max_episode_steps, **self.options.kwargs)
         except ValueError as error:
             raise ConfigError(f"env={self.options.name}: {error}") from error
-        if self.privileged:
-            task.add_privileged()
         return task
 
 
@@ -95,21 +93,20 @@ class MemoryTask(BatchedEnv):
         self._generator = torch.Generator(device)
         self._privileged = False
 
-    def add_privileged(self) -> None:
-        """Adds what the policy does not see to the observation, as its entry ``hidden``.
+    def show_hidden(self) -> None:
+        """Gives what :meth:`hidden` returns as the entry ``hidden``.
 
         Raises:
             ConfigError: the task does not say what that is.
         """
-        hidden, seen = self.hidden(), self.observation_spec[OBSERVATION]
+        hidden = self.hidden()
         if hidden is None:
             raise ConfigError(
                 f"algorithm.critic_observation=[hidden] shows the critic what {type(self).__name__} hides, but the "
                 "task does not say what that is. Define its method hidden."
             )
-        entries = {OBSERVATION: seen, HIDDEN: Unbounded(hidden.shape, device=self.device)}
-        batch = self.batch_size
-        self.observation_spec = Composite({OBSERVATION: Composite(entries, shape=batch)}, shape=batch)
+        entries = {**self.observation_spec, HIDDEN: Unbounded(hidden.shape, device=self.device)}
+        self.observation_spec = Composite(entries, shape=self.batch_size)
         self._privileged = True
 
     @abstractmethod
@@ -130,17 +127,13 @@ class MemoryTask(BatchedEnv):
 
     def _observed(self) -> Tensors:
         hidden = self.hidden() if self._privileged else None
-        if hidden is None:
-            return {OBSERVATION: self.observe()}
-        return {(OBSERVATION, OBSERVATION): self.observe(), (OBSERVATION, HIDDEN): hidden}
+        return {OBSERVATION: self.observe()} | ({} if hidden is None else {HIDDEN: hidden})
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Starts new episodes. On a GPU random numbers are drawn whether or not an episode starts."""
-        # To look whether one does would wait for the GPU.
-        if mask is None or mask.is_cuda or mask.any():
-            mask_N = torch.ones_like(self.time, dtype=torch.bool) if mask is None else mask.reshape(-1)
-            self.time.masked_fill_(mask_N, 0)
-            self.begin(mask_N)
+        """Starts new episodes. Random numbers are drawn whether or not one starts."""
+        mask_N = torch.ones_like(self.time, dtype=torch.bool) if mask is None else mask.reshape(-1)
+        self.time.masked_fill_(mask_N, 0)
+        self.begin(mask_N)
         return self._observed()
 
     def step_tensors(self, action: Tensor) -> Tensors:

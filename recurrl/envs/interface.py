@@ -1,0 +1,271 @@
+"""Raw observations to the policy's, and its actions to the environment's, on tensors.
+
+Shape legend: N environments, or any batch; A entries of the flattened action.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import NestedKey
+from torch import Tensor, nn
+from torch.nn import functional
+from torchrl.data import Binary, Bounded, Composite, TensorSpec, Unbounded
+
+from recurrl.config import EnvConfig
+from recurrl.envs.batched import Tensors
+from recurrl.envs.spaces import box_spec, space_of
+from recurrl.errors import ConfigError
+from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.specs import limit_of
+
+Path = tuple[str, ...]
+FLOAT32 = torch.finfo(torch.float32)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An entry of the policy's observation.
+
+    Attributes:
+        raw: the key of what the environment gives.
+        path: leads to it within the policy's observation.
+        spec: of one environment's, as the policy sees it.
+        columns: the indices of what is shown of a vector; None for everything.
+    """
+
+    raw: NestedKey
+    path: Path
+    spec: TensorSpec
+    columns: list[int] | None = None
+
+
+class Interface(nn.Module):
+    """Turns raw observations into what a policy observes, and the policy's actions into the environment's.
+
+    Raw entries are ``observation`` and the leaves within it; beside it ``action_mask`` and ``hidden``, if the
+    environment has them, and the previous action and reward. What ``env.mask`` names is hidden: entries of a vector, or
+    of a dict. An observation of several entries is a dict, else it stays plain. ``action_mask`` has one number per
+    choice; those of several discrete actions are concatenated.
+
+    Args:
+        env: options of the environment.
+        observation: the spec of one environment's raw entries, with the entry ``observation``.
+        action: that of its action; composite if it has several parts.
+        privileged: there is an entry ``hidden``: what ``env.mask`` hides of a vector, or without a mask the
+            environment's own.
+        without: entries of the policy's observation to leave out.
+
+    Attributes:
+        env: options of the environment.
+        shown: the entries of the policy's observation.
+        parts: of the action.
+        observation_spec: of one environment's observation, with the entry ``observation``.
+        action_spec: of the policy's action for one environment.
+
+    Raises:
+        ConfigError: the options do not fit the environment.
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        observation: Composite,
+        action: TensorSpec,
+        privileged: bool = False,
+        without: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self.env = env
+        self.parts = [ActionPart(path, spec) for path, spec in leaves_of(action)]
+        self._modules_of_parts = nn.ModuleList(self.parts)
+        parts = {part.path: part.spec for part in self.parts}
+        self.action_spec = parts[()] if () in parts else Composite(parts)
+        seen = _seen(observation[OBSERVATION], env.mask, privileged)
+        entries = [*seen, *self._added(observation, seen, privileged and not env.mask)]
+        is_plain = len(entries) == 1 and not without and not isinstance(observation[OBSERVATION], Composite)
+        self.shown = sorted((each for each in entries if each.path[0] not in without), key=lambda each: each.path[0])
+        specs = {each.path: each.spec for each in self.shown}
+        self.observation_spec = Composite({OBSERVATION: specs[OBSERVATION,] if is_plain else Composite(specs)})
+        self._table: list[tuple[NestedKey, NestedKey, str | None]] = []
+        for number, each in enumerate(self.shown):
+            name = None if each.columns is None else f"_columns_{number}"
+            if name is not None:
+                self.register_buffer(name, torch.tensor(each.columns))
+            self._table.append((each.raw, OBSERVATION if is_plain else (OBSERVATION, *each.path), name))
+
+    def _added(self, observation: Composite, seen: Sequence[Shown], hidden: bool) -> list[Shown]:
+        """What the policy sees beside the environment's own observation."""
+        beside = (ACTION_MASK, HIDDEN) if hidden else (ACTION_MASK,)
+        specs = {name: observation[name] for name in beside if name in observation.keys()}  # noqa: SIM118 (a spec)
+        if self.env.previous_action:
+            low, high = map(torch.cat, zip(*(part.flat_bounds for part in self.parts), strict=True))
+            specs[PREVIOUS_ACTION] = box_spec(low, high)
+        if self.env.previous_reward:
+            specs[PREVIOUS_REWARD] = Unbounded((1,))
+        for name in specs.keys() & {each.path[0] for each in seen}:
+            key = "action_mask_from_info" if name == ACTION_MASK else name
+            raise ConfigError(
+                f"env.{key} adds the entry {name} to the observation, which already has one. Set it to false, or "
+                "rename the environment's entry."
+            )
+        return [Shown(name, (name,), spec) for name, spec in specs.items()]
+
+    def observation(self, raw: Mapping[NestedKey, Tensor]) -> Tensors:
+        """The leaves of the policy's observation ``[N, ...]``, for raw entries, those of :attr:`shown` at least."""
+        found: Tensors = {}
+        for given, shown, columns in self._table:
+            value = raw[given]
+            found[shown] = value if columns is None else value.index_select(-1, self.get_buffer(columns))
+        return found
+
+    def env_action(self, action: Any) -> dict[Path, Tensor]:
+        """The parts of the environment's action ``[N, ...]`` by path, for the policy's; a single one has no path."""
+        return {part.path: part.to_env(part.of(action)) for part in self.parts}
+
+    def policy_action(self, action: Any) -> dict[Path, Tensor]:
+        """The reverse of :meth:`env_action`, for the parts of the environment's action by path."""
+        return {part.path: part.from_env(action[part.path]) for part in self.parts}
+
+    def previous_action(self, action: Any) -> Tensor:
+        """The policy's action as it is shown to it at the next step, ``[N, A]``.
+
+        As the environment received it, after clipping: continuous entries normalised, discrete ones as one-hot vectors,
+        the parts concatenated.
+        """
+        return torch.cat([part.flat(part.of(action)) for part in self.parts], -1)
+
+
+class ActionPart(nn.Module):
+    """One part of an action, whole if it has a single one.
+
+    Continuous actions of a policy are normalised, each dimension for itself: between two finite bounds they are in
+    units of half the range, so that −1 and 1 stand for the bounds; one with equal bounds always has that value, and
+    zero as its only action. Any other is clipped to the bound that it has.
+
+    Args:
+        path: leads to it within the action.
+        raw: the spec of one environment's action.
+
+    Attributes:
+        path: likewise.
+        raw: likewise.
+        spec: of the policy's action.
+        flat_bounds: the lowest and highest numbers of what :meth:`flat` returns, ``[A]`` each.
+    """
+
+    _scaling: Tensor
+    _bounds: Tensor
+
+    def __init__(self, path: Path, raw: TensorSpec) -> None:
+        super().__init__()
+        self.path, self.raw, self.spec = path, raw, raw
+        self.is_continuous = raw.dtype.is_floating_point
+        limit = None if isinstance(raw, Binary) else limit_of(raw)
+        self._sizes = limit if isinstance(limit, tuple) else () if limit is None else (limit,)
+        size = sum(self._sizes) or raw.shape.numel()
+        self.flat_bounds = torch.zeros(size), torch.ones(size)
+        if self.is_continuous:
+            self.spec, scaling = normalised(raw)
+            low, high = _bounds_of(self.spec)
+            self.flat_bounds = low.flatten().float(), high.flatten().float()
+            self.register_buffer("_scaling", scaling)
+            self.register_buffer("_bounds", torch.stack(self.flat_bounds).clamp(FLOAT32.min, FLOAT32.max))
+
+    def of(self, action: Any) -> Tensor:
+        """This part of the policy's action."""
+        return action[self.path] if self.path else action
+
+    def to_env(self, chosen: Tensor) -> Tensor:
+        """The environment's action ``[N, ...]`` for the policy's."""
+        if self.is_continuous:
+            middle, half, low, high = self._scaling
+            # Clipped after scaling, because rounding may leave the bounds too.
+            chosen = (middle + half * chosen.double()).maximum(low).minimum(high)
+        return chosen.to(self.raw.dtype)
+
+    def from_env(self, action: Tensor) -> Tensor:
+        """The policy's action for the environment's ``[N, ...]``."""
+        if not self.is_continuous:
+            return action.to(self.raw.dtype)
+        middle, half, _, _ = self._scaling
+        return torch.where(half > 0, (action.double() - middle) / half, 0.0).to(torch.get_default_dtype())
+
+    def flat(self, chosen: Tensor) -> Tensor:
+        """The policy's action as it is shown afterwards, ``[N, A]``."""
+        if self.is_continuous:
+            return chosen.flatten(1).float().maximum(self._bounds[0]).minimum(self._bounds[1])
+        if not self._sizes:
+            return chosen.flatten(1).float()
+        columns = zip(chosen.long().view(-1, len(self._sizes)).unbind(-1), self._sizes, strict=True)
+        return torch.cat([functional.one_hot(each, size) for each, size in columns], -1).float()
+
+
+def normalised(raw: TensorSpec) -> tuple[TensorSpec, Tensor]:
+    """The spec of normalised actions; and in float64 the middle of the raw ones, half their range, and their bounds."""
+    limits = torch.finfo(raw.dtype)
+    # In float64, with halves first: high - low of a range as wide as the dtype would be infinite.
+    low, high = (bound.double() for bound in _bounds_of(raw))
+    bounded, one = low.isfinite() & high.isfinite(), (low < high).double()
+    spec = box_spec(torch.where(bounded, -one, low).to(raw.dtype), torch.where(bounded, one, high).to(raw.dtype))
+    low, high = low.clamp(min=limits.min), high.clamp(max=limits.max)
+    middle, half = torch.where(bounded, low / 2 + high / 2, 0.0), torch.where(bounded, high / 2 - low / 2, 1.0)
+    return spec, torch.stack((middle, half, low, high))
+
+
+def leaves_of(spec: TensorSpec) -> list[tuple[Path, TensorSpec]]:
+    """The specs of tensors within a spec, with their paths."""
+    if not isinstance(spec, Composite):
+        return [((), spec)]
+    return [(path_of(key), leaf) for key, leaf in spec.items(include_nested=True, leaves_only=True)]
+
+
+def _seen(observation: TensorSpec, mask: Collection[int | str], privileged: bool) -> list[Shown]:
+    """The environment's own entries that the policy sees."""
+    if isinstance(observation, Composite):
+        return _seen_of_dict(observation, mask, privileged)
+    if not mask:
+        return [Shown(OBSERVATION, (OBSERVATION,), observation)]
+    if not isinstance(observation, Bounded | Unbounded) or len(observation.shape) != 1:
+        raise ConfigError(
+            f"env.mask={list(mask)} hides entries of a vector or a dict, but the observation space is "
+            f"{space_of(observation)}. Remove env.mask."
+        )
+    size = observation.shape[0]
+    if not set(mask) < set(range(size)):
+        raise ConfigError(
+            f"env.mask={list(mask)} is out of range: the observation has {size} entries (0 to {size - 1}). Leave at "
+            "least one visible."
+        )
+    low, high = _bounds_of(observation)
+    shown = {OBSERVATION: [i for i in range(size) if i not in mask]}
+    if privileged:
+        shown[HIDDEN] = [i for i in range(size) if i in mask]
+    return [Shown(OBSERVATION, (name,), box_spec(low[each], high[each]), each) for name, each in shown.items()]
+
+
+def _seen_of_dict(observation: Composite, mask: Collection[int | str], privileged: bool) -> list[Shown]:
+    """The entries of a dict that are not hidden; those of a tuple are called 0, 1, and so on."""
+    hidden, names = set(map(str, mask)), list(observation.keys())
+    if hidden and not hidden < set(names):
+        raise ConfigError(
+            f"env.mask={list(mask)} must be some, but not all, entries of the observation: {', '.join(names)}."
+        )
+    if hidden and privileged:
+        raise ConfigError(
+            "algorithm.critic_observation must name the entries of a dict that only the critic sees (got hidden). "
+            f"Give [{', '.join(map(str, mask))}], and leave env.mask out."
+        )
+    seen = [(path, spec) for path, spec in leaves_of(observation) if path[0] not in hidden]
+    return [Shown((OBSERVATION, *path), path, spec) for path, spec in seen]
+
+
+def _bounds_of(spec: TensorSpec) -> tuple[Tensor, Tensor]:
+    """The bounds of numbers, in their dtype; infinite, or the largest integers, where there are none."""
+    if isinstance(spec, Bounded):
+        return spec.space.low, spec.space.high
+    is_float = spec.dtype.is_floating_point
+    ends = (-torch.inf, torch.inf) if is_float else (torch.iinfo(spec.dtype).min, torch.iinfo(spec.dtype).max)
+    low, high = (torch.full(spec.shape, end, dtype=spec.dtype, device=spec.device) for end in ends)
+    return low, high

@@ -1,0 +1,134 @@
+"""Environments as policies see them and act in them.
+
+Shape legend: N environments.
+"""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite
+
+from recurrl.config import EnvConfig
+from recurrl.envs.batched import BatchedEnv, Tensors
+from recurrl.envs.checks import EnvChecks
+from recurrl.envs.interface import Interface
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
+from recurrl.recurrent.layer import reset_states
+from recurrl.specs import limit_of
+
+_RESULTS = ("reward", "terminated", "truncated", "done")
+
+
+class PolicyEnv(BatchedEnv):
+    """Environments behind the :class:`~recurrl.envs.interface.Interface` to a policy.
+
+    The previous action and reward are zero at an episode's first step. What the policy sees is checked: at every step
+    if the environments say which of them is at fault (``raw.checks``), else by :meth:`check_rows`, because looking at
+    every step takes longer than an environment on tensors, and would wait for a GPU.
+
+    Args:
+        raw: the environments, which give their own observations and take their own actions.
+        options: as configured.
+        privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
+
+    Attributes:
+        raw: likewise.
+
+    Raises:
+        ConfigError: the options do not fit the environments.
+    """
+
+    checks: EnvChecks
+
+    def __init__(self, raw: BatchedEnv, options: EnvConfig, privileged: bool = False) -> None:
+        count = raw.batch_size[0]
+        if privileged and not options.mask:
+            raw.show_hidden()
+        interface = Interface(options, raw.observation_spec[0], raw.full_action_spec[0][ACTION], privileged)
+        observation, action = interface.observation_spec, interface.action_spec
+        specs = Composite({OBSERVATION: observation[OBSERVATION], ACTION: action}).expand(count)
+        super().__init__(count, {OBSERVATION: specs[OBSERVATION]}, specs[ACTION], raw.device)
+        self.raw, self.checks = raw, raw.checks or EnvChecks(options.id, count)
+        self._interface = interface.to(raw.device)
+        leaves = observation.items(include_nested=True, leaves_only=True)
+        self._limits = {key: limit_of(spec) for key, spec in leaves}
+        self._action = raw.full_action_spec[0][ACTION]
+        # Replaced, never written to.
+        self._last: Tensors = {}
+        specs = {each.raw: each.spec for each in interface.shown}
+        self._previous: Tensors = {
+            key: specs[key].expand(count, *specs[key].shape).zero().to(raw.device)
+            for key in (PREVIOUS_ACTION, PREVIOUS_REWARD)
+            if key in specs
+        }
+
+    def start_in_groups(self, size: int, seed: int) -> None:
+        """Has the environments do that."""
+        self.raw.start_in_groups(size, seed)
+
+    def step_tensors(self, action: Tensor | TensorDictBase) -> Tensors:
+        """Steps them."""
+        parts = self._interface.env_action(action)
+        after = self.raw.step_tensors(parts[()] if () in parts else TensorDict(parts, self.batch_size))
+        results: Tensors = {key: after[key] for key in _RESULTS}
+        if PREVIOUS_ACTION in self._previous:
+            self._previous[PREVIOUS_ACTION] = self._interface.previous_action(action)
+        if PREVIOUS_REWARD in self._previous:
+            self._previous[PREVIOUS_REWARD] = results["reward"].float()
+        return {**self._observed(after, ~results["done"]), **results}
+
+    def reset_tensors(self, mask: Tensor | None) -> Tensors:
+        """Resets them. On a CPU nothing is done if the mask has none; on a GPU to look at it would wait."""
+        if mask is not None and self._last and not mask.is_cuda and not mask.any():
+            return dict(self._last)
+        begun = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
+        previous = reset_states(tuple(self._previous.values()), begun.squeeze(-1))
+        self._previous.update(zip(self._previous, previous, strict=True))
+        return self._observed(self.raw.reset_tensors(mask), None)
+
+    def _observed(self, raw: Tensors, acting: Tensor | None) -> Tensors:
+        """What the policy sees, checked; the environments in ``acting`` ``[N, 1]`` act on it next, or all."""
+        observation = self._interface.observation({**raw, **self._previous} if self._previous else raw)
+        if self.raw.checks is not None:
+            self.checks.check_values(observation, self._limits)
+            mask = observation.get((OBSERVATION, ACTION_MASK))
+            if mask is not None:
+                self.checks.check_mask(mask, self._action, None if acting is None else acting.squeeze(-1))
+        self._last.update(observation)
+        return observation
+
+    def check_rows(self, rows_NT: TensorDictBase) -> None:
+        """Rejects rows ``[N, T]`` of the last T steps with observations or rewards that are not finite.
+
+        Raises:
+            EnvError: names the environment and the step.
+        """
+        if self.raw.checks is not None:
+            return
+        observed = [path_of(key) for key in self._limits]
+        for key in (*(("next", *path) for path in observed), ("next", "reward"), *observed):
+            values_NT = rows_NT[key]
+            if not values_NT.isfinite().all():
+                n, t = (~values_NT.isfinite()).flatten(2).any(-1).nonzero()[0].tolist()
+                self.checks.steps += t + (key[0] == "next") - rows_NT.shape[1]
+                raise self.checks.error(n, f"returned a non-finite value of {key[-1]!r}: {values_NT[n, t].tolist()}.")
+
+    def episodes(self) -> dict[str, Any]:
+        """The state of the environments, and the previous actions and rewards."""
+        return {"raw": self.raw.episodes(), "previous": dict(self._previous)}
+
+    def restore_episodes(self, state: dict[str, Any]) -> None:
+        """Restores them."""
+        self.raw.restore_episodes(state["raw"])
+        self._previous.update({key: value.to(self.device) for key, value in state["previous"].items()})
+        self._last.clear()
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.raw.set_seed(seed)
+
+    def close(self, **kwargs: Any) -> None:
+        """Closes them."""
+        self.raw.close(**kwargs)
+        super().close(**kwargs)
