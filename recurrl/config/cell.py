@@ -58,10 +58,37 @@ class FFMConfig(CellConfig):
 
 
 @dataclass
+class MLSTMConfig(CellConfig):
+    """A cell with matrices as memory."""
+
+    heads: int = option("matrices of memory", FEATURES)
+    key_size: int = option("rows of each, which keys and queries address", FEATURES)
+    value_size: int = option("columns of each, a value's features", FEATURES)
+
+
+@dataclass
+class GatedDeltaNetConfig(MLSTMConfig):
+    """Gated DeltaNet."""
+
+
+@dataclass
+class Mamba2Config(MLSTMConfig):
+    """Mamba-2."""
+
+
+@dataclass
 class StackConfig(CellConfig):
     """The last inputs side by side."""
 
     length: int = option("inputs that the output is computed from, the current one among them", Range(2, 2**16, True))
+
+
+@dataclass
+class GTrXLConfig(StackConfig):
+    """Attention over the last inputs."""
+
+    heads: int = option("heads of the attention", FEATURES)
+    key_size: int = option("features of a head", FEATURES)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from recurrl.config import TrainConfig
 from recurrl.errors import ConfigError
 from recurrl.export.checking import largest_difference, played
 from recurrl.export.export import export, load_onnx, load_pt2
+from recurrl.recurrent.cells import cell_names
 
 AgentOf = Callable[..., tuple[Agent, TrainConfig]]
 PREVIOUS = ("env.previous_action=true", "env.previous_reward=true")
@@ -180,6 +181,13 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
         export(agent, tmp_path, {})
     with pytest.raises(ConfigError, match="Choose one of: onnx, pt2"):
         export(agent, tmp_path, {}, formats=["h5"])
+
+
+@pytest.mark.parametrize("cell", cell_names())
+def test_every_cell_is_exported(agent_of: AgentOf, tmp_path: Path, cell: str) -> None:
+    agent, _ = agent_of(CUE, f"cell={cell}", "cell.num_layers=2")
+    export(agent, tmp_path, {}, formats=["onnx"])
+    assert largest_difference(agent.step, load_onnx(tmp_path / "policy.onnx"), played(agent, 20), 200, 3) <= 1e-5
 
 
 @pytest.mark.slow

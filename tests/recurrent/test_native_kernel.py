@@ -266,7 +266,7 @@ def test_auto_leaves_dtypes_that_it_does_not_have_to_others() -> None:
     ("cell", "options", "said"),
     [
         (CELLS["Several"](5), {}, "no kernel for cell=several, only for gru"),
-        ("mingru", {"recurrent_recompute": "full"}, "no steps to recompute"),
+        ("mingru", {"recurrent_recompute": "full"}, "steps are not recomputed"),
         ("lstm", {"proj_size": 2}, "proj_size=2 is not"),
     ],
 )
@@ -277,8 +277,9 @@ def test_what_it_has_no_kernel_for_is_refused(cell: str | Cell, options: dict[st
 
 
 @pytest.mark.native
-def test_a_second_derivative_of_a_linear_cell_is_refused() -> None:
-    module = layers_of("mingru", "native", "none", (2, 3, 2, 3))
+@pytest.mark.parametrize("cell", ["mingru", "mlstm"])
+def test_a_second_derivative_of_a_linear_cell_is_refused(cell: str) -> None:
+    module = layers_of(cell, "native", "none", (2, 3, 2, 3))
     data = batch(module, resets("none", 2, 3))
     data["x"].requires_grad_()
     with set_recurrent_mode(True), pytest.raises(RuntimeError, match="Choose backend=reference"):

@@ -1,8 +1,8 @@
-"""Linear recurrent unit: a diagonal complex recurrence between linear maps, then a gated linear unit.
+"""Linear recurrent unit: a diagonal complex recurrence between linear maps, then a gate.
 
-    s' = λ ⊙ s + √(1 − |λ|²) ⊙ B·input    y = Re(C·s') + D·input    output = GLU(W·y + b)
+    s' = λ ⊙ s + √(1 − |λ|²) ⊙ B·input    y = Re(C·s') + D·input    output = y ⊙ σ(W·y + b)
 
-Orvieto et al. 2023, https://arxiv.org/abs/2303.06349; the gated linear unit is that of a block there. The initial λ are
+Orvieto et al. 2023, https://arxiv.org/abs/2303.06349; the gate is that of a block there. The initial λ are
 those for long sequences: of 0.9 to 0.999 in absolute value, with small phases.
 """
 
@@ -28,19 +28,19 @@ class LRU(LinearCell):
 
     COMPLEX = True
 
-    def __init__(self, hidden_size: int, state_size: int = 64) -> None:
+    def __init__(self, hidden_size: int, state_size: int = 32) -> None:
         self.hidden_size, self.state_size = hidden_size, state_size
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """λ; B and D in one matrix; C, its real part before its imaginary one; and those of the gated linear unit."""
+        """λ; B and D in one matrix; C, its real part before its imaginary one; and those of the gate."""
         hidden, size = self.hidden_size, self.state_size
         return {
             "log_decay": (size,),
             "log_phase": (size,),
             "weight_in": (2 * size + hidden, input_size),
             "weight_out": (hidden, 2 * size),
-            "weight_glu": (2 * hidden, hidden),
-            "bias_glu": (2 * hidden,),
+            "weight_gate": (hidden, hidden),
+            "bias_gate": (hidden,),
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:
@@ -65,9 +65,9 @@ class LRU(LinearCell):
         return ((a, entering.unflatten(-1, (2, self.state_size))),), skip
 
     def read(self, weights: Weights, rest: Tensor, states: States) -> Tensor:
-        """``GLU(W·(Re(C·s') + D·input) + b)``."""
+        """``y ⊙ σ(W·y + b)``."""
         y = functional.linear(states[0].flatten(-2), weights["weight_out"]) + rest
-        return functional.glu(functional.linear(y, weights["weight_glu"], weights["bias_glu"]))
+        return y * torch.sigmoid(functional.linear(y, weights["weight_gate"], weights["bias_gate"]))
 
 
 make = factory(LRU)

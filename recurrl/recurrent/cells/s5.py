@@ -19,8 +19,8 @@ from recurrl.recurrent.cell import States, Weights, factory, orthogonal
 from recurrl.recurrent.linear import LinearCell, Terms
 from recurrl.recurrent.linear_recurrence import product
 
-BLOCK = 8
-"""Complex numbers of a block of the initial Λ."""
+BLOCK = 4
+"""Complex numbers of a block of the initial Λ: few, so that no frequency is beyond half a period a step."""
 
 
 class S5(LinearCell):
@@ -33,19 +33,19 @@ class S5(LinearCell):
 
     COMPLEX = True
 
-    def __init__(self, hidden_size: int, state_size: int = 64) -> None:
+    def __init__(self, hidden_size: int, state_size: int = 32) -> None:
         self.hidden_size, self.state_size = hidden_size, state_size
 
     def parameters(self, input_size: int) -> dict[str, tuple[int, ...]]:
-        """Λ, its real part as −exp(log_decay); Δ; B and D in one matrix; C, real part first; and W."""
+        """B and D in one matrix; C, real part first; W; Λ, its real part as −exp(log_decay); and Δ."""
         hidden, size = self.hidden_size, self.state_size
         return {
-            "log_decay": (size,),
-            "frequency": (size,),
-            "log_step": (size,),
             "weight_in": (2 * size + hidden, input_size),
             "weight_out": (hidden, 2 * size),
             "weight_gate": (hidden, hidden),
+            "log_decay": (size,),
+            "frequency": (size,),
+            "log_step": (size,),
         }
 
     def states(self) -> dict[str, tuple[int, ...]]:

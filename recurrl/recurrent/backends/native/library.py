@@ -20,10 +20,11 @@ import torch
 from recurrl.runtime.atomic import replacing
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("kernel.c", "recurrence.c")]
-_FUNCTIONS = ("forward", "backward", "recurrence_forward", "recurrence_backward")
+_FUNCTIONS = [name + direction for name in ("", "recurrence_", "memories_") for direction in ("forward", "backward")]
 _NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 # Without -ffast-math, which would let NaN and Inf become anything.
-_FLAGS = ("-O3", _NATIVE, "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-pthread", "-x", "c")
+_MATHS = ("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd")
+_FLAGS = ("-O3", _NATIVE, *_MATHS, "-shared", "-fPIC", "-pthread", "-x", "c")
 _INSTALL = "Install one (on Debian and Ubuntu: apt install gcc libc6-dev), or choose backend=scan."
 
 _NOT_CACHED = "The kernel of backend native is compiled again in each process: %s"

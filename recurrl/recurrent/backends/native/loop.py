@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from recurrl.recurrent.backends import Options
 from recurrl.recurrent.backends.native import library
-from recurrl.recurrent.backends.native.recurrence import recurrence
+from recurrl.recurrent.backends.native.recurrence import memories, recurrence
 from recurrl.recurrent.cell import Cell, States, Weights
 from recurrl.recurrent.gated import AnalyticCell
 from recurrl.recurrent.linear import LinearCell
+from recurrl.recurrent.matrix import MatrixCell
 from recurrl.recurrent.operators import WEIGHTS, Layer, layer
 from recurrl.recurrent.segments import Segments
 
@@ -70,6 +71,10 @@ def sequence(
         x_BTX = cell.project(weights, x_BTI)
         output_BTO, states = cell.scan(recurrence, weights, x_BTX, segments.starts_BT, stored_states)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
+    if isinstance(cell, MatrixCell):
+        access, rest = cell.access(weights, cell.project(weights, x_BTI))
+        y, matrices = memories(access, segments.starts_BT, stored_states[0])
+        return cell.read(weights, rest, y), (segments.only_ends(matrices),)
     assert isinstance(cell, AnalyticCell)
     return layer("native", cell, x_BTI, segments, stored_states, weights, keep=options.recompute == "none")
 

@@ -102,3 +102,116 @@ INLINE void scan_backward(const Recurrence *r, long row, long planes, long repea
 
 void recurrence_forward(const Recurrence *r) { EACH_ROW(scan_forward, r) }
 void recurrence_backward(const Recurrence *r) { EACH_ROW(scan_backward, r) }
+
+/* ---- memories: S' = keep S + key e, where e is the value or, by the delta rule, correct (value - keep S key) ---- */
+
+/* Values [rows, steps, heads, ...] are contiguous but for those with strides; what is not wanted is NULL. */
+typedef struct {
+    long rows, steps, heads, keys, values;
+    long stored_row, stored_step;                                    /* strides */
+    const real *query, *key, *value, *keep, *correct;                /* the last two are one number each */
+    const real *stored;                                              /* [.., keys, values] */
+    const unsigned char *starts;
+    real *states, *read;                                             /* after each step; what the query reads */
+    const real *grad_read, *grad_states;
+    real *grad_query, *grad_key, *grad_value, *grad_keep, *grad_correct, *grad_stored;
+    real *work;                                                      /* a memory and three values */
+} Memories;
+
+INLINE real dot(long n, const real *x, const real *y) {
+    real total = 0;
+    _Pragma("omp simd reduction(+ : total)")
+    for (long k = 0; k < n; k++) total += x[k] * y[k];
+    return total;
+}
+
+/* y += sum of x[j] S[j], a row for each key */
+INLINE void add_rows(long keys, long values, const real *x, const real *S, real *restrict y) {
+    for (long j = 0; j < keys; j++)
+        for (long n = 0; n < values; n++) y[n] += x[j] * S[j * values + n];
+}
+
+INLINE const real *memory_before(const Memories *m, long row, long t, long head) {
+    long size = m->keys * m->values, step = row * m->steps + t;
+    if (t == 0 || m->starts[step]) return m->stored + row * m->stored_row + t * m->stored_step + head * size;
+    return m->states + ((step - 1) * m->heads + head) * size;
+}
+
+/* What enters the memory. Leaves what the key read in `found`. */
+INLINE void entering_value(const Memories *m, long at, const real *before, real *found, real *e) {
+    long values = m->values;
+    memset(found, 0, values * sizeof(real));
+    if (m->correct != NULL) add_rows(m->keys, values, m->key + at * m->keys, before, found);
+    for (long n = 0; n < values; n++) {
+        real value = m->value[at * values + n];
+        e[n] = m->correct == NULL ? value : m->correct[at] * (value - m->keep[at] * found[n]);
+    }
+}
+
+void memories_forward(const Memories *m) {
+    long keys = m->keys, values = m->values, size = keys * values;
+    real *found = m->work, *e = m->work + values;
+    for (long row = 0; row < m->rows; row++)
+        for (long head = 0; head < m->heads; head++)
+            for (long t = 0; t < m->steps; t++) {
+                long at = (row * m->steps + t) * m->heads + head;
+                const real *before = memory_before(m, row, t, head), *k = m->key + at * keys;
+                real *restrict after = m->states + at * size, keep = m->keep[at];
+                entering_value(m, at, before, found, e);
+                for (long j = 0; j < keys; j++)
+                    for (long n = 0; n < values; n++) after[j * values + n] = keep * before[j * values + n] + k[j] * e[n];
+                memset(m->read + at * values, 0, values * sizeof(real));
+                add_rows(keys, values, m->query + at * keys, after, m->read + at * values);
+            }
+}
+
+void memories_backward(const Memories *m) {
+    long keys = m->keys, values = m->values, size = keys * values;
+    real *found = m->work, *e = found + values, *grad_e = e + values, *grad = grad_e + values;
+    for (long row = 0; row < m->rows; row++)
+        for (long head = 0; head < m->heads; head++) {
+            memset(grad, 0, size * sizeof(real)); /* of the memory after the step */
+            for (long t = m->steps - 1; t >= 0; t--) {
+                long step = row * m->steps + t, at = step * m->heads + head;
+                int start = t == 0 || m->starts[step];
+                const real *before = memory_before(m, row, t, head), *after = m->states + at * size;
+                const real *k = m->key + at * keys, *q = m->query + at * keys, *grad_read = m->grad_read + at * values;
+                real keep = m->keep[at], grad_keep = 0;
+                entering_value(m, at, before, found, e);
+                memset(grad_e, 0, values * sizeof(real));
+                for (long j = 0; j < keys; j++) {
+                    real *restrict g = grad + j * values;
+                    if (m->grad_states != NULL)
+                        for (long n = 0; n < values; n++) g[n] += m->grad_states[at * size + j * values + n];
+                    for (long n = 0; n < values; n++) g[n] += q[j] * grad_read[n];
+                    for (long n = 0; n < values; n++) grad_e[n] += k[j] * g[n];
+                    m->grad_query[at * keys + j] = dot(values, after + j * values, grad_read);
+                    m->grad_key[at * keys + j] = dot(values, g, e);
+                    grad_keep += dot(values, g, before + j * values);
+                    for (long n = 0; n < values; n++) g[n] *= keep;
+                }
+                real *grad_value = m->grad_value + at * values;
+                memcpy(grad_value, grad_e, values * sizeof(real));
+                if (m->correct != NULL) {
+                    real correct = m->correct[at], grad_correct = 0;
+                    for (long n = 0; n < values; n++) {
+                        grad_correct += grad_e[n] * (m->value[at * values + n] - keep * found[n]);
+                        grad_value[n] = correct * grad_e[n];
+                        grad_keep -= grad_value[n] * found[n];
+                        grad_e[n] = -keep * grad_value[n]; /* of what the key read */
+                    }
+                    m->grad_correct[at] = grad_correct;
+                    for (long j = 0; j < keys; j++) {
+                        m->grad_key[at * keys + j] += dot(values, before + j * values, grad_e);
+                        for (long n = 0; n < values; n++) grad[j * values + n] += k[j] * grad_e[n];
+                    }
+                }
+                m->grad_keep[at] = grad_keep;
+                if (m->grad_stored != NULL) {
+                    if (start) memcpy(m->grad_stored + at * size, grad, size * sizeof(real));
+                    else memset(m->grad_stored + at * size, 0, size * sizeof(real));
+                }
+                if (start) memset(grad, 0, size * sizeof(real));
+            }
+        }
+}

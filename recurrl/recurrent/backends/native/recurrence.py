@@ -1,6 +1,6 @@
-"""Runs a linear recurrence by the kernel, ``recurrence.c``: one pass over the steps forwards, one backwards.
+"""Runs linear recurrences and memories by the kernel, ``recurrence.c``: one pass over the steps, and one back.
 
-Shape legend: B rows, T steps; any further dimensions are a state's.
+Shape legend: B rows, T steps, N heads, K key size, V value size; any further dimensions are a state's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recurrl.recurrent.backends.native import library
+from recurrl.recurrent.matrix import Access
 
 _SIZES = ("rows", "steps", "planes", "width", "repeat", "a_row", "a_step", "stored_row", "stored_step")
 _ARRAYS = ("a", "b", "stored", "starts", "states", "grad", "grad_a", "grad_b", "grad_stored", "carried")
@@ -105,6 +106,15 @@ torch.library.register_fake("recurrl::recurrence_forward", _states)
 torch.library.register_fake("recurrl::recurrence_backward", _gradients)
 
 
+def _refuse_second_derivative() -> None:
+    # once_differentiable would silently omit the recurrence from a second derivative.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "backend=native supports first derivatives only, but create_graph=True needs a second one. Choose "
+            "backend=reference, which supports any order."
+        )
+
+
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, starts_BT: Tensor, stored: Tensor, pairs: bool) -> Tensor:
@@ -116,13 +126,73 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # once_differentiable would silently omit the recurrence from a second derivative.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "backend=native supports first derivatives only, but create_graph=True needs a second one. Choose "
-                "backend=reference, which supports any order."
-            )
+        _refuse_second_derivative()
         run: Any = torch.ops.recurrl.recurrence_backward.default if torch.compiler.is_compiling() else backward
         wants_stored = ctx.needs_input_grad[3]
         grad_a, grad_b, grad_stored = run(*ctx.saved_tensors, grad, ctx.pairs, wants_stored)
         return grad_a, grad_b, None, grad_stored if wants_stored else None, None
+
+
+_MEMORY_SIZES = ("rows", "steps", "heads", "keys", "values", "stored_row", "stored_step")
+_ACCESS = ("query", "key", "value", "keep", "correct")
+_MEMORY_ARRAYS = (*_ACCESS, "stored", "starts", "states", "read", "grad_read", "grad_states")
+_MEMORY_GRADS = (*(f"grad_{name}" for name in _ACCESS), "grad_stored", "work")
+
+
+class _Memories(ctypes.Structure):
+    """The kernel's ``Memories``."""
+
+    _fields_ = (
+        *((name, ctypes.c_long) for name in _MEMORY_SIZES),
+        *((name, ctypes.c_void_p) for name in (*_MEMORY_ARRAYS, *_MEMORY_GRADS)),
+    )
+
+
+def memories(access: Access, starts_BT: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
+    """What the queries read ``[B, T, N, V]``, and the memories after each step ``[B, T, N, K, V]``.
+
+    The recurrence is that of :class:`~recurrl.recurrent.matrix.MatrixCell`; differentiable once.
+    """
+    return _DifferentiableMemories.apply(*access, starts_BT, stored)  # type: ignore[no-untyped-call]
+
+
+def _run_memories(direction: str, access: list[Tensor | None], starts_BT: Tensor, stored: Tensor, *others: Any) -> None:
+    keep, states, size = access[3], others[0], prod(stored.shape[2:])
+    assert keep is not None
+    if stored.shape != states.shape:
+        raise ValueError(f"backend=native needs states {list(states.shape)}; there is {list(stored.shape)}.")
+    stored = stored.to(states)
+    stored = stored if stored[0, 0].is_contiguous() else stored.contiguous()
+    arrays = (*access, stored, starts_BT.bool().contiguous(), *others, states.new_empty(size + 3 * stored.shape[-1]))
+    kernel = library.kernel(states.dtype)
+    if isinstance(kernel, str):
+        raise RuntimeError(kernel)
+    pointers = [None if each is None else each.data_ptr() for each in arrays]
+    if direction == "forward":  # the work space is last
+        pointers[-1:] = [*[None] * 8, pointers[-1]]
+    getattr(kernel, f"memories_{direction}")(ctypes.byref(_Memories(*states.shape, *stored.stride()[:2], *pointers)))
+
+
+class _DifferentiableMemories(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *access, starts_BT, stored = inputs
+        access = [None if each is None else each.contiguous() for each in access]
+        value = access[2]
+        states = value.new_empty(*value.shape[:3], access[1].shape[-1], value.shape[-1])
+        read = torch.empty_like(value)
+        _run_memories("forward", access, starts_BT, stored, states, read)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*access, starts_BT, stored, states)
+        return read, states
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivative()
+        *access, starts_BT, stored, states = ctx.saved_tensors
+        grad_read = states.new_zeros(access[2].shape) if grads[0] is None else grads[0].contiguous()
+        grad_states = None if grads[1] is None else grads[1].contiguous()
+        found = [None if each is None else torch.empty_like(each) for each in access]
+        found.append(states.new_empty(stored.shape) if ctx.needs_input_grad[-1] else None)
+        _run_memories("backward", access, starts_BT, stored, states, None, grad_read, grad_states, *found)
+        return *found[:-1], None, found[-1]
