@@ -74,7 +74,8 @@ class Stack(nn.Module):
 
 def _check_step(cell: Cell, parameters: Parameters) -> None:
     """Compares what one step of the first layer returns with what the cell declares."""
-    (weights, *_), shapes = weights_of(parameters, weight_names(cell, parameters)), list(cell.states().values())
+    weights = weights_of(parameters, weight_names(cell, parameters)[0])
+    shapes = list(cell.states().values())
     if not weights or not shapes:
         raise ConfigError(
             f"The cell {cell.name} has {len(weights)} parameters and {len(shapes)} states. A cell has at least one of "
@@ -87,7 +88,7 @@ def _check_step(cell: Cell, parameters: Parameters) -> None:
     if not isinstance(states, tuple):
         raise ConfigError(
             f"A step of the cell {cell.name} must return its output and a tuple of states (got a "
-            f"{type(states).__name__}). Return (output, (state,)), for example."
+            f"{type(states).__name__}). Return (output, (state,)), for example; from a GatedCell's activate, (state,)."
         )
     found, declared = [tuple(value.shape[1:]) for value in (output, *states)], [(cell.hidden_size,), *shapes]
     if found != declared:
@@ -111,9 +112,9 @@ def weight_names(cell: Cell, parameters: Parameters) -> Names:
     ]
 
 
-def weights_of(parameters: Parameters, names: Names) -> list[Weights]:
-    """The parameters of each layer in each direction, by the cell's names."""
-    return [{name: getattr(parameters, attribute) for name, attribute in each.items()} for each in names]
+def weights_of(parameters: Parameters, names: Mapping[str, str]) -> Weights:
+    """The parameters of one layer in one direction, by the cell's names."""
+    return {name: getattr(parameters, attribute) for name, attribute in names.items()}
 
 
 def directions(parameters: Parameters) -> int:
@@ -199,13 +200,13 @@ def _run_layers(
     The input is ``[B, I]`` or ``[B, T, I]``; the states have the dimension of layers and directions after B, T.
     """
     dim, last = x.ndim - 1, parameters.num_layers - 1
-    entering = zip(*[state.unbind(dim) for state in states], weights_of(parameters, names), strict=True)
+    entering = zip(*[state.unbind(dim) for state in states], names, strict=True)
     new_states: list[States] = []
     for layer in range(parameters.num_layers):
         outputs = []
         for direction in range(2 if parameters.bidirectional else 1):
-            *stored, weights = next(entering)
-            output, new = run(x, tuple(stored), weights, direction)
+            *stored, named = next(entering)
+            output, new = run(x, tuple(stored), weights_of(parameters, named), direction)
             outputs.append(output)
             new_states.append(new)
         x = output if len(outputs) == 1 else torch.cat(outputs, -1)

@@ -11,6 +11,7 @@ last G the input's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
@@ -261,7 +262,9 @@ class _Differentiable(torch.autograd.Function):
         wants_x, wants_stored = ctx.needs_input_grad[2], any(ctx.needs_input_grad[-count:])
         backend_name, cell, precision = ctx.layer_kind
         layer = Layer(backend_name, cell, precision, weights, Segments(is_init_BT), stored)
-        with torch.autocast(x_BTI.device.type, enabled=False):
+        device = x_BTI.device.type
+        # Entering autocast takes as long as several operations.
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             if not kept:
                 kept = _traceable(forward, torch.ops.recurrl.layer_forward.default, layer, x_BTI, True)[count:]
             arguments = (x_BTI, wants_x, wants_stored, list(grads), kept[:-1], kept[-1])

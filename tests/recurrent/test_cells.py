@@ -122,9 +122,23 @@ class OneState(Several):
         return super().step(weights, x_BX, states)[0], states[0]
 
 
+class OnlyOutput(Several):
+    def step(self, weights, x_BX, states):
+        return super().step(weights, x_BX, states)[0]
+
+
+class OnlyActivated(GatedCell):
+    GATES = 1
+
+    def activate(self, x_gates_BG, h_gates_BG, states_BH):
+        return torch.tanh(x_gates_BG + h_gates_BG)
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (OnlyOutput, r"tuple of states \(got a Tensor\)\. Return \(output, \(state,\)\)"),
+        (OnlyActivated, r"got a Tensor.*from a GatedCell's activate, \(state,\)"),
         (WideState, r"widestate fails in a first step with TypeError: .* Look at its parameters\(\), states\(\)"),
         (MissingWeight, "missingweight fails in a first step with KeyError: 'bias'"),
         (OneState, r"must return its output and a tuple of states \(got a Tensor\)"),

@@ -122,7 +122,7 @@ def _run(
         if weight is not None and weight.dtype != dtype:
             raise ValueError(f"The layer's weights are {weight.dtype}, but its input is {dtype}.")
     stored = [state.to(x_BTI) for state in layer.stored]
-    for state in (*states, *stored):
+    for state in stored:
         if state.shape != (rows, steps, hidden):
             raise ValueError(f"backend=native needs states [{rows}, {steps}, {hidden}]; there is {list(state.shape)}.")
     if stored[0].stride() != stored[-1].stride() or stored[0].stride(2) != 1:
