@@ -19,6 +19,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from recurrl.algorithms.checks import check_losses, check_own_parameters, missing_critic_named
 from recurrl.algorithms.compiling import compiled
+from recurrl.algorithms.gradient_signal import GradientSignal
 from recurrl.algorithms.importance import ratio_metrics
 from recurrl.algorithms.states import SliceStates
 from recurrl.config import AlgorithmConfig, TrainConfig
@@ -111,6 +112,7 @@ class Algorithm(nn.Module):
         self.reward_scaler = RewardScaler(
             config.env.num_envs, options.gamma, config.env.reward_scale, config.env.normalize_reward
         )
+        self.gradient_signal = GradientSignal()
         self.skipped_in_a_row = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.buffer = factory("buffer", config.buffer.name)(config.buffer, config.slice_len, config.minibatch_slices)
         self.states = SliceStates(policy, config.state, config.slice_len)
@@ -207,15 +209,26 @@ class Algorithm(nn.Module):
             for slices_SK in self.buffer.minibatches(rows_NT):
                 self.states.enter(slices_SK)
                 steps.append(self.gradient_step(slices_SK))
+                if epoch == 0:
+                    self.gradient_signal.add(self.optimizer.param_groups[0]["params"])
                 # The KL of the first minibatch is zero: the policy is still the one that collected it.
                 if self.config.lr_schedule == "adaptive" and len(steps) > 1:
                     self._adapt_lr(self._kl(steps[-1:]))
             self._check_skipped(steps[before:])
+            if epoch == 0:
+                self.gradient_signal.end_epoch()
+                epochs = self.gradient_signal.epochs(self.config.epochs, self.config.min_epochs_fraction)
+            if epoch + 1 == epochs:
+                break
             if self.options.target_kl is not None and self._kl(steps[before:]) > self.options.target_kl:
                 break
         metrics = self._means(steps)
         self._check_gradient(metrics)
-        optim = {"optim/lr": self.optimizer.param_groups[0]["lr"], "optim/steps": float(len(steps))}
+        optim = {
+            "optim/lr": self.optimizer.param_groups[0]["lr"],
+            "optim/steps": float(len(steps)),
+            "optim/signal": self.gradient_signal.share,
+        }
         return merged(metrics, self.states.drift(slices_SK), optim)
 
     def gradient_step(self, slices_SK: TensorDictBase) -> Step:

@@ -27,6 +27,7 @@ WARNINGS = {
     "Explained variance near zero": (
         f"{_SCALE}; a larger frames_per_batch; observations, or a longer slice_len, that tell what rewards depend on"
     ),
+    "Gradients mostly noise": "epochs=4; more total_frames",
     "Every episode truncated": f"{_EXPLORE}; a larger env.max_episode_steps",
     "Memory without use": (
         "cell=none, which is faster, if the task needs no memory; otherwise a longer slice_len or more total_frames"
@@ -37,7 +38,7 @@ WARNINGS = {
     ),
 }
 """What to try, by the title of the warning. docs/not-learning.md says what each means."""
-RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, TRUNCATED, MEMORY, SAMPLED = WARNINGS
+RANDOM, ENTROPY, ADVANTAGES, GRADIENTS, CRITIC, NOISE, TRUNCATED, MEMORY, SAMPLED = WARNINGS
 
 MEAN, STD, EPISODES = "train/return_mean", "train/return_std", "train/episodes"
 RANDOM_MEAN = "eval/return_mean_random"
@@ -60,6 +61,8 @@ LOWEST_GRADIENT = 1e-3
 """The gradient's norm, as a fraction of the norm that it is clipped to. Per parameter it is then near Adam's eps."""
 EXPLAINED, EXPLAINED_ITERATIONS = 0.05, 0.1
 """An explained variance this small is chance, as is a larger one in at most this fraction of iterations."""
+LOWEST_SIGNAL = 0.02
+"""The share of signal in an epoch's gradient: the noise scale is then 49 times the frames of an iteration."""
 USED_MEMORY = 0.05
 """The part of the gain over random actions that a policy loses without its memory, if it uses it."""
 LOST_GAIN = 0.2
@@ -152,6 +155,9 @@ class Diagnosis(Callback):
             yield GRADIENTS, f"a norm of {norm:.2g}"
         if self._explained <= EXPLAINED_ITERATIONS * self._iterations:
             yield CRITIC, f"above {EXPLAINED} in {self._explained} of {self._iterations} iterations"
+        signal = metrics.get("optim/signal", 1.0)
+        if signal < LOWEST_SIGNAL:
+            yield NOISE, f"a share of signal of {signal:.2g}, below {LOWEST_SIGNAL}"
         if metrics["train/truncated_fraction"] == 1:
             yield TRUNCATED, f"after {metrics['train/episode_length_mean']:.4g} steps on average"
 

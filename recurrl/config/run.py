@@ -161,7 +161,10 @@ class TrainConfig:
         "refresh (all recomputed before each epoch)",
         choices=STATE_POLICIES,
     )
-    epochs: int = option("passes over each batch", STEPS)
+    epochs: int = option("passes over each batch, at most", STEPS)
+    min_epochs_fraction: float = option(
+        "fraction of epochs to take where gradients are mostly noise (optim/signal); 1: always all", FRACTION
+    )
     minibatch_slices: int = option("slices per gradient step; must divide frames_per_batch / slice_len", STEPS)
     optimizer: str = option("adam or adamw (with a weight decay of 0.01)", choices=("adam", "adamw"))
     lr: float = option("initial learning rate", RATE)

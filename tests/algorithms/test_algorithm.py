@@ -37,13 +37,21 @@ def by_plain_autograd(algorithm, rollout, progress):
     algorithm.reward_scaler.observe(rollout["next", "reward"].squeeze(-1), rollout["is_init"].squeeze(-1))
     algorithm.states.set_rows(rollout)
     algorithm.prepare(rollout, algorithm.reward_scaler(rollout["next", "reward"].squeeze(-1)))
-    for _ in range(config.epochs):
+    signal = algorithm.gradient_signal
+    for epoch in range(config.epochs):
         for slices in algorithm.buffer.minibatches(rollout):
             algorithm.optimizer.zero_grad()
             losses = algorithm.loss(slices, algorithm.policy.sequence(*algorithm.policy.inputs(slices)))
             losses.total.backward()
             nn.utils.clip_grad_norm_(algorithm.parameters(), algorithm.options.max_grad_norm)
             algorithm.optimizer.step()
+            if epoch == 0:
+                signal.add(algorithm.parameters())
+        if epoch == 0:
+            signal.end_epoch()
+            epochs = signal.epochs(config.epochs, config.min_epochs_fraction)
+        if epoch + 1 == epochs:
+            break
     algorithm.states.drift(slices)  # runs the policy, which may count
     algorithm.policy.observe(rollout["observation"])
 

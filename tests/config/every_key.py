@@ -63,6 +63,7 @@ EVENTS = {
     "algorithm.advantage": {"algorithm.divide_by_std": False},
     "algorithm.target_kl": {"lr": 0.1, "epochs": 4},
     "buffer.frames": {"buffer.frames": 32, "total_frames": 96},
+    "min_epochs_fraction": {"epochs": 10, "total_frames": 320, "lr": 1e-4},
     "checkpoint.keep_last": {"total_frames": 96, "checkpoint.every_frames": 32},
     "collector.on_env_error": {"env.kwargs": {"fault": "raise"}},
 }

@@ -15,6 +15,7 @@ from recurrl.callbacks.diagnosis import (
     FEWEST_ITERATIONS,
     GRADIENTS,
     MEMORY,
+    NOISE,
     RANDOM,
     SAMPLED,
     TRUNCATED,
@@ -25,7 +26,7 @@ from recurrl.config.keys import packaged_keys
 
 DOCS = Path(__file__).parents[2] / "docs" / "not-learning.md"
 HEALTHY = (
-    {"policy/entropy": 1.0, "advantage/std": 0.5, "optim/grad_norm": 0.3, "optim/steps": 8.0}
+    {"policy/entropy": 1.0, "advantage/std": 0.5, "optim/grad_norm": 0.3, "optim/steps": 8.0, "optim/signal": 0.2}
     | {"value/target_mean": 3.0, "value/target_std": 1.0, "value/explained_variance": 0.8}
     | {"train/return_mean": 10.0, "train/return_std": 2.0, "train/episodes": 100.0}
     | {"train/episode_length_mean": 20.0, "train/truncated_fraction": 0.5}
@@ -35,6 +36,7 @@ ILL = {
     ADVANTAGES: {"advantage/std": 0.039},
     GRADIENTS: {"optim/grad_norm": 0.0004},
     CRITIC: {"value/explained_variance": -0.3},
+    NOISE: {"optim/signal": 0.01},
     TRUNCATED: {"train/truncated_fraction": 1.0},
 }
 EVALUATED = {"eval/return_mean": 12.0, "eval/return_std": 4.0, "eval/episodes": 20.0}

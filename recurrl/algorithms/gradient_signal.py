@@ -1,0 +1,60 @@
+"""How much of a gradient is signal, and how many epochs it is worth."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+ENOUGH_SIGNAL = 0.1
+"""With this share of signal or more, an iteration takes all its epochs."""
+
+
+class GradientSignal(nn.Module):
+    """The share of signal in an epoch's mean gradient, from how far the gradients of its minibatches agree.
+
+    Let g₁ ... g_M be the gradients of an epoch's M minibatches, ḡ their mean and G the gradient without noise. Products
+    of two different ones have the expectation |G|², and the share is |G|² / E|ḡ|², which is 1 / (1 + B / n) for the n
+    frames of an epoch and the simple noise scale B of McCandlish et al. 2018, https://arxiv.org/abs/1812.06162. The
+    estimate of one epoch may even be negative, so both expectations are exponential moving averages.
+
+    Args:
+        rate: weight of a new epoch in the averages.
+    """
+
+    def __init__(self, rate: float = 0.05) -> None:
+        super().__init__()
+        self.rate = rate
+        self.averages = nn.Buffer(torch.zeros(2, dtype=torch.float64))
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sum, self._squares, self._count = torch.zeros(()), torch.zeros(()), 0
+
+    def add(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Takes the gradient of a minibatch into account."""
+        gradient = torch.cat([each.grad.flatten() for each in parameters if each.grad is not None])
+        self._sum = self._sum + gradient
+        self._squares = self._squares + gradient.square().sum()
+        self._count += 1
+
+    def end_epoch(self) -> None:
+        """Measures the epoch that was added, unless it had one minibatch only, or a gradient that is not finite."""
+        square, count = self._sum.square().sum(), self._count
+        if count > 1:
+            measured = torch.stack([(square - self._squares) / (count * (count - 1)), square / count**2]).double()
+            rate = torch.where(measured.isfinite().all(), self.rate, 0.0)
+            self.averages.lerp_(measured.nan_to_num(posinf=0.0, neginf=0.0), rate)
+        self._clear()
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1; 1 until an epoch was measured."""
+        # Both averages start at zero, and lack the same weight at first.
+        signal, square = self.averages.tolist()
+        return min(1.0, max(0.0, signal / square)) if square > 0 else 1.0
+
+    def epochs(self, most: int, least_fraction: float) -> int:
+        """How many of ``most`` epochs to take: by the square root of the share, and at least a fraction of them."""
+        fraction = min(1.0, math.sqrt(self.share / ENOUGH_SIGNAL))
+        return max(1, round(most * max(least_fraction, fraction)))

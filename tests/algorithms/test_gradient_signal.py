@@ -1,0 +1,79 @@
+"""The share of signal in gradients, and the epochs that follow it."""
+
+import pytest
+import torch
+from collected import fresh_policy, rollouts
+from torch import nn
+
+from recurrl.algorithms.gradient_signal import ENOUGH_SIGNAL, GradientSignal
+from recurrl.build import make_algorithm
+
+SIZES = (3, 197)
+
+
+def parameters(gradient):
+    """Parameters with a gradient, and one without."""
+    made = [nn.Parameter(torch.zeros(size)) for size in (*SIZES, 5)]
+    for each, part in zip(made, gradient.split(SIZES), strict=False):
+        each.grad = part.clone()
+    return made
+
+
+def measured(signal, *epochs):
+    for gradients in epochs:
+        for gradient in gradients:
+            signal.add(parameters(gradient))
+        signal.end_epoch()
+    return signal.share
+
+
+@pytest.mark.parametrize(("deviation", "count"), [(0.5, 4), (2.0, 4), (2.0, 16), (20.0, 4)])
+def test_the_share_is_that_of_the_true_gradient_in_the_mean_of_minibatches(deviation, count):
+    torch.manual_seed(0)
+    true = torch.randn(sum(SIZES))
+    epochs = true + deviation * torch.randn(400, count, sum(SIZES))
+    signal, noise = float(true.square().sum()), deviation**2 * sum(SIZES) / count
+    assert measured(GradientSignal(), *epochs) == pytest.approx(signal / (signal + noise), abs=0.03)
+
+
+def test_equal_gradients_are_all_signal_and_opposite_ones_all_noise():
+    gradient = torch.randn(sum(SIZES))
+    assert measured(GradientSignal(), [gradient, gradient]) == pytest.approx(1.0)
+    assert measured(GradientSignal(), [gradient, -0.9 * gradient]) == 0.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nothing_is_learnt_from_one_minibatch_or_from_gradients_that_are_not_finite(value):
+    gradient, signal = torch.randn(sum(SIZES)), GradientSignal()
+    assert measured(signal, [gradient], [gradient, torch.full_like(gradient, value)]) == 1.0
+    assert measured(signal, [gradient, -0.9 * gradient]) == 0.0
+    assert measured(signal, [torch.full_like(gradient, value), gradient]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("share", "most", "least_fraction", "expected"),
+    [
+        (1.0, 10, 0.4, 10),
+        (ENOUGH_SIGNAL, 10, 0.4, 10),
+        (ENOUGH_SIGNAL / 4, 10, 0.4, 5),
+        (0.0, 10, 0.4, 4),
+        (0.0, 10, 1.0, 10),
+        (0.0, 10, 0.0, 1),
+        (0.0, 1, 0.4, 1),
+    ],
+)
+def test_epochs_follow_the_square_root_of_the_share(share, most, least_fraction, expected):
+    signal = GradientSignal()
+    signal.averages.copy_(torch.tensor([share, 1.0]))
+    assert signal.epochs(most, least_fraction) == expected
+
+
+@pytest.mark.parametrize(("least_fraction", "epochs"), [("0.4", 2), ("1", 5)])
+def test_an_update_takes_fewer_epochs_where_gradients_are_noise(least_fraction, epochs, small):
+    config = small("frames_per_batch=64", "slice_len=8", "epochs=5", f"min_epochs_fraction={least_fraction}")
+    algorithm = make_algorithm(config, fresh_policy(config))
+    (batch,) = rollouts(config, algorithm.policy)
+    algorithm.gradient_signal.averages.copy_(torch.tensor([-1e6, 1e6]))
+    metrics = algorithm.update(batch, progress=0.0)
+    assert metrics["optim/signal"] == 0.0
+    assert metrics["optim/steps"] == epochs * (64 // 8 // 4)
