@@ -233,11 +233,11 @@ def _leaves_in(space: Space, value: Any) -> Iterator[Any]:
             yield from _leaves_in(part, value[key])
 
 
-def mask_in(info: Any) -> Array:
-    """The mask of actions in the info of a reset or step.
+def mask_in(info: Any, shape: tuple[int, ...]) -> Array:
+    """The mask of actions in the info of a reset or step, in bytes.
 
     Raises:
-        UnnamedEnvError: there is none, or it has values other than 0 and 1.
+        UnnamedEnvError: there is none, or it has another shape or values other than 0 and 1.
     """
     if not isinstance(info, dict) or ACTION_MASK not in info:
         raise UnnamedEnvError(
@@ -249,7 +249,7 @@ def mask_in(info: Any) -> Array:
     bits = mask != 0 if mask.dtype.kind in "biuf" else mask
     if not np.array_equal(bits, mask):
         raise UnnamedEnvError(f"returned an action mask with values other than 0 and 1: {mask}.")
-    return bits
+    return _fitted(ACTION_MASK, bits, shape, np.dtype(np.int8))
 
 
 def _fitted(key: NestedKey, entry: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

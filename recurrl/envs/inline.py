@@ -113,7 +113,8 @@ class InlineEnv(BatchedEnv):
 
     def _store(self, i: int, observation: Any, info: Any) -> None:
         if self._masked:
-            self._last[ACTION_MASK][i] = mask_in(info)
+            masks = self._last[ACTION_MASK]
+            masks[i] = mask_in(info, masks.shape[1:])
         # The common case, without a call: this runs for each environment at every step.
         if type(observation) is np.ndarray and observation.dtype == self._dtype and observation.shape == self._shape:
             self._plain[i] = observation

@@ -16,7 +16,7 @@ from torchrl.data import Binary, Bounded, Composite, TensorSpec, Unbounded
 from recurrl.config import EnvConfig
 from recurrl.envs.batched import Tensors
 from recurrl.envs.spaces import box_spec, space_of
-from recurrl.errors import ConfigError
+from recurrl.errors import ConfigError, require
 from recurrl.keys import ACTION_MASK, HIDDEN, OBSERVATION, PREVIOUS_ACTION, PREVIOUS_REWARD, path_of
 from recurrl.specs import limit_of
 
@@ -97,8 +97,14 @@ class Interface(nn.Module):
 
     def _added(self, observation: Composite, seen: Sequence[Shown], hidden: bool) -> list[Shown]:
         """What the policy sees beside the environment's own observation."""
-        beside = (ACTION_MASK, HIDDEN) if hidden else (ACTION_MASK,)
-        specs = {name: observation[name] for name in beside if name in observation.keys()}  # noqa: SIM118 (a spec)
+        masked, given = self.env.action_mask_from_info, set(observation.keys())
+        require(
+            not masked or ACTION_MASK in given,
+            "env.action_mask_from_info=true needs an environment that gives a mask of actions, and "
+            f"env.id={self.env.id} does not. Set it to false.",
+        )
+        beside = [ACTION_MASK] * masked + [HIDDEN] * (hidden and HIDDEN in given)
+        specs = {name: observation[name] for name in beside}
         if self.env.previous_action:
             low, high = map(torch.cat, zip(*(part.flat_bounds for part in self.parts), strict=True))
             specs[PREVIOUS_ACTION] = box_spec(low, high)
@@ -149,8 +155,8 @@ class ActionPart(nn.Module):
         raw: the spec of one environment's action.
 
     Attributes:
-        path: likewise.
-        raw: likewise.
+        path: leads to it within the action.
+        raw: the spec of one environment's action.
         spec: of the policy's action.
         flat_bounds: the lowest and highest numbers of what :meth:`flat` returns, ``[A]`` each.
     """

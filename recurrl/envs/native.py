@@ -12,10 +12,11 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from recurrl.envs.batched import BatchedEnv, Tensors
-from recurrl.envs.checks import Array, EnvChecks, Observations, UnnamedEnvError, unpacked
+from recurrl.envs.checks import Array, EnvChecks, Observations, UnnamedEnvError, mask_in, unpacked
 from recurrl.envs.saved_state import UnsavableError, restore, state_of
 from recurrl.envs.spaces import check_supported, raw_specs, without_names
 from recurrl.errors import ConfigError
+from recurrl.keys import ACTION_MASK
 
 Observed = dict[NestedKey, Array]
 Vector = VectorEnv[Any, Any, Any]
@@ -34,6 +35,7 @@ class NativeVectorEnv(BatchedEnv):
     Args:
         vector: the vector environment.
         env_id: its registered id.
+        masked: its info has a mask of actions for each environment, which is given as the entry ``action_mask``.
 
     Raises:
         ConfigError: it uses NEXT_STEP autoreset, or the policy cannot handle its spaces.
@@ -41,12 +43,12 @@ class NativeVectorEnv(BatchedEnv):
 
     checks: EnvChecks
 
-    def __init__(self, vector: Vector, env_id: str) -> None:
+    def __init__(self, vector: Vector, env_id: str, masked: bool = False) -> None:
         _check_mode(vector, env_id)
         count, space, self._action_space = vector.num_envs, vector.single_observation_space, vector.single_action_space
         check_supported(env_id, space, self._action_space)
-        super().__init__(count, *raw_specs(space, self._action_space, False, count))
-        self._vector = vector
+        super().__init__(count, *raw_specs(space, self._action_space, masked, count))
+        self._vector, self._masked = vector, masked
         self._resets_at_once = vector.metadata["autoreset_mode"] == AT_ONCE
         self.checks = EnvChecks(env_id, count)
         self._reader, self._of_one = (Observations(space, count, batched) for batched in (True, False))
@@ -67,7 +69,7 @@ class NativeVectorEnv(BatchedEnv):
                 )
         else:
             options = None if mask is None else {"reset_mask": begun_N.copy()}
-            begun = self._taken(unpacked("reset", self._vector.reset(options=options))[0])
+            begun = self._read(*unpacked("reset", self._vector.reset(options=options)))
             for key, values in begun.items():
                 begins_N = begun_N.reshape(-1, *[1] * (values.ndim - 1))
                 self._last[key] = values if mask is None else np.where(begins_N, values, self._last[key])
@@ -78,9 +80,9 @@ class NativeVectorEnv(BatchedEnv):
         """Steps all in one call."""
         returned = unpacked("step", self._vector.step(self._batched(action)))
         observation, rewards, terminated, truncated, info = returned
-        tensors = self._taken(observation)
+        entries = self._read(observation, info)
         results = self.checks.results(rewards, terminated, truncated)
-        self._last.update(tensors)
+        self._last.update(entries)
         after = self._observed_after(results["done"].numpy()[:, 0], info)
         return {**_tensors(after), **results}
 
@@ -107,10 +109,11 @@ class NativeVectorEnv(BatchedEnv):
         """Actions of all environments in Gymnasium's form, a dict or a tuple if they have several parts."""
         return without_names(self._action_space, action.numpy())
 
-    def _taken(self, observation: Any) -> Observed:
-        """A batch of observations, in new memory."""
+    def _read(self, observation: Any, info: Any) -> Observed:
+        """A batch of observations, in new memory, with their masks of actions."""
         entries = self._reader.read(observation)
-        return {key: entry.copy() for key, entry in zip(self._reader.keys, entries, strict=True)}
+        read: Observed = {key: entry.copy() for key, entry in zip(self._reader.keys, entries, strict=True)}
+        return read | ({ACTION_MASK: mask_in(info, self.observation_spec[ACTION_MASK].shape)} if self._masked else {})
 
     def _with_final(self, which: Array, info: dict[str, Any]) -> Observed:
         """The observations, with those of new episodes replaced by the previous episodes' last ones."""
@@ -129,7 +132,7 @@ class NativeVectorEnv(BatchedEnv):
                     for key, entry in zip(self._reader.keys, entries, strict=True):
                         filled[key][i] = entry
             else:
-                for key, values in self._taken(final).items():
+                for key, values in self._read(final, info).items():
                     filled[key][which] = values[which]
         except (UnnamedEnvError, IndexError) as error:
             raise UnnamedEnvError(

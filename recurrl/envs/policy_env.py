@@ -25,8 +25,8 @@ class PolicyEnv(BatchedEnv):
     """Environments behind the :class:`~recurrl.envs.interface.Interface` to a policy.
 
     The previous action and reward are zero at an episode's first step. What the policy sees is checked: at every step
-    if the environments say which of them is at fault (``raw.checks``), else by :meth:`check_rows`, because looking at
-    every step takes longer than an environment on tensors, and would wait for a GPU.
+    if the environments can say which of them failed (``raw.checks``), else by :meth:`check_rows`, because looking at
+    every step takes longer than a light environment on tensors, and would wait for a GPU.
 
     Args:
         raw: the environments, which give their own observations and take their own actions.
@@ -34,7 +34,7 @@ class PolicyEnv(BatchedEnv):
         privileged: observations have the entry ``hidden``, what is hidden from the policy, for the critic.
 
     Attributes:
-        raw: likewise.
+        raw: the environments behind the interface.
 
     Raises:
         ConfigError: the options do not fit the environments.
@@ -80,8 +80,8 @@ class PolicyEnv(BatchedEnv):
         return {**self._observed(after, ~results["done"]), **results}
 
     def reset_tensors(self, mask: Tensor | None) -> Tensors:
-        """Resets them. On a CPU nothing is done if the mask has none; on a GPU to look at it would wait."""
-        if mask is not None and self._last and not mask.is_cuda and not mask.any():
+        """Resets them. On a CPU nothing is done if the mask has none; to look at it on a GPU would wait."""
+        if mask is not None and self._last and mask.device.type == "cpu" and not mask.any():
             return dict(self._last)
         begun = torch.ones(*self.batch_size, 1, dtype=torch.bool, device=self.device) if mask is None else mask
         previous = reset_states(tuple(self._previous.values()), begun.squeeze(-1))

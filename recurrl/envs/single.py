@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from recurrl.envs.spaces import space_of
-from recurrl.keys import ACTION, OBSERVATION
+from recurrl.keys import ACTION, ACTION_MASK, OBSERVATION
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
@@ -27,7 +27,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         if seed is not None:
             self._env.set_seed(seed)
         self._current = self._env.reset()
-        return _array(self._current[OBSERVATION][0]), {}
+        return self._observed()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step."""
@@ -35,7 +35,13 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         after = self._env.step(self._current)["next"]
         self._current = after.exclude("reward")
         reward, ended, cut = (after[key].item() for key in ("reward", "terminated", "truncated"))
-        return _array(after[OBSERVATION][0]), reward, ended, cut, {}
+        observation, info = self._observed()
+        return observation, reward, ended, cut, info
+
+    def _observed(self) -> tuple[Any, dict[str, Any]]:
+        """The observation, and in the info the mask of actions if the environment gives one beside it."""
+        masks = self._current.select(ACTION_MASK, strict=False)
+        return _array(self._current[OBSERVATION][0]), {key: _array(mask[0]) for key, mask in masks.items()}
 
     def close(self) -> None:
         """Closes the environment."""

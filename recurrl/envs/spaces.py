@@ -85,8 +85,8 @@ def raw_specs(observation: Space, action: Space, masked: bool, count: int) -> tu
     """The specs of what ``count`` Gymnasium environments give, and of their action, text left out.
 
     Args:
-        observation: of one environment.
-        action: likewise.
+        observation: the space of one environment's observation.
+        action: the space of its action.
         masked: the info has a mask of actions.
         count: of environments.
     """

@@ -303,9 +303,10 @@ def test_an_id_with_nothing_but_a_vector_environment_is_rejected_for_single_ones
 
 
 def test_options_of_single_environments_are_rejected(refused):
-    assert refused(NATIVE, "env.action_mask_from_info=true") == (
-        "env.action_mask_from_info works on single environments, but env.id=CartPole-v1 makes one vector environment. "
-        "Leave it out, or choose env.vectorization=inline."
+    wrapper = "gymnasium.wrappers:FlattenObservation"
+    assert refused(NATIVE, f"env.wrappers=[{wrapper}]") == (
+        "env.wrappers works on single environments, but env.id=CartPole-v1 makes one vector environment. Leave it out, "
+        "or choose env.vectorization=inline."
     )
 
 

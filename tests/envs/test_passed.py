@@ -260,7 +260,11 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "an id that does not exist": ("Nope-v0", "", "env.id=Nope-v0 is not registered with Gymnasium."),
     "no such name": ("envs_of_mine:Nope", "", "env.id=envs_of_mine:Nope: the module envs_of_mine has no Nope. It is"),
     "a constant": ("envs_of_mine:np.pi", "", "env.id=envs_of_mine:np.pi must name a class or function (got 3.14159"),
-    "a mask of a vector": ("envs_of_mine:Many", "env.action_mask_from_info=true", "env.action_mask_from_info works on"),
+    "no mask of TorchRL": (
+        "envs_of_mine:of_torchrl",
+        "env.action_mask_from_info=true",
+        "gives a mask of actions, and env",
+    ),
     "a limit of a vector": ("envs_of_mine:Many", "env.max_episode_steps=2", "env.max_episode_steps works on single"),
     "a limit of TorchRL": (
         "envs_of_mine:of_torchrl",

@@ -11,9 +11,11 @@ from torchrl.data import Bounded, Unbounded
 from torchrl.envs import GymWrapper, SerialEnv
 from torchrl.envs.utils import check_env_specs
 
+from recurrl.agent import Agent
 from recurrl.build import make_rollouts
 from recurrl.collector.rollout import Rollout
 from recurrl.envs import BatchedEnv, Source, make_batched_env, make_env
+from recurrl.envs.policy_env import PolicyEnv
 from recurrl.errors import ConfigError, EnvError
 
 COUNT = 3
@@ -176,7 +178,87 @@ def test_a_value_of_tensors_that_is_not_finite_is_an_error_at_the_end_of_the_rol
     assert str(caught.value) == f"Environment 2 of 4 ({entry}), at step 13, returned a non-finite value of {what}."
 
 
+def test_a_step_and_a_reset_read_nothing_from_a_device(compose):
+    """Tensors on the device meta have no values, so reading one raises."""
+
+    class Still(RampOnTensors):
+        def reset_tensors(self, mask):
+            return {"observation": self.state.clone()}
+
+        def step_tensors(self, action):
+            over = self.state[:, :1] == 3
+            flags = {"terminated": over, "truncated": over.clone(), "done": over.clone()}
+            return {"observation": self.state + action, "reward": action.clone(), **flags}
+
+    env = PolicyEnv(Still(COUNT), compose("env=gym", "env.id=Ramp", *OPTIONS).env, privileged=True)
+    env.reset_tensors(None)
+    env.raw.state = env.raw.state.to("meta")
+    env._interface.to("meta")
+    after = env.step_tensors(torch.zeros(COUNT, 1, device="meta"))
+    now = env.reset_tensors(after["done"])
+    assert all(value.is_meta for value in (*after.values(), *now.values()))
+    names = ("hidden", "observation", "previous_action", "previous_reward")
+    assert {key: tuple(value.shape) for key, value in now.items()} == {
+        ("observation", name): (COUNT, 2 if name == "observation" else 1) for name in names
+    }
+
+
 @pytest.mark.parametrize("made_by", ["one by one", "a vector environment"])
 def test_a_mask_that_does_not_fit_is_an_error(made_by, configured):
     with pytest.raises(ConfigError, match=r"env\.mask=\[3\] is out of range: the observation has 3 entries"):
         make_batched_env(configured(made_by, "env.mask=[3]"), COUNT, seed=0)
+
+
+class Gates(gymnasium.Env):
+    """Allows one of three actions, the number of the step modulo 3; an episode has four steps."""
+
+    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(3)
+
+    def __init__(self, width=3):
+        self.width = width
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return self._shown()
+
+    def step(self, action):
+        assert action == self.time % 3, action
+        self.time += 1
+        observation, info = self._shown()
+        return observation, 1.0, self.time == 4, False, info
+
+    def _shown(self):
+        return np.float32([self.time]), {"action_mask": np.eye(3, dtype=np.int8)[self.time % 3, : self.width]}
+
+
+def gates_in_one(num_envs, mode=AutoresetMode.SAME_STEP, width=3):
+    return gymnasium.vector.SyncVectorEnv([lambda: Gates(width)] * num_envs, autoreset_mode=mode)
+
+
+def gates_on_request(num_envs):
+    return gates_in_one(num_envs, AutoresetMode.DISABLED)
+
+
+FROM_INFO = "env.action_mask_from_info=true"
+
+
+@pytest.mark.parametrize("made_by", ["Gates", "gates_in_one", "gates_on_request"])
+def test_a_mask_in_the_info_forbids_actions_in_training_evaluation_and_use(made_by, small):
+    config = small("env=gym", f"env.id={__name__}:{made_by}", FROM_INFO, "env.previous_action=true")
+    rows = Rollout(make_rollouts(config, policy := fresh_policy(config))).collect()
+    assert torch.equal(rows["action"], rows["observation", "observation"][..., 0].long() % 3)
+    assert torch.equal(rows["observation", "action_mask"].argmax(-1), rows["action"])
+    agent = Agent(policy, config.env)
+    assert agent.evaluate(episodes=2) == [4.0, 4.0]
+    env, state = agent.make_env(), agent.initial_state()
+    observation, info = env.reset()
+    for _ in range(3):
+        action, state = agent.act(observation, state, action_mask=info["action_mask"])
+        observation, _, _, _, info = env.step(action)
+
+
+@pytest.mark.parametrize("made_by", ["Gates", "gates_in_one"])
+def test_a_mask_of_another_shape_is_an_error(made_by, compose):
+    config = compose("env=gym", f"env.id={__name__}:{made_by}", FROM_INFO, "+env.kwargs.width=1").env
+    with pytest.raises(EnvError, match=r"gave the observation 'action_mask' the shape \("):
+        make_batched_env(config, COUNT, seed=0).reset_tensors(None)

@@ -72,7 +72,7 @@ class _Environments(GymnasiumSource):
     """What :meth:`create` makes: single environments, or all in one that is stepped in one call."""
 
     honours = (*GymnasiumSource.honours, "packages", "kwargs")
-    single_only: tuple[str, ...] = ("wrappers", "action_mask_from_info")
+    single_only: tuple[str, ...] = ("wrappers",)
     """Options of single environments, which a vector environment cannot have."""
 
     @abstractmethod
@@ -86,14 +86,15 @@ class _Environments(GymnasiumSource):
             return self.inline([made, *(self.created() for _ in range(num_envs - 1))])
         is_vector = isinstance(made, VectorEnv)
         self.check_single_only("vector environment" if is_vector else "environment of TorchRL")
-        return NativeVectorEnv(made, options.id) if is_vector else made
+        return NativeVectorEnv(made, options.id, options.action_mask_from_info) if is_vector else made
 
     def plain(self) -> gymnasium.Env[Any, Any]:
         """One environment as its user knows it, within the wrappers of the configuration."""
         made = self.created()
         if isinstance(made, gymnasium.Env):
             return self.wrapped(made)
-        return SingleEnv(NativeVectorEnv(made, self.options.id) if isinstance(made, VectorEnv) else made)
+        is_vector, masked = isinstance(made, VectorEnv), self.options.action_mask_from_info
+        return SingleEnv(NativeVectorEnv(made, self.options.id, masked) if is_vector else made)
 
     def check_single_only(self, kind: str) -> None:
         """Rejects options of single environments where all are stepped in one call."""
