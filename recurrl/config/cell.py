@@ -78,7 +78,7 @@ class Mamba2Config(MLSTMConfig):
 
 @dataclass
 class StackConfig(CellConfig):
-    """The last inputs side by side."""
+    """The last inputs, concatenated."""
 
     length: int = option("inputs that the output is computed from, the current one among them", Range(2, 2**16, True))
 

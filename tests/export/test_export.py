@@ -183,6 +183,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(
         export(agent, tmp_path, {}, formats=["h5"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", cell_names())
 def test_every_cell_is_exported(agent_of: AgentOf, tmp_path: Path, cell: str) -> None:
     agent, _ = agent_of(CUE, f"cell={cell}", "cell.num_layers=2")

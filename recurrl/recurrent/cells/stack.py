@@ -1,4 +1,4 @@
-"""The last inputs side by side, without a recurrence: the control for how much memory a task needs.
+"""The last inputs concatenated, without a recurrence: the control for how much memory a task needs.
 
     output = tanh(Σ Wₖ·u[t − k] + b)    u = tanh(E·input + c)    k = 0 … length − 1
 

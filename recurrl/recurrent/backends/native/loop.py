@@ -72,6 +72,11 @@ def sequence(
         output_BTO, states = cell.scan(recurrence, weights, x_BTX, segments.starts_BT, stored_states)
         return output_BTO, tuple(segments.only_ends(state) for state in states)
     if isinstance(cell, MatrixCell):
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                f"backend=native under torch.compile needs gru, lstm or a linear cell (got {cell.name}). Choose "
+                "backend=reference, which the compiler unrolls, or run without torch.compile."
+            )
         access, rest = cell.access(weights, cell.project(weights, x_BTI))
         y, matrices = memories(access, segments.starts_BT, stored_states[0])
         return cell.read(weights, rest, y), (segments.only_ends(matrices),)
