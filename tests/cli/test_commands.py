@@ -42,9 +42,9 @@ def test_what_starts_no_run_is_not_a_sweep(train, tmp_path, shown):
 
 def test_the_help_lists_the_choices_and_the_most_used_keys_and_nothing_runs(train, tmp_path, compose):
     outcome = train("--help").succeeded()
-    lines = outcome.out.splitlines()
+    lines, words = outcome.out.splitlines(), " ".join(outcome.out.split())
     for group in (group for group in GROUPS if group != "env"):
-        assert f"{group}: {', '.join(names(group))}" in lines
+        assert f" {group}: {', '.join(names(group))} " in words
     assert max(map(len, lines)) <= 120
     config = compose()
     keys = [line.partition("#")[0].strip() for line in lines]
@@ -64,7 +64,7 @@ def test_every_key_is_behind_help_all(train, tmp_path):
 def test_the_help_lists_choices_of_a_users_own(train, yamls):
     yamls("cell", "elman")
     cells = ", ".join(sorted({*names("cell"), "elman"}))
-    assert f"cell: {cells}\n" in train("--config-dir", "mine", "--help").out
+    assert f" cell: {cells} " in " ".join(train("--config-dir", "mine", "--help").out.split())
 
 
 LIGHT = """

@@ -6,6 +6,7 @@ import pytest
 from run_files import summary
 
 from recurrl.envs import make_env
+from recurrl.envs.sources import gymnasium as gymnasium_source
 
 ENVIRONMENTS = {
     "LunarLander-v3": ("box2d", ("Box2D",), ("env=gym",)),
@@ -53,6 +54,7 @@ def test_a_run_is_trained_checked_saved_resumed_and_evaluated(
 def test_a_warning_of_mujoco_is_logged_once_and_writes_no_file(compose, tmp_path, caplog, monkeypatch):
     require("mujoco", "mujoco")
     monkeypatch.chdir(tmp_path)
+    gymnasium_source._warn_once.cache_clear()  # other tests make the same environment
     make_env(compose("env=gym", "env.id=HalfCheetah-v5").env, 3, seed=0).close()
     assert [record.message.split("'")[1] for record in caplog.records if "MuJoCo" in record.message] == ["settotalmass"]
     assert not list(tmp_path.iterdir())
