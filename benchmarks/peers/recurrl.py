@@ -27,6 +27,7 @@ def configured(task: Task) -> TrainConfig:
         "env.normalize_reward=false",
         "env.reward_scale=1",
         f"epochs={task.epochs}",
+        "min_epochs_fraction=1",  # the same work as the other loops
         f"lr={task.lr}",
         f"algorithm.gamma={task.gamma}",
         f"algorithm.lmbda={task.lmbda}",
