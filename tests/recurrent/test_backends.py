@@ -35,6 +35,20 @@ SIZES = {  # B, T, I, H
 }
 
 
+def grid(runs):
+    """Each run at each size with each pattern of resets.
+
+    Slow are the combinations of an unusual size and an unusual pattern, but for the cells of which all backends have
+    kernels: the others share their loops and scans.
+    """
+    for run in runs:
+        for name, size in SIZES.items():
+            for pattern in PATTERNS:
+                is_fast = run[0] in TORCH_CELLS or name == "ordinary" or pattern == "random"
+                marks = [] if is_fast else [pytest.mark.slow]
+                yield pytest.param(*run, size, pattern, id="-".join((*run, name, pattern)), marks=marks)
+
+
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
     """Compares elementwise, relative to the element or to a hundredth of the largest one."""
     assert found.keys() == expected.keys()
@@ -48,9 +62,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
         )
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize(("cell", "backend", "recompute"), RUNS)
+@pytest.mark.parametrize(("cell", "backend", "recompute", "size", "pattern"), grid(RUNS))
 def test_a_backend_equals_the_reference(
     cell: str, backend: str, recompute: str, size: tuple[int, ...], pattern: str
 ) -> None:
@@ -121,10 +133,9 @@ def test_every_torchrl_option_matches_torchrl(
     assert_equal(outputs_and_gradients(ours, batch(ours, is_init)), expected)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
 @pytest.mark.parametrize(
-    ("cell", "backend"), [run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[2] == "none"]
+    ("cell", "backend", "size", "pattern"),
+    grid(run[:2] for run in RUNS if run[0] in WITH_DERIVATIVE and run[2] == "none"),
 )
 def test_float32_is_accurate_to_five_digits(cell: str, backend: str, size: tuple[int, ...], pattern: str) -> None:
     """Relative error norm against the reference in float64, from the same float32 numbers."""
